@@ -200,8 +200,7 @@ def test_one_ctrl_c_leaves_the_evaluation_out(name, tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("the signal was kept")
 
-    for function in ("evaluate", "evaluate_games"):
-        monkeypatch.setattr(trainer, function, interrupted)
+    monkeypatch.setattr(trainer, "evaluate", interrupted)
     with pytest.raises(SystemExit, match="130"):
         main(name, tmp_path, total_steps=8)
     assert (tmp_path / "checkpoint" / "last.pt").exists()

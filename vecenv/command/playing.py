@@ -41,7 +41,7 @@ class LoadedPolicy(NamedTuple):
     Attributes:
         envs: A vector env, the caller's to close; of several agents an `AgentsVecEnv`.
         act: A function from observations, tensors, to actions, as `vecenv.learn.evaluate` calls it;
-            of several agents as `evaluate_games` does.
+            of several agents as `evaluate` does.
         name: What trained it.
     """
 
@@ -77,11 +77,11 @@ def play(env: str, policy: Path, episodes: int, **options: Any) -> tuple[dict[st
 
 def _evaluate(act: Callable[..., Any], envs: Any, episodes: int, seed: int) -> dict[str, Any]:
     """Return what `play` does."""
-    from vecenv.learn import evaluate, evaluate_games  # torch, not before there is a policy
+    from vecenv.learn import evaluate  # torch, not before there is a policy
 
+    found = evaluate(act, envs, episodes, seed=seed)
     if not isinstance(envs, AgentsVecEnv):
-        return {"": evaluate(act, envs, episodes, seed=seed)}
-    found = evaluate_games(act, envs, episodes, seed=seed)
+        return {"": found}
     counts = {name: group.num_agents for name, group in envs.groups.items()}
     return {f"{k}, {counts[k]} agent{'s' * (counts[k] > 1)}": x for k, x in found.items()}
 

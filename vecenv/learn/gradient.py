@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -45,22 +45,18 @@ _ALLOWED = {torch.float32: (1e-2, 1e-3), torch.bfloat16: (0.3, 0.1)}
 
 
 class FlatParameters:
-    """The weights of a module that get gradients, `vector` (W,), and these, `gradient` (W,).
+    """The weights of a module that get gradients, `values` (W,), and these, `gradient` (W,).
 
-    The module's parameters become views of `vector`, and their `.grad` views of `gradient`.
+    The module's parameters become views of `values`; `vector` is these as one parameter.
     """
 
     def __init__(self, module: nn.Module):
-        self._module, self.parameters = module, _trained(module)
-        if not self.parameters:
+        self.module, self.parameters = module, _trained(module)
+        kinds = {(str(p.dtype), str(p.device)) for p in self.parameters.values()}
+        if len(kinds) != 1 or next(iter(kinds))[0] != "torch.float32":
             raise ValueError(
-                f"{type(module).__name__} has no parameter with requires_grad, expected one"
-            )
-        kinds = {(p.dtype, p.device) for p in self.parameters.values()}
-        if len(kinds) > 1 or next(iter(kinds))[0] != torch.float32:
-            raise ValueError(
-                f"the parameters are {sorted(map(str, kinds))}, expected torch.float32 on one "
-                "device; to compute in bfloat16 pass dtype=torch.bfloat16"
+                f"the parameters with requires_grad are {sorted(kinds) or 'none'}, expected some, "
+                "torch.float32 on one device; to compute in bfloat16 pass dtype=torch.bfloat16"
             )
         with torch.no_grad():
             self.values = torch.cat([p.reshape(-1) for p in self.parameters.values()])
@@ -76,7 +72,7 @@ class FlatParameters:
         return [(name, piece.view(p.shape)) for (name, p), piece in pairs]
 
     def _find_places(self) -> dict[str, tuple[int, int]]:
-        return {name: (id(p), p.data_ptr()) for name, p in _trained(self._module).items()}
+        return {name: (id(p), p.data_ptr()) for name, p in _trained(self.module).items()}
 
     def check(self) -> None:
         """Raise RuntimeError if the module has other parameters, or these other memory, now."""
@@ -118,7 +114,8 @@ class Gradient:
     for batches of another size, calls go through autograd. What can't be compiled does so from the
     first call on: a loss that has effects, draws random numbers, or reads tensors that are in
     neither module nor batch. Calls 1, 2, 100 and every thousandth are compared with autograd, which
-    takes over where they differ.
+    takes over where they differ: these alone find numbers that the loss reads by other means than
+    names, such as `getattr`.
 
     Args:
         module: What the loss differentiates: its parameters with `requires_grad`, float32.
@@ -130,7 +127,6 @@ class Gradient:
             rows of the batch, all weighted by ``batch.weights`` or ``batch["weights"]`` if there
             are such, with nothing in them that depends on several rows.
         dtype: What to compute in, float32 or bfloat16 (as `torch.autocast` does), by dtype or name.
-        allow_unused: Names of parameters that the loss may leave without a gradient; they get zero.
         ranks: Processes that compute gradients of the same weights at the same time: gradient, loss
             and scalars are means over the rows of all their batches, counted as for `threads`.
         deferred: Do not wait in each call to see whether loss and gradient are finite: where they
@@ -155,23 +151,20 @@ class Gradient:
         compile: bool = False,
         threads: int = 1,
         dtype: torch.dtype | str = torch.float32,
-        allow_unused: Iterable[str] = (),
         ranks: Ranks | None = None,
         deferred: bool = False,
         log: Callable[[str], Any] | None = None,
     ):
-        if not isinstance(compile, bool):
-            raise ValueError(f"compile is {compile!r}, expected True or False")
-        if threads not in (1, 2):
-            raise ValueError(f"threads is {threads!r}, expected 1 or 2")
-        self._dtype: Any = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-        if self._dtype not in _ALLOWED:
-            raise ValueError(f"dtype is {dtype}, expected torch.float32 or torch.bfloat16")
+        self._dtype: Any = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+        if not isinstance(compile, bool) or threads not in (1, 2) or self._dtype not in _ALLOWED:
+            raise ValueError(
+                f"compile is {compile!r}, expected True or False; threads is {threads!r}, expected "
+                f"1 or 2; dtype is {dtype}, expected torch.float32 or torch.bfloat16"
+            )
         self._weights = FlatParameters(module)
         self.module, self.loss, self.reason = module, loss, ""
         self.path: str | None = None if compile else "autograd"
-        self._threads, self._is_deferred = threads, deferred
-        self._allow_unused, self._ranks = frozenset(allow_unused), ranks or Ranks()
+        self._threads, self._is_deferred, self._ranks = threads, deferred, ranks or Ranks()
         self._log = log or logging.getLogger("vecenv.learn").info
         with torch.inference_mode(mode=False):  # calls that were not finite, since `check`
             self._num_refused = self._weights.gradient.new_zeros((), dtype=torch.int64)
@@ -193,7 +186,7 @@ class Gradient:
     def __call__(self, batch: Any) -> dict[str, Tensor]:
         """Overwrite `.grad` of the parameters; return "loss" and the scalars, detached tensors ().
 
-        `batch` is what the loss takes: tensors (B, ...) in any nest of dicts, tuples and objects.
+        `batch` is what the loss takes: tensors (B, ...) in any nest of dicts, tuples and batches.
 
         Raises:
             FloatingPointError: The loss or a gradient is not finite; no `.grad` is left for an
@@ -219,7 +212,14 @@ class Gradient:
                 self._num_refused.add_(is_wrong := ~torch.isfinite(total))
                 weights.gradient.masked_fill_(is_wrong, 0.0)
         elif not math.isfinite(total):
-            self._refuse(scalars["loss"], tensors)
+            weights.give(is_finite=False)
+            found = {name: (~torch.isfinite(x)).nonzero() for name, x in tensors.items()}
+            wrong = [f"{name} at {tuple(at[0].tolist())}" for name, at in found.items() if len(at)]
+            raise FloatingPointError(
+                f"the loss is {float(scalars['loss'])} in call {self._num_calls}, or its gradient "
+                f"is not finite; not finite in the batch: {', '.join(wrong) or 'nothing'}. No "
+                f"weight has changed, and no gradient is left to apply. {_LOOK_FOR}"
+            )
         weights.give()
         return scalars
 
@@ -233,9 +233,9 @@ class Gradient:
 
     def _compile(self, batch: Any) -> None:
         """Compile for batches like this one, or decide on autograd."""
-        given: Any = {"dtype": self._dtype, "threads": self._threads, "log": self._log}
+        given = self._weights, self.loss, batch, self._dtype, self._threads, self._log
         try:
-            self._compiled = CompiledGradient(self.module, self.loss, self._weights, batch, **given)
+            self._compiled = CompiledGradient(*given)
         except Refusal as refusal:
             self._decide_on_autograd(str(refusal))
         else:
@@ -300,17 +300,15 @@ class Gradient:
             found = read_result(self.loss(self.module, batch))
             if found["loss"].requires_grad:
                 found["loss"].backward(inputs=[*parameters.values()])
-        grads = {name: p.grad for name, p in parameters.items()}
-        unused = [name for name in grads if grads[name] is None and name not in self._allow_unused]
-        if unused:
+        if unused := [name for name, p in parameters.items() if p.grad is None]:
             raise ValueError(
                 f"{', '.join(unused)}: the loss gives no gradient to these parameters; use them in "
-                "the loss, freeze them with requires_grad_(False), or name them in allow_unused"
+                "the loss, or freeze them with requires_grad_(False)"
             )
         with torch.no_grad():
-            for name, view in self._weights.named(self._weights.gradient):
-                grad = grads[name]
-                view.copy_(view.new_zeros(()) if grad is None else grad.to_dense())
+            grads: list[Any] = [p.grad for p in parameters.values()]
+            flat = [grad.to_dense().reshape(-1) for grad in grads]
+            torch.cat(flat, out=self._weights.gradient)
         return {name: value.detach() for name, value in found.items()}
 
     @torch.no_grad()
@@ -327,20 +325,6 @@ class Gradient:
         means = parts[:-1] / parts[-1]
         gradient.copy_(means[: len(gradient)])
         return dict(zip(scalars, means[len(gradient) :].unbind(), strict=True))
-
-    def _refuse(self, loss: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Raise because of what is not finite, and leave no gradient."""
-        found = self._weights.named(self._weights.gradient)
-        names = [name for name, grad in found if not torch.isfinite(grad).all()]
-        self._weights.give(is_finite=False)
-        places = {name: (~torch.isfinite(x)).nonzero() for name, x in tensors.items()}
-        wrong = [f"{name} at {tuple(at[0].tolist())}" for name, at in places.items() if len(at)]
-        batch = f"not finite in the batch: {', '.join(wrong)}" if wrong else "the batch is finite"
-        raise FloatingPointError(
-            f"the loss is {float(loss)} in call {self._num_calls}, and the gradients of "
-            f"{', '.join(names) or 'no parameters'} are not finite; {batch}. No weight has "
-            f"changed, and no gradient is left to apply. {_LOOK_FOR}"
-        )
 
 
 # -- what pays at which size of batches and networks; docs/learner.md has the measurements ---------
@@ -380,9 +364,8 @@ def quick_products(
 ) -> Iterator[None]:
     """Let torch compute products of many rows by oneDNN inside of ``with``.
 
-    It sets `torch.set_float32_matmul_precision("medium")`, which lets processors that have
-    instructions for it round to bfloat16. On these, on a `device` that is not the CPU, and where
-    neither `num_rows` are many nor `num_weights` of the layers times these, nothing is set; so
+    It sets `torch.set_float32_matmul_precision("medium")` on the CPU where `num_rows` are many, or
+    `num_weights` of the layers times these, unless the processor would round to bfloat16 then: so
     results have the error of float32 everywhere.
     """
     is_many = num_rows >= _ROWS or num_rows * num_weights >= _PRODUCTS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,28 +92,24 @@ class Moments(nn.Module):
         num_lead = x.ndim - len(self.shape)
         if num_lead < 0 or x.shape[num_lead:] != self.shape:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., *{self.shape})")
-        lead, rows = x.shape[:num_lead], x.reshape(-1, *self.shape)
+        lead, rows = x.shape[:num_lead], x.reshape(-1, *self.shape).double()
         if mask is not None:
             if mask.shape != lead or mask.dtype != torch.bool:
                 found = f"{mask.dtype} {tuple(mask.shape)}"
                 raise ValueError(f"mask is {found}, expected bool {tuple(lead)}: one per row of x")
             rows = rows[mask.reshape(-1).to(rows.device)]
-        rows = rows.double()
-        mean = rows.mean(0) if len(rows) else torch.zeros_like(self.mean, dtype=torch.float64)
-        own = len(rows), mean, (rows - mean).square().sum(0)
-        parts: list[Any] = [own]
-        if ranks is not None and ranks.size > 1:
-            parts = ranks.gather((own[0], mean.cpu(), own[2].cpu()))
-        before = int(self.count)
+        mean = rows.sum(0) / max(len(rows), 1)
+        own = len(rows), mean.cpu(), (rows - mean).square().sum(0).cpu()
+        before, device = int(self.count), self.mean.device
         state = before, self.mean.double(), self.variance.double() * before
-        for number, *part in parts:
+        for number, *part in [own] if ranks is None else ranks.gather(own):
             if number:
-                state = joined(*state, number, *(moment.to(self.mean.device) for moment in part))
+                state = joined(*state, number, *(moment.to(device) for moment in part))
         count, mean, squares = state
         if count == before:
             return
         mean, variance = mean.to(self.mean), (squares / count).to(self.variance)
-        if not (torch.isfinite(mean).all() and torch.isfinite(variance).all()):
+        if not torch.isfinite(torch.stack([mean, variance])).all():
             raise ValueError(
                 "x has NaN or infinity, or numbers too large to be squared, among the rows that "
                 "count; look for the env that returns them, or leave them out with `mask`"

@@ -70,11 +70,7 @@ class Ranks:
         return ranks
 
     def share_of(self, count: int) -> int:
-        """Return how many of `count` envs each rank has; its first is `rank` times as many.
-
-        Raises:
-            ValueError: They can't be split evenly.
-        """
+        """Return how many of `count` envs each rank has; ValueError if they can't be split."""
         if count % self.size:
             what = f"{count} envs can't be split evenly among {self.size} ranks"
             raise ValueError(f"{what}; give a multiple")
@@ -98,24 +94,24 @@ class Ranks:
         return found[0]
 
     @torch.no_grad()
-    def normalize_(self, x: Tensor, weights: Tensor | None = None, epsilon: float = 1e-8) -> Tensor:
+    def normalize_(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Give x mean 0 and standard deviation 1 over the rows of all ranks, in place.
 
-        `x` and `weights` are float32 (...), weights 1 of the rows that count, else 0; `epsilon` is
-        added to the standard deviation.
+        `x` and `weights` are float32 (...), weights 1 of the rows that count, else 0.
         """
-        own = torch.ones_like(x) if weights is None else weights
-        count, total = self.sum_(torch.stack([own.sum(), (own * x).sum()]).double())
-        x -= (total / count).to(x.dtype)
-        squares = self.sum_((own * x.square()).sum().double())
-        return x.div_((squares / (count - 1).clamp(min=1)).sqrt().to(x.dtype) + epsilon)
+        mean, variance = self._moments(x, torch.ones_like(x) if weights is None else weights)
+        return x.sub_(mean.to(x.dtype)).div_(variance.sqrt().to(x.dtype) + 1e-8)
 
     @torch.no_grad()
     def variance(self, x: Tensor) -> Tensor:
         """Return the variance float64 () of the numbers of all ranks, as `x.var()` of one."""
-        x = x.double().flatten()
-        count, total = self.sum_(torch.stack([x.new_tensor(x.numel()), x.sum()]))
-        return self.sum_((x - total / count).square().sum()) / (count - 1)
+        return self._moments(x, torch.ones_like(x))[1]
+
+    def _moments(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        x, weights = x.double(), weights.double()
+        count, total = self.sum_(torch.stack([weights.sum(), (weights * x).sum()]))
+        squares = self.sum_((weights * (x - total / count).square()).sum())
+        return total / count, squares / (count - 1).clamp(min=1)
 
     def close(self) -> None:
         """Leave the others. May be called twice."""

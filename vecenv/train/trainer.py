@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, cuda
 
 from vecenv import RayVectorEnv, learn, make_vec
-from vecenv.agents import AgentsVecEnv
-from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate, evaluate_games
+from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate
 from vecenv.train.options import OptionsError, is_on_device, make_placed, named
 from vecenv.train.policy import env_of, load_agent, save_spaces
 from vecenv.wrappers import RecordInfos
@@ -152,7 +151,7 @@ class Trainer:
 
     def capture(self, *names: str, **given: Any) -> None:
         """Let methods be replayed as CUDA graphs from here on; `given` as of `Graph`."""
-        given |= {"log": print, "is_timed": self.options.profile}
+        given |= {"log": print}
         for name in names:
             self.graphs[name] = Graph(getattr(self, name), self.options.device, **given)
             setattr(self, name, self.graphs[name])
@@ -169,8 +168,7 @@ class Trainer:
                 if any(self.ranks.gather(run.should_stop or stops)):
                     break
                 before = self.steps
-                with run.updating(self.num_updates + 1, before):
-                    scalars = self.update()
+                scalars = self.update()
                 run.add_episodes(self.steps, self.episodes)
                 stops = any([self.on_update(scalars), *map(self.on_episode, self.episodes)])
                 if before // every < self.steps // every:
@@ -267,8 +265,8 @@ class Trainer:
                 return None
             act = partial(act, sample=True) if sample else act
             first = 1_000_000 + options.seed if seed is None else seed
-            play = evaluate_games if isinstance(envs, AgentsVecEnv) else evaluate
-            return play(act, envs, episodes, seed=first, device=getattr(options, "device", "cpu"))
+            device = getattr(options, "device", "cpu")
+            return evaluate(act, envs, episodes, seed=first, device=device)
 
     @staticmethod
     def check_options(options: Any) -> None:
@@ -320,8 +318,8 @@ class Trainer:
                 envs.timing.enable()
             trainer.train(run)
             if options.profile and envs.timing.total_ns:
-                told = learn.describe_graphs(trainer.graphs)  # of graphs the device says it
-                note = told and f"\nof these the table has the first calls only:\n{told}"
+                names = ", ".join(trainer.graphs)  # calls that are replayed are not timed
+                note = names and f"\nof {names}, CUDA graphs, the table has the first calls only"
                 print(f"{envs.timing.report()}{note}")
             trainer.finish(run)
             if isinstance(envs, RecordInfos) and (missing := envs.missing):
