@@ -94,9 +94,7 @@ def test_lines_and_episodes_after_the_checkpoint_are_cut(options):
     assert [line["x"] for line in lines(options)] == [10, 20, 31]
 
 
-def test_scalars_go_to_tensorboard_too_or_the_log_says_that_it_is_missing(
-    options, monkeypatch, caplog
-):
+def test_scalars_go_to_tensorboard_too_or_a_sentence_says_that_it_is_missing(options, monkeypatch):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -108,8 +106,8 @@ def test_scalars_go_to_tensorboard_too_or_the_log_says_that_it_is_missing(
         run.log(20, {"losses/x": 0.125})
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "torch.utils.tensorboard", None)
-        resume(options, tensorboard=True).close()
-    assert caplog.text.count("tensorboard is missing: pip install") == 1
+        with pytest.raises(RunError, match="tensorboard is missing: pip install"):
+            resume(options, tensorboard=True)
     events = EventAccumulator(str(options.folder)).Reload().Scalars("losses/x")
     assert [(event.step, event.value) for event in events] == [(10, 0.5), (20, 0.125)]
 
@@ -249,7 +247,7 @@ def test_a_run_killed_between_writing_the_best_checkpoint_and_the_last_finds_it_
     with begin(options) as run:
         run.save({"steps": 1}, score=1.0)
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr("vecenv.learn.checkpoint.save_checkpoint", killed)
+            patched.setattr("vecenv.learn.run.save_checkpoint", killed)
             run.save({"steps": 2}, score=2.0)
     assert load_checkpoint(last)["state"]["steps"] == 1
     assert load_checkpoint(best)["state"]["steps"] == 2
@@ -312,7 +310,7 @@ def test_a_folder_with_a_run_is_neither_overwritten_nor_mixed_up(options):
         assert run.read_json("gradient") == {"path": "compiled"}
         assert run.read_json("other") is None
     moved = options.folder.rename(options.folder.with_name("moved"))
-    with resume(Options(moved, 0.5)) as run:
+    with resume(Options(moved, 0.5), may_change=["folder"]) as run:
         assert run.restore({}) == {"steps": 1}
     with begin(Options(moved), overwrite=True) as run:
         assert run.restore({}) is None
@@ -458,8 +456,14 @@ def test_values_come_back_with_their_types(tmp_path):
             torch.zeros(0, 3, dtype=torch.bool),
             torch.ones(2, requires_grad=True),
         ],
-        "arrays": (record, np.array("text"), np.float16(0.5), np.array(["2020"], "M8[Y]")),
-        "numbers": {1: 2**130, (2, "a"): -0.5, None: float("inf"), False: ""},
+        "arrays": (record, np.array("text"), np.array(["2020"], "M8[Y]")),
+        "numbers": {
+            1: 2**130,
+            "numpy": np.float16(0.5),
+            (2, "a"): -0.5,
+            None: float("inf"),
+            False: "",
+        },
         "bytes": b"\0\1",
     }
     save_checkpoint(tmp_path / "x", content)
@@ -522,7 +526,7 @@ def test_files_that_are_no_checkpoints_are_refused(content, message, tmp_path):
     [
         (
             lambda: {"module": torch.nn.Linear(3, 4)},
-            "fit module: .* Missing key.s. in state_dict: .weight",
+            "fit module: .* Missing key.* .weight",
         ),
         (
             lambda: {"module": make_parts(5)["module"]},

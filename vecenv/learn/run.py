@@ -25,8 +25,14 @@ from rich.progress import Progress
 
 import vecenv
 from vecenv.files import whole_file, write_json
-from vecenv.learn import checkpoint
-from vecenv.learn.checkpoint import CheckpointError, RunError
+from vecenv.learn.checkpoint import (
+    CheckpointError,
+    RunError,
+    load_checkpoint,
+    restore_parts,
+    save_checkpoint,
+    states_of,
+)
 from vecenv.timing.report import new_figure
 
 __all__ = ["Run", "draw_curve", "load_options"]
@@ -39,31 +45,29 @@ _logger = logging.getLogger("vecenv")
 
 
 class Run:
-    """The folder of one training.
+    """The folder of one training, see docs/runs.md.
 
     In it are `options.json`, see `load_options`; `metrics.jsonl`, a line of JSON per `log`;
-    `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`, each replaced as a whole; files of
-    TensorBoard, if asked for; `curve.png`; and what `write_json` writes. docs/runs.md has a whole
-    training. In a `with` statement, the first SIGINT (Ctrl-C) or SIGTERM sets `should_stop`
-    instead of ending the program: the loop saves and ends by itself.
+    `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`; `curve.png`; and what `write_json`
+    writes. In a `with` statement, the first SIGINT (Ctrl-C) or SIGTERM sets `should_stop` instead
+    of ending the program: the loop saves and ends by itself.
 
     Args:
         folder: Made if it is not there.
         options: A dataclass or a dict.
-        resume: Go on from the last checkpoint: `restore` returns it, lines of the metrics
-            that are later are cut. Where there is none yet, the run begins anew.
-        may_change: Names of options that a resumed run may be given other values of, such as
-            "total_steps". All others have to be as they were, but "resume", which is not kept.
+        resume: Go on from the last checkpoint: `restore` returns it, later lines of the metrics
+            are cut. Where there is none yet, the run begins anew.
+        may_change: Names of options that a resumed run may be given other values of. All others
+            have to be as they were, but "resume", which is not kept.
         save_every: Env steps between two checkpoints, for `is_due`; 0 for none on the way.
-        tensorboard: Write the scalars for TensorBoard, too; if it is missing, the log says so.
+        tensorboard: Write the scalars for TensorBoard, too.
         overwrite: Delete an earlier run in this folder, which is an error otherwise.
 
     Attributes:
         folder: The folder.
         should_stop: Whether a signal has asked for the end.
         best_score: The highest score of `save`; None if it was given none.
-        not_restored: Of `restore`: names of vector envs that have to be reset, as they could not
-            be saved or loaded, and why.
+        not_restored: Of `restore`: names of vector envs that have to be reset, and why.
         curve_steps, curve_returns: Lists of all that `add_episodes` was given.
 
     Raises:
@@ -87,13 +91,13 @@ class Run:
         self.best_score: float | None = None
         self.not_restored: dict[str, str] = {}
         self.curve_steps, self.curve_returns = list[int](), list[float]()
-        self._options = options_as_plain(options)
+        self._options = _as_plain(options)
         self._options.pop("resume", None)  # of this session, not of the run
         self._may_change, self._handlers = frozenset(may_change), dict[int, Any]()
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
-        self._unsaved = set[str]()  # parts that the log has told of
-        self._due_at, self._board = 0, None  # steps of the last checkpoint
+        self._unsaved, self._due_at = set[str](), 0  # told in the log; steps of the last checkpoint
+        writer = _board_writer() if tensorboard else None
         try:
             (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.folder)
@@ -106,8 +110,8 @@ class Run:
         except OSError as error:
             where, reason = error.filename or self.folder, error.strerror or error
             raise RunError(f"{where}: {reason}; choose another folder with --save") from error
-        if tensorboard:
-            self._open_board()
+        first = None if self._saved is None else self._due_at + 1  # it hides later steps
+        self._board = writer and writer(str(self.folder), purge_step=first)
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
@@ -136,24 +140,23 @@ class Run:
 
     def _check_options(self) -> None:
         """Refuse to resume a run with other options."""
-        path, had = self.folder / OPTIONS_FILE, self.read_json("options")
+        own, had = self._options, self.read_json("options") or self._options
         had = had if isinstance(had, dict) else {}
-        for name in sorted({**self._options, **had}.keys() - self._may_change) if had else ():
-            before, now = (json.dumps(x.get(name, "(nothing)")) for x in (had, self._options))
-            is_folder = now == json.dumps(str(self.folder))  # it may have been moved as a whole
-            if before != now and not is_folder:
+        for name in sorted({**own, **had}.keys() - self._may_change):
+            before, now = (json.dumps(x.get(name, "(nothing)")) for x in (had, own))
+            if before != now:
                 raise RunError(
-                    f"{path} is of a run with {name} = {before:.200}, this one has {now:.200}: "
-                    "give the same options (load_options reads them), or another folder"
+                    f"{self.folder / OPTIONS_FILE} is of a run with {name} = {before:.200}, this "
+                    f"one has {now:.200}: give the same options (load_options reads them), or "
+                    "another folder"
                 )
 
     def _take_over(self, path: Path) -> int:
         """Read the last checkpoint; return the length of the metrics then."""
-        saved = checkpoint.load_checkpoint(path)
+        saved = load_checkpoint(path)
         try:
             steps, returns = (column.tolist() for column in saved["curve"])
-            pairs = [(int(k), float(x)) for k, x in zip(steps, returns, strict=True)]
-            self.curve_steps, self.curve_returns = [p[0] for p in pairs], [p[1] for p in pairs]
+            self.curve_steps, self.curve_returns = [*map(int, steps)], [*map(float, returns)]
             best, self._earlier_s = saved["best_score"], float(saved["seconds"])
             self.best_score = None if best is None else float(best)
             self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
@@ -167,8 +170,6 @@ class Run:
             told = "%s was written with %s, this is %s: the run goes on, but not bit for bit"
             _logger.warning(told, path, saved.get("versions"), own)
         return size
-
-    # -- signals ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Run:
         self._owner = os.getpid()
@@ -212,20 +213,17 @@ class Run:
         return shlex.join([*(word for word in words if word != "--resume"), "--resume"])
 
     def progress(
-        self, name: str, steps: int, total_steps: int, *, rollout_steps: int = 1, is_shown=True
+        self, name: str, steps: int, total: int, *, rollout_steps: int = 1, is_shown: bool = True
     ) -> StepsBar:
         """Return a `StepsBar` for a `with` statement around the loop; say if no steps are left.
 
-        `name` is told beside the bar, of `steps` env steps made so far out of `total_steps`. An
-        update takes `rollout_steps`; where fewer are left there is none. Unless `is_shown`, as for
-        processes beside the first, nothing is printed.
+        `name` is told beside the bar, of `steps` env steps made so far out of `total`. An update
+        takes `rollout_steps`. Unless `is_shown` nothing is printed.
         """
-        if is_shown and 0 < total_steps < steps + rollout_steps:
-            made = f"{self.folder}: {steps} of {total_steps} steps are made, an update takes"
+        if is_shown and 0 < total < steps + rollout_steps:
+            made = f"{self.folder}: {steps} of {total} steps are made, an update takes"
             print(f"{made} {rollout_steps}: give a larger --total-steps to train", flush=True)  # noqa: T201
-        return StepsBar(name, steps, total_steps, is_shown)
-
-    # -- scalars ---------------------------------------------------------------------------------
+        return StepsBar(name, steps, total, is_shown)
 
     @property
     def seconds(self) -> float:
@@ -250,21 +248,8 @@ class Run:
         for name, value in numbers.items() if self._board is not None else ():
             self._board.add_scalar(name, value, int(steps))
 
-    def _open_board(self) -> None:
-        """Begin to write for TensorBoard, if it is there; it hides what it has of later steps."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            _logger.warning("tensorboard is missing: pip install 'vecenv[tensorboard]'")
-        else:
-            first = None if self._saved is None else self._due_at + 1
-            self._board = SummaryWriter(str(self.folder), purge_step=first)
-
     def add_episodes(self, steps: int, returns: Any) -> None:
-        """Add episodes that have ended to the learning curve, which is part of the checkpoint.
-
-        `steps` are env steps made so far; `returns` of each episode, a tensor, array or list (E,).
-        """
+        """Add the returns (E,) of episodes that have ended after so many env steps to the curve."""
         values = torch.as_tensor(returns, dtype=torch.float64).flatten().tolist()
         self.curve_steps.extend([int(steps)] * len(values))
         self.curve_returns.extend(values)
@@ -276,10 +261,10 @@ class Run:
 
     def draw_curve(self, title: str = "", baselines: Mapping[str, float] | None = None) -> None:
         """Draw the returns of `add_episodes` into `curve.png`, if matplotlib is there."""
-        path, curve = self.folder / "curve.png", (self.curve_steps, self.curve_returns)
+        path, given = self.folder / "curve.png", {"title": title, "baselines": baselines}
         try:
-            if curve[0]:
-                draw_curve(*curve, path, title=title, baselines=baselines)
+            if self.curve_steps:
+                draw_curve(self.curve_steps, self.curve_returns, path, **given)
         except ImportError as error:
             _logger.warning("%s has not been drawn: %s", path, error)
 
@@ -302,15 +287,13 @@ class Run:
         return self.save_every > 0 and steps // self.save_every > self._due_at // self.save_every
 
     def save(self, state: Mapping[str, Any], *, score: float | None = None) -> Path:
-        """Write the last checkpoint, and the best one if its score is the highest so far.
-
-        The global random streams of torch, NumPy and Python and the learning curve are saved, too.
+        """Write the last checkpoint, each as a whole, and the best one if no score was higher.
 
         Args:
             state: Env steps made so far as "steps", and by name objects with a `state_dict`
                 (modules, optimizers, schedulers, buffers, vector envs), generators of torch and
                 NumPy, and plain values: tensors, arrays, numbers, strings, bytes, None, dicts,
-                lists, tuples. Of vector envs that can't be saved the log and `restore` say why.
+                lists, tuples. Global random streams are saved, too.
             score: Of an evaluation, higher is better; None if there was none.
 
         Returns:
@@ -325,7 +308,7 @@ class Run:
         scores = [-math.inf if x is None else float(x) for x in (score, self.best_score)]
         is_best = scores[0] > scores[1]  # never of NaN
         content = {
-            **checkpoint.states_of(state),
+            **states_of(state),
             "options": self._options,
             "versions": _versions(),
             "curve": (np.array(self.curve_steps, np.int64), np.array(self.curve_returns)),
@@ -339,8 +322,8 @@ class Run:
             self._unsaved.add(name)
         try:
             if is_best:  # first: killed in between, the run goes on and finds it the best again
-                checkpoint.save_checkpoint(self.folder / _BEST, content)
-            checkpoint.save_checkpoint(last, content)
+                save_checkpoint(self.folder / _BEST, content)
+            save_checkpoint(last, content)
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint of step {steps} can't be written: {error}; the one before is "
@@ -354,9 +337,8 @@ class Run:
     def restore(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
         """Bring objects into the state of the last checkpoint, if the run is resumed and has one.
 
-        The global random streams go on from where they were, too: call it after all that draws from
-        them has been made. `parts` are objects by the names that `save` was given them under; their
-        states are dropped then, as buffers are large.
+        `parts` are objects by the names that `save` was given them under. Global random streams go
+        on from where they were, too: call it after all that draws from them has been made.
 
         Returns:
             The rest of what `save` was given; None if the run begins anew.
@@ -366,7 +348,7 @@ class Run:
         """
         if self._saved is None:
             return None
-        self.not_restored = checkpoint.restore_parts(parts, self._saved, self.folder / _LAST)
+        self.not_restored = restore_parts(parts, self._saved, self.folder / _LAST)
         return dict(self._saved["state"])
 
 
@@ -407,6 +389,15 @@ def _lock(folder: Path) -> Any:
     return file
 
 
+def _board_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        needed = "tensorboard is missing: pip install 'vecenv[tensorboard]'"
+        raise RunError(needed) from None
+    return SummaryWriter
+
+
 def _with_nulls(value: Any) -> Any:
     """Return plain values as JSON can have them, which has no NaN."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
@@ -423,8 +414,7 @@ def load_options(folder: str | Path, kind: type[T]) -> T:
     """Return the options that the run in a folder was begun with, `kind` being their dataclass.
 
     Paths and tuples in them come back as the fields' annotations say. Fields that the file lacks
-    have their default; so a resumed run can begin with these as defaults of its command line:
-    `tyro.cli(Options, default=load_options(folder, Options))`.
+    have their default: `tyro.cli(Options, default=load_options(folder, Options))`.
 
     Raises:
         ValueError: The file holds something else than these options; the sentence names it.
@@ -443,19 +433,22 @@ def load_options(folder: str | Path, kind: type[T]) -> T:
         ) from error
 
 
-def options_as_plain(options: Any) -> dict[str, Any]:
-    """Return options, a dataclass or a dict, as what JSON has; TypeError if they have more."""
-    found: Any = options if isinstance(options, dict) else getattr(options, "__dict__", None)
-    if found is None or isinstance(options, type):
-        raise TypeError(f"options is {type(options).__name__}, expected a dataclass or a dict")
-    return json.loads(json.dumps(found, default=_plain))
-
-
-def _plain(value: Any) -> str:
+def _path_text(value: Any) -> str:
     if isinstance(value, PurePath):
         return str(value)
-    what = "expected numbers, strings, bools, None, paths, and lists, tuples and dicts of them"
-    raise TypeError(f"an option is {type(value).__name__}, {what}")
+    raise TypeError
+
+
+def _as_plain(options: Any) -> dict[str, Any]:
+    """Return options, a dataclass or a dict, as what JSON has; TypeError if they have more."""
+    found: Any = options if isinstance(options, dict) else getattr(options, "__dict__", None)
+    try:
+        return dict(json.loads(json.dumps(found, default=_path_text)))
+    except TypeError:
+        raise TypeError(
+            f"options is {options!r:.200}, expected a dataclass or a dict of numbers, strings, "
+            "bools, None, paths, and lists, tuples and dicts of them"
+        ) from None
 
 
 def _revived(value: Any, hint: Any) -> Any:
@@ -490,8 +483,7 @@ def draw_curve(
     """Draw the returns of episodes over env steps, with their moving average, into a picture.
 
     `steps` (E,) are env steps made when each episode ended, ascending, `returns` (E,) the return of
-    each, `path` a .png, .svg or .pdf, `baselines` returns of other policies by their names. The
-    average is over the last 20 episodes, or the last hundredth of them.
+    each, `path` a .png, .svg or .pdf, `baselines` returns of other policies by their names.
 
     Raises:
         ImportError: matplotlib is missing (`pip install vecenv[plots]`).
