@@ -116,17 +116,6 @@ def test_the_interval_is_students(count, quantile):
     assert result.ci95 == pytest.approx(quantile * std / math.sqrt(count), rel=2e-3)
 
 
-def test_the_log_says_once_that_an_episode_does_not_end(monkeypatch, caplog):
-    import vecenv.learn.evaluation
-
-    monkeypatch.setattr(vecenv.learn.evaluation, "_LONG", 5)
-    envs = SyncVectorEnv(counters([3, 30]))
-    assert evaluate(zeros, envs, 2).lengths == (3, 30)
-    envs.close()
-    (record,) = caplog.records
-    assert "an episode has lasted 5 steps;" in record.getMessage()
-
-
 def test_a_single_episode_has_no_interval():
     result = evaluate(zeros, lambda: CounterEnv(length=2), 1, backend="sync")
     assert math.isnan(result.std) and math.isnan(result.ci95)

@@ -247,7 +247,7 @@ def test_a_run_killed_between_writing_the_best_checkpoint_and_the_last_finds_it_
     with begin(options) as run:
         run.save({"steps": 1}, score=1.0)
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr("vecenv.learn.run.save_checkpoint", killed)
+            patched.setattr("vecenv.learn.checkpoint.save_checkpoint", killed)
             run.save({"steps": 2}, score=2.0)
     assert load_checkpoint(last)["state"]["steps"] == 1
     assert load_checkpoint(best)["state"]["steps"] == 2
@@ -330,7 +330,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(options, caplog):
 def test_a_run_of_other_versions_goes_on_with_a_warning(options, caplog, monkeypatch):
     with begin(options) as run:
         run.save({"steps": 1})
-    monkeypatch.setattr("vecenv.__version__", "9.9")
+    monkeypatch.setattr("vecenv.learn.run._VERSIONS", {"vecenv": "9.9"})
     with resume(options) as run:
         assert run.restore({}) == {"steps": 1}
     assert "was written with {'vecenv': '0.1.0'" in caplog.text and "not bit for bit" in caplog.text

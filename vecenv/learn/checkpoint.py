@@ -1,8 +1,8 @@
 """Checkpoints: the state of a training in a file that is written whole and read unbelieved.
 
-A file is one of `torch.save`, which `torch.load` reads with `weights_only=True`. Bytes in a state,
-which is what pickled envs are, are signed with a key that this user alone has, and read only if the
-signature is right: unpickling runs code, so nobody else's pickles are given to anything that would.
+A file is one of `torch.save`, read with `weights_only=True`. Bytes, which is what pickled envs are,
+are signed with a key that this user alone has, and read only if the signature is right: unpickling
+runs code, so nobody else's pickles are given to anything that would.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ from torch import Tensor, nn
 from vecenv.core.errors import EnvStateError
 from vecenv.files import whole_file
 
-__all__ = [
-    "CheckpointError", "RunError", "load_checkpoint", "restore_parts", "save_checkpoint",
-    "states_of",
-]  # fmt: skip
+__all__ = ["CheckpointError", "RunError", "load_checkpoint", "save_checkpoint"]
 
 FORMAT = "vecenv checkpoint 4"
 _MARK = "\0what"  # key of a dict that stands for an array (None) or bytes (a signature)

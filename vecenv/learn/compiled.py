@@ -107,8 +107,7 @@ class CompiledGradient:
     """
 
     def __init__(self, weights: Any, loss: Any, batch: Any, dtype: Any, threads: int, log: Any):
-        module, columns, self._names = weights.module, dict(columns_of(batch)), list[str]()
-        self._weights = weights
+        self._weights, module, columns = weights, weights.module, dict(columns_of(batch))
         for name, x in columns.items():
             if not isinstance(x, (Tensor, *_PLAIN)):
                 kind = type(x).__name__
@@ -184,11 +183,11 @@ class CompiledGradient:
             params = dict(self._weights.named(vector))
             grads, (_, values) = grad_and_value(scalar_loss, has_aux=True)(params)
             gradient = torch.cat([grad.reshape(-1) for grad in grads.values()])
+            values = torch.cat([values, torch.ones_like(values[:1])])
             if not self._is_weighted:
-                return gradient * share, torch.cat([values, torch.ones_like(values[:1])]) * share
-            weight = row_weights(found).sum().to(vector).view(1)
-            means = gradient, torch.cat([values, torch.ones_like(weight)])
-            return tuple(torch.where(weight > 0, x * weight, 0.0) for x in means)  # NaN of no rows
+                return gradient * share, values * share
+            weight = row_weights(found).sum().to(vector)  # of no rows a mean is NaN
+            return tuple(torch.where(weight > 0, x * weight, 0.0) for x in (gradient, values))
 
         return gradient_of
 
@@ -225,7 +224,7 @@ def _kind_of(value: Any) -> Any:
     return value.shape, value.dtype, value.device
 
 
-# -- graphs ----------------------------------------------------------------------------------------
+# -- graphs, and packages in the cache folder ------------------------------------------------------
 
 
 def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
@@ -254,10 +253,8 @@ def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
             raise Refusal(f"the loss draws random numbers ({node.target}); put them in the batch")
         tensor = getattr(graph, node.target) if node.op == "get_attr" else None
         if isinstance(tensor, Tensor) and any(user.target is not fresh for user in node.users):
-            raise Refusal(
-                f"the loss reads a tensor {tuple(tensor.shape)} that is neither in the module that "
-                "it is given nor in the batch; make it a buffer of the module, or a column"
-            )
+            what = f"a tensor {tuple(tensor.shape)} that is neither in the module that it is given"
+            raise Refusal(f"the loss reads {what} nor in the batch; make it a buffer, or a column")
     return graph
 
 
@@ -268,12 +265,7 @@ def _tanh(x: Tensor) -> Tensor:
     return (2 * torch.sigmoid(2 * x.float()) - 1).to(x.dtype)
 
 
-# -- packages in the cache folder ------------------------------------------------------------------
-
-
-def _runs_of(
-    graph: Any, inputs: Sequence[Tensor], count: int, log: Callable[[str], Any]
-) -> tuple[list[Callable[..., Any]], str]:
+def _runs_of(graph: Any, inputs: Any, count: int, log: Callable[[str], Any]) -> tuple[Any, str]:
     """Load a graph's package so many times, compiled now if it is not in the cache folder."""
     folder, device = _cache_folder(), inputs[0].device
     kept = folder / f"{_key_of(graph, inputs)}.pt2"
@@ -308,8 +300,8 @@ def _cache_folder() -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise Refusal(f"{folder} can't be used ({error}); set XDG_CACHE_HOME") from None
-    is_own = not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()
-    if not is_own or (os.name == "posix" and folder.stat().st_mode & 0o022):
+    status = folder.stat()
+    if os.name == "posix" and (status.st_uid != os.getuid() or status.st_mode & 0o022):
         raise Refusal(f"others than you can write to {folder}, whose files are run")
     return folder
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import logging
 import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,24 +20,16 @@ from vecenv.make import make_vec
 
 __all__ = ["EvaluationResult", "ask", "evaluate", "evaluating"]
 
-_LONG = 100_000  # steps of an episode, after which the log says how long it is
 _STUDENT = 12.7062, 4.30265, 3.18245, 2.77645  # 97.5 % lie below it, for 1 to 4 degrees of freedom
-_ENDLESS = (
-    "evaluation: an episode has lasted %d steps; if it may never end, give the env a TimeLimit"
-)
-_logger = logging.getLogger("vecenv")
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
     """What `evaluate` found; prints as one line.
 
-    Attributes:
-        mean: Mean return of the episodes.
-        std: Standard deviation of the returns (ddof 1); NaN of a single episode.
-        ci95: Half of the width of the 95 % confidence interval of the mean (Student's); or NaN.
-        returns: Return of each episode: of env 0 the first ones in order, then of env 1, ...
-        lengths: Steps of each episode, in the same order.
+    `mean` and `std` (ddof 1) are of the returns, `ci95` is half of the width of the 95 % confidence
+    interval of the mean (Student's); both are NaN of a single episode. `returns` and `lengths` have
+    each episode: of env 0 the first ones in order, then of env 1, ...
     """
 
     mean: float
@@ -55,13 +45,8 @@ class EvaluationResult:
 
 
 @contextmanager
-def evaluating(what: str, log: Callable[[str], Any] | None = None) -> Iterator[None]:
-    """Say that an evaluation begins; Ctrl-C inside of ``with`` ends the program with a sentence.
-
-    For the end of a program that has saved everything: its exit status is 130 then. `what` is such
-    as "100 episodes"; `log` takes the sentences, `print` by default.
-    """
-    log = log or partial(print, flush=True)
+def evaluating(what: str, log: Callable[[str], Any] = print) -> Iterator[None]:
+    """Say that an evaluation of `what` begins; Ctrl-C in it is SystemExit(130) with a sentence."""
     log(f"evaluating {what}; Ctrl-C leaves that out")
     try:
         yield
@@ -91,22 +76,19 @@ def evaluate(
             (N, *obs_shape), nested as the observation space is, the policy's to keep. If it has a
             parameter `starts`, it is given bool (N,), True where obs begins an episode; if it has
             one `action_masks`, or `masks` as of `load_policy`, what `envs.action_masks()` returns.
-            It runs in inference mode. Of games with several agents it takes and returns dicts by
-            group, with all rows of a group; `starts` is of games.
+            Of games with several agents these are dicts by group; `starts` is of games.
         envs: A vector env, which is reset and not closed, also what `make_vec_agents` returns; or
             what `make_vec` takes.
-        episodes: How many, or how many games.
+        episodes: How many, or how many games. Those that never end are waited for.
         seed: Of the first env; env i is seeded with `seed + i`. Give others than in the training.
-        num_envs: Of envs that are made here; as many as episodes, but at most 100, if None. The
-            result depends on it, as the envs' seeds do.
+        num_envs: Of envs that are made here, on which seeds depend; None: at most 100.
         backend: Of envs that are made here, see `make_vec`.
         device: Where observations are brought to.
         **make_kwargs: Further arguments of `make_vec`.
 
     Returns:
-        An `EvaluationResult`; of games with several agents a dict of one for each group. The return
-        of a group is the sum of all its agents' rewards in a game, a length the number of steps in
-        which any agent acted.
+        An `EvaluationResult`; of several agents a dict by group: sums of its agents' rewards in a
+        game, and numbers of steps in which any agent acted.
 
     Raises:
         ValueError: `episodes` or `num_envs` is below 1, or arguments for making envs were given
@@ -138,7 +120,6 @@ def _play(
     found: list[list[Any]] = [[] for _ in range(count)]  # totals and length of each episode
     starts, is_over = np.ones(count, np.bool_), np.zeros(count, np.bool_)
     obs, _ = envs.reset(seed=seed)
-    is_told = False
     while left.any():
         actions = ask(act, envs, obs, starts, device)
         obs, rewards, terminations, truncations, infos = envs.step(actions)
@@ -149,9 +130,6 @@ def _play(
             is_over = np.logical_or(terminations, truncations)
         totals += np.where(is_step, earned, 0.0)
         lengths += is_step
-        if not is_told and lengths.max() >= _LONG:
-            is_told = True
-            _logger.warning(_ENDLESS, _LONG)
         for index in np.flatnonzero(is_over & (left > 0)).tolist():
             found[index].append((totals[:, index].tolist(), int(lengths[index])))
             left[index] -= 1

@@ -17,11 +17,10 @@ _WARMUPS = 2
 class Graph(Generic[_Result]):
     """A function without arguments, whose work on a GPU is replayed as a CUDA graph.
 
-    The first two calls call the function, as libraries allocate and choose what they do then; the
-    third captures what it enqueues, and later ones replay that, without Python. So the function has
-    to do the same on the device each time, with tensors that stay where they are, and wait for
-    nothing; what it does on the host is done in three calls only. On the CPU, and where a capture
-    fails, which a sentence says, each call calls the function.
+    The first two calls call the function, the third captures what it enqueues, later ones replay
+    that, without Python. So the function has to do the same on the device each time, with tensors
+    that stay where they are, and wait for nothing. On the CPU, and where a capture fails, which a
+    sentence says, each call calls the function.
 
     Args:
         function: What is called.
@@ -47,7 +46,7 @@ class Graph(Generic[_Result]):
         self._function, self._device = function, torch.device(device)
         self._generators = [generator for generator in generators if generator is not None]
         self._log = log or logging.getLogger("vecenv.learn").info
-        self._num_calls = 0
+        self._calls_left = _WARMUPS if self._device.type == "cuda" else -1  # before the capture
         self._graph: Any = None
         self._result: Any = None
 
@@ -58,24 +57,21 @@ class Graph(Generic[_Result]):
 
     def __call__(self) -> _Result:
         """Return what the function does; once captured, the same tensors, written anew."""
-        self._num_calls += 1
-        if self._device.type == "cuda" and self._num_calls <= _WARMUPS:
-            return self._warm_up()
-        if self._device.type == "cuda" and self._num_calls == _WARMUPS + 1:
+        device, left = self._device, self._calls_left
+        self._calls_left = max(left - 1, -1)
+        if left > 0:  # on a stream of its own, as a capture will
+            current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                result = self._function()
+            current.wait_stream(stream)
+            return result
+        if left == 0:
             self._capture()
         if self._graph is None:
             return self._function()
         self._graph.replay()
         return self._result
-
-    def _warm_up(self) -> _Result:
-        """Call the function on a stream of its own, as a capture will."""
-        current, stream = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            result = self._function()
-        current.wait_stream(stream)
-        return result
 
     def _capture(self) -> None:
         graph: Any = torch.cuda.CUDAGraph()

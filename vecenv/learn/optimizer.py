@@ -23,9 +23,8 @@ class Adam(torch.optim.Adam):
         params: Parameters or parameter groups: `Gradient.parameters()`, or the module's own.
         lr: Learning rate, until a schedule changes it.
         max_grad_norm: Gradients that are longer are scaled to this norm; None leaves them alone.
-        deferred: Do not wait for the norm, which is taken for finite, as those of a deferred
-            `Gradient` are; the learning rate is a tensor on the device, written by `set_lr`. So
-            steps can be captured in a CUDA graph, see `Graph`.
+        deferred: For CUDA graphs: take the norm for finite, as those of a deferred `Gradient` are,
+            and let the learning rate be a tensor on the device, written by `set_lr`.
         **kwargs: As `torch.optim.Adam` takes them.
 
     Attributes:
@@ -46,9 +45,7 @@ class Adam(torch.optim.Adam):
         **kwargs: Any,
     ):
         if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(
-                f"max_grad_norm is {max_grad_norm}, expected a number above 0, or None"
-            )
+            raise ValueError(f"max_grad_norm is {max_grad_norm}, expected a number above 0 or None")
         super().__init__(params, lr, **{"fused": True, **kwargs})
         self.max_grad_norm, self._is_deferred = max_grad_norm, deferred
         self.grad_norm: Tensor | None = None

@@ -25,14 +25,8 @@ from rich.progress import Progress
 
 import vecenv
 from vecenv.files import whole_file, write_json
-from vecenv.learn.checkpoint import (
-    CheckpointError,
-    RunError,
-    load_checkpoint,
-    restore_parts,
-    save_checkpoint,
-    states_of,
-)
+from vecenv.learn import checkpoint
+from vecenv.learn.checkpoint import CheckpointError, RunError
 from vecenv.timing.report import new_figure
 
 __all__ = ["Run", "draw_curve", "load_options"]
@@ -41,6 +35,7 @@ T = TypeVar("T")
 
 _LAST, _BEST = "checkpoint/last.pt", "checkpoint/best.pt"
 _METRICS, OPTIONS_FILE = "metrics.jsonl", "options.json"
+_VERSIONS = {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
 _logger = logging.getLogger("vecenv")
 
 
@@ -97,7 +92,13 @@ class Run:
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
         self._unsaved, self._due_at = set[str](), 0  # told in the log; steps of the last checkpoint
-        writer = _board_writer() if tensorboard else None
+        writer: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter as writer
+            except ImportError:
+                needed = "tensorboard is missing: pip install 'vecenv[tensorboard]'"
+                raise RunError(needed) from None
         try:
             (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.folder)
@@ -153,7 +154,7 @@ class Run:
 
     def _take_over(self, path: Path) -> int:
         """Read the last checkpoint; return the length of the metrics then."""
-        saved = load_checkpoint(path)
+        saved = checkpoint.load_checkpoint(path)
         try:
             steps, returns = (column.tolist() for column in saved["curve"])
             self.curve_steps, self.curve_returns = [*map(int, steps)], [*map(float, returns)]
@@ -166,9 +167,9 @@ class Run:
         except Exception as error:  # whatever can be said of values that are others
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
         self._saved = saved
-        if saved.get("versions") != (own := _versions()):
+        if saved.get("versions") != _VERSIONS:
             told = "%s was written with %s, this is %s: the run goes on, but not bit for bit"
-            _logger.warning(told, path, saved.get("versions"), own)
+            _logger.warning(told, path, saved.get("versions"), _VERSIONS)
         return size
 
     def __enter__(self) -> Run:
@@ -181,21 +182,19 @@ class Run:
 
     def _stop(self, number: int, frame: Any) -> None:
         """Note that the end is asked for; the next signal acts as without `Run`."""
-        self._give_back()
+        for item in self._handlers.items():
+            signal.signal(*item)
         self.should_stop = True
         if os.getpid() != self._owner:  # a fork, which has no loop to end
             signal.raise_signal(number)
-
-    def _give_back(self) -> None:
-        while self._handlers:
-            signal.signal(*self._handlers.popitem())
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Close the files and give back the signals. May be called twice."""
-        self._give_back()
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
         if self._board is not None:
             self._board.close()
         self._metrics.close()
@@ -240,8 +239,7 @@ class Run:
         """
         numbers = {name: float(getattr(x, "item", lambda x=x: x)()) for name, x in scalars.items()}
         line = {"steps": int(steps), "seconds": round(self.seconds, 3), **_with_nulls(numbers)}
-        text = json.dumps(line).encode() + b"\n"
-        before = os.fstat(self._metrics.fileno()).st_size
+        text, before = json.dumps(line).encode() + b"\n", os.fstat(self._metrics.fileno()).st_size
         if self._metrics.write(text) != len(text):
             self._metrics.truncate(before)
             raise OSError(f"{self.folder / _METRICS}: no space left on the device")
@@ -308,9 +306,9 @@ class Run:
         scores = [-math.inf if x is None else float(x) for x in (score, self.best_score)]
         is_best = scores[0] > scores[1]  # never of NaN
         content = {
-            **states_of(state),
+            **checkpoint.states_of(state),
             "options": self._options,
-            "versions": _versions(),
+            "versions": _VERSIONS,
             "curve": (np.array(self.curve_steps, np.int64), np.array(self.curve_returns)),
             "seconds": self.seconds,
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
@@ -322,8 +320,8 @@ class Run:
             self._unsaved.add(name)
         try:
             if is_best:  # first: killed in between, the run goes on and finds it the best again
-                save_checkpoint(self.folder / _BEST, content)
-            save_checkpoint(last, content)
+                checkpoint.save_checkpoint(self.folder / _BEST, content)
+            checkpoint.save_checkpoint(last, content)
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint of step {steps} can't be written: {error}; the one before is "
@@ -348,7 +346,7 @@ class Run:
         """
         if self._saved is None:
             return None
-        self.not_restored = restore_parts(parts, self._saved, self.folder / _LAST)
+        self.not_restored = checkpoint.restore_parts(parts, self._saved, self.folder / _LAST)
         return dict(self._saved["state"])
 
 
@@ -389,25 +387,9 @@ def _lock(folder: Path) -> Any:
     return file
 
 
-def _board_writer() -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        needed = "tensorboard is missing: pip install 'vecenv[tensorboard]'"
-        raise RunError(needed) from None
-    return SummaryWriter
-
-
 def _with_nulls(value: Any) -> Any:
     """Return plain values as JSON can have them, which has no NaN."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
-
-
-def _versions() -> dict[str, str]:
-    return {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
-
-
-# -- options ---------------------------------------------------------------------------------------
 
 
 def load_options(folder: str | Path, kind: type[T]) -> T:
@@ -433,22 +415,19 @@ def load_options(folder: str | Path, kind: type[T]) -> T:
         ) from error
 
 
-def _path_text(value: Any) -> str:
-    if isinstance(value, PurePath):
-        return str(value)
-    raise TypeError
-
-
 def _as_plain(options: Any) -> dict[str, Any]:
     """Return options, a dataclass or a dict, as what JSON has; TypeError if they have more."""
-    found: Any = options if isinstance(options, dict) else getattr(options, "__dict__", None)
-    try:
-        return dict(json.loads(json.dumps(found, default=_path_text)))
-    except TypeError:
+
+    def text_of(value: Any) -> str:
+        if isinstance(value, PurePath):
+            return str(value)
         raise TypeError(
-            f"options is {options!r:.200}, expected a dataclass or a dict of numbers, strings, "
+            f"options have {value!r:.200}, expected a dataclass or a dict of numbers, strings, "
             "bools, None, paths, and lists, tuples and dicts of them"
-        ) from None
+        )
+
+    found: Any = options if isinstance(options, dict) else getattr(options, "__dict__", None)
+    return json.loads(json.dumps(text_of(options) if found is None else found, default=text_of))
 
 
 def _revived(value: Any, hint: Any) -> Any:
@@ -472,9 +451,6 @@ def _revived(value: Any, hint: Any) -> Any:
     if is_choice or kind is Any or (isinstance(kind, type) and isinstance(value, kind)):
         return value
     raise TypeError(f"{value!r:.99} is no {getattr(hint, '__name__', hint)}")
-
-
-# -- the learning curve ----------------------------------------------------------------------------
 
 
 def draw_curve(
