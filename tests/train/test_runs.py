@@ -208,9 +208,9 @@ def test_one_ctrl_c_leaves_the_evaluation_out(name, tmp_path, monkeypatch):
 
 def test_steps_for_no_rollout_are_told(tmp_path, capsys):
     main("ppo", tmp_path, total_steps=63)
-    assert "less than one rollout, 64: nothing is learned" in capsys.readouterr().out
+    assert "0 of 63 steps are made, an update takes 64: give a larger" in capsys.readouterr().out
     main("ppo", tmp_path / "more", total_steps=64)
-    assert "nothing is learned" not in capsys.readouterr().out
+    assert "an update takes" not in capsys.readouterr().out
 
 
 def test_a_profile_of_no_step_is_left_out(tmp_path, monkeypatch, capsys):
@@ -226,11 +226,18 @@ def test_a_profile_of_no_step_is_left_out(tmp_path, monkeypatch, capsys):
     assert "go on with" in (told := capsys.readouterr().out) and "where the time goes" not in told
 
 
-def test_a_profile_has_what_is_in_graphs_as_well(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(trainer.learn, "describe_graphs", lambda graphs: f"graphs: {list(graphs)}")
+def test_a_profile_says_that_calls_replayed_by_graphs_are_not_in_it(tmp_path, monkeypatch, capsys):
+    train = trainer.Trainer.train
+
+    def with_graphs(self, run):
+        train(self, run)
+        self.graphs = {"collect": None, "learn": None}
+
+    monkeypatch.setattr(trainer.Trainer, "train", with_graphs)
     main("ppo", tmp_path, total_steps=64, profile=True)
     told = capsys.readouterr().out
-    assert told.index("where the time goes") < told.index("first calls only:\ngraphs: []")
+    note = "of collect, learn, CUDA graphs, the table has the first calls only"
+    assert told.index("where the time goes") < told.index(note)
 
 
 # Options, bar, seeds; the pages of docs have the tables of all seeds.
