@@ -564,20 +564,11 @@ def test_a_checkpoint_of_other_parts_is_refused_in_a_sentence_that_names_the_fil
     assert "\n" not in str(caught.value).split(":")[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("numpy", lambda state: [state]),
-        ("numpy", lambda state: state | {"state": state["state"] | {"pos": -1}}),
-        ("python", lambda state: "twister"),
-        ("torch", lambda state: state[:9]),
-    ],
-)
-def test_damaged_random_streams_are_refused_in_a_sentence(name, change, options):
+def test_damaged_random_streams_are_refused_in_a_sentence(options):
     with begin(options) as run:
         path = run.save({"steps": 1})
     found = load_checkpoint(path)
-    found["random"][name] = change(found["random"][name])
+    found["random"]["numpy"]["state"]["pos"] = -1  # from where NumPy would read
     save_checkpoint(path, found)
     with resume(options) as run, pytest.raises(CheckpointError, match="fit the random streams"):
         run.restore({})
