@@ -798,6 +798,39 @@ def test_train_and_eval_change_what_is_computed():
 
 
 @pytest.mark.usefixtures("graphs_as_they_are")
+def test_what_does_not_compile_goes_through_autograd_and_the_reason_is_said():
+    batch, agent = make_batch(), make_agent()
+    for effect in (Counting(), nn.BatchNorm1d(6)):
+        reason = reason_of(Agent(effect), ppo_loss, batch)
+        assert "changes buffers of the module" in reason or "in-place operation" in reason
+    counts = Agent(Counting())
+    Gradient(counts, ppo_loss, compile=True)(batch)
+    assert counts.features.count == 2  # of policy and value: trying has left no trace
+    pairs = [(p, p.detach().clone()) for p in agent.parameters()]
+    factors = torch.linspace(0, 1, ROWS)
+
+    def anchored(agent, batch):  # by weights that are not those of the module it is given
+        return ppo_loss(agent, batch)[0] + sum((p - x).square().sum() for p, x in pairs)
+
+    def captured(agent, batch):
+        return ppo_loss(agent, batch)[0] + (agent.value(batch.obs) * factors).mean()
+
+    def counted(agent, batch):
+        return ppo_loss(agent, batch)[0] * (2 if batch.returns.sum() > 1e9 else 1)
+
+    def of_arrays(agent, batch):
+        x = torch.from_numpy(batch["x"])
+        return agent.value(x).mean() + agent.policy(x).logits.square().mean()
+
+    needed = "that is neither in the module that it is given nor in the batch"
+    assert f"a tensor (16, 6) {needed}" in reason_of(agent, anchored, batch)
+    assert f"a tensor (64,) {needed}" in reason_of(make_agent(), captured, batch)
+    assert "the loss can't be traced (" in reason_of(make_agent(), counted, batch)
+    arrays = {"x": batch.obs.numpy()}
+    assert "batch['x'] is a ndarray" in reason_of(make_agent(), of_arrays, arrays)
+
+
+@pytest.mark.usefixtures("graphs_as_they_are")
 def test_a_gradient_works_in_another_process_after_a_fork(monkeypatch):
     gradient = Gradient(make_layers(), square_loss, compile=True, threads=2)
     assert_equal(gradient, make_square_batch(0))

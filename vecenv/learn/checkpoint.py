@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -178,7 +178,7 @@ def _restore(part: Any, state: Any, kind: Any) -> None:
     elif isinstance(part, np.random.Generator):
         part.bit_generator.state = _checked(state)
     else:
-        part.load_state_dict(state)
+        cast("Any", part).load_state_dict(state)
     found: Any = part.state if isinstance(part, torch.optim.Optimizer) else {}
     for p, of_parameter in found.items():
         for name, x in of_parameter.items():  # torch's fused kernels write beyond shorter ones

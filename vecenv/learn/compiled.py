@@ -108,6 +108,7 @@ class CompiledGradient:
 
     def __init__(self, weights: Any, loss: Any, batch: Any, dtype: Any, threads: int, log: Any):
         self._weights, module, columns = weights, weights.module, dict(columns_of(batch))
+        self._names = list[str]()
         for name, x in columns.items():
             if not isinstance(x, (Tensor, *_PLAIN)):
                 kind = type(x).__name__

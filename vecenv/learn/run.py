@@ -112,7 +112,7 @@ class Run:
             where, reason = error.filename or self.folder, error.strerror or error
             raise RunError(f"{where}: {reason}; choose another folder with --save") from error
         first = None if self._saved is None else self._due_at + 1  # it hides later steps
-        self._board = writer and writer(str(self.folder), purge_step=first)
+        self._board: Any = writer and writer(str(self.folder), purge_step=first)
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
