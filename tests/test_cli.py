@@ -431,7 +431,7 @@ def test_train_leaves_a_run_folder_that_play_plays_and_train_resumes(
     assert 0 < before < after
     capsys.readouterr()
     assert main([*args[:-1], "600", "--resume"]) == 0
-    assert f"{after} of 600 steps are made, an update takes" in capsys.readouterr().out
+    assert f"is finished, at step {after} of 600; to train on, give" in capsys.readouterr().out
     assert main(args) == 2
     assert "has a run already: go on with it by" in capsys.readouterr().err
 

@@ -348,6 +348,16 @@ def test_a_training_that_is_refused_leaves_a_folder_to_begin_in_again(options):
         begin(options)
 
 
+def test_an_update_without_numbers_ends_the_program_with_a_sentence(options):
+    with begin(options) as run:
+        with pytest.raises(SystemExit) as ended, run.updating(7, 600):
+            raise FloatingPointError("the loss is nan")
+        kept = f"{options.folder} keeps the checkpoint before"
+        assert str(ended.value) == f"update 7, after 600 steps: the loss is nan; {kept}"
+        with pytest.raises(ZeroDivisionError), run.updating(7, 600):
+            raise ZeroDivisionError
+
+
 def test_a_folder_that_another_process_uses_is_refused(options):
     pytest.importorskip("fcntl")
     begin(options).close()
@@ -581,13 +591,27 @@ def test_damaged_random_streams_are_refused_in_a_sentence(options):
 # -- what is told ----------------------------------------------------------------------------------
 
 
-def test_a_bar_says_if_no_steps_are_left_and_shows_how_it_goes(options, capsys):
+def test_a_bar_says_if_no_steps_are_left_and_how_to_train_on(options, capsys):
     with begin(options) as run:
-        for size, is_shown in ((101, True), (100, True), (101, False)):
-            run.progress("CartPole", 0, 100, rollout_steps=size, is_shown=is_shown)
-        run.progress("CartPole", 0, 0)  # without an end
-        note = f"{options.folder}: 0 of 100 steps are made, an update takes 101"
-        assert capsys.readouterr().out == f"{note}: give a larger --total-steps to train\n"
+        run.progress("CartPole", 0, 100, rollout_steps=101)
+        note = "--total-steps is less than one rollout, 101: nothing is learned\n"
+        assert capsys.readouterr().out == note
+        run.progress("CartPole", 0, 100, rollout_steps=101, is_shown=False)
+        run.progress("CartPole", 100, 100)
+        assert capsys.readouterr().out == ""  # it was not resumed
+        run.save({"steps": 96})
+    for may_change, how in (((), "begin in another folder with"), (["total_steps"], "give")):
+        with resume(options, may_change=may_change) as run:
+            run.progress("CartPole", 96, 100, rollout_steps=4)
+            run.progress("CartPole", 0, 0)
+            assert capsys.readouterr().out == ""
+            run.progress("CartPole", 96, 100, rollout_steps=5)
+            note = f"{options.folder} is finished, at step 96 of 100; to train on, {how} a larger"
+            assert capsys.readouterr().out == f"{note} --total-steps\n"
+
+
+def test_a_bar_shows_steps_their_speed_and_how_it_goes(options, capsys):
+    with begin(options) as run:
         with run.progress("CartPole", 100, 1000) as bar:
             bar.show(400, "return 9.5")
             bar.print("a line above")

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from vecenv.core.errors import EnvStateError
 from vecenv.files import whole_file
 
-__all__ = ["CheckpointError", "RunError", "load_checkpoint", "save_checkpoint"]
+__all__ = ["CheckpointError", "RunError", "load_checkpoint", "load_weights", "save_checkpoint"]
 
 FORMAT = "vecenv checkpoint 4"
 _MARK = "\0what"  # key of a dict that stands for an array (None) or bytes (a signature)
@@ -186,6 +186,15 @@ def _restore(part: Any, state: Any, kind: Any) -> None:
             if isinstance(x, Tensor) and (x.shape != shape or x.dtype != torch.float32):
                 found.clear()
                 raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {tuple(shape)}")
+
+
+def load_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
+    """Put saved weights into a module; ValueError if they are of another one."""
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        told = f"{' '.join(str(error).split())} The code that makes it, or an option, has changed"
+        raise ValueError(f"its weights are not of this {type(module).__name__}: {told}") from error
 
 
 def _checked(state: Any) -> Any:

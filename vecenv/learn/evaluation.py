@@ -18,7 +18,7 @@ from vecenv.core.arguments import read_autoreset_mode
 from vecenv.core.batches import leaf_by_leaf
 from vecenv.make import make_vec
 
-__all__ = ["EvaluationResult", "ask", "evaluate", "evaluating"]
+__all__ = ["EvaluationResult", "ask", "evaluate", "evaluate_games", "evaluating"]
 
 _STUDENT = 12.7062, 4.30265, 3.18245, 2.77645  # 97.5 % lie below it, for 1 to 4 degrees of freedom
 
@@ -105,6 +105,9 @@ def evaluate(
     count = min(num_envs or 100, episodes)
     with closing(make_vec(envs, count, backend=backend, **make_kwargs)) as made:
         return _play(act, made, episodes, seed, device)[""]
+
+
+evaluate_games = evaluate  # as trainers call it of games
 
 
 @torch.inference_mode()

@@ -14,8 +14,8 @@ import threading
 import time
 import types
 import typing
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
@@ -219,10 +219,25 @@ class Run:
         `name` is told beside the bar, of `steps` env steps made so far out of `total`. An update
         takes `rollout_steps`. Unless `is_shown` nothing is printed.
         """
-        if is_shown and 0 < total < steps + rollout_steps:
-            made = f"{self.folder}: {steps} of {total} steps are made, an update takes"
-            print(f"{made} {rollout_steps}: give a larger --total-steps to train", flush=True)  # noqa: T201
+        told = ""
+        if 0 < total < rollout_steps:
+            told = f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned"
+        elif self._saved is not None and 0 < total < steps + rollout_steps:
+            how = "give" if "total_steps" in self._may_change else "begin in another folder with"
+            told = f"{self.folder} is finished, at step {self._due_at} of {total}; to train on, "
+            told += f"{how} a larger --total-steps"
+        if told and is_shown:
+            print(told, flush=True)  # noqa: T201 - to whoever has started the training
         return StepsBar(name, steps, total, is_shown)
+
+    @contextmanager
+    def updating(self, number: int, steps: int) -> Iterator[None]:
+        """End the program with a sentence if an update, after so many env steps, is not finite."""
+        try:
+            yield
+        except FloatingPointError as error:
+            where = f"update {number}, after {steps} steps: {error}"
+            raise SystemExit(f"{where}; {self.folder} keeps the checkpoint before") from None
 
     @property
     def seconds(self) -> float:

@@ -23,7 +23,7 @@ from buffers.core.spaces import build_tree, describe_space, space_leaves, space_
 from vecenv.cage.saved import find_vecnormalize, is_sb3_file, load_sb3_model
 from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.masks import mask_width
-from vecenv.learn import load_checkpoint, load_options
+from vecenv.learn import load_checkpoint, load_options, load_weights
 from vecenv.learn.checkpoint import save_checkpoint
 
 __all__ = ["Policy", "load_policy", "save_spaces", "sb3_player"]
@@ -231,10 +231,10 @@ def load_agent(agent: Any, file: Path) -> None:
         ValueError: They are of another agent.
     """
     try:
-        agent.load_state_dict(load_checkpoint(file)["state"]["agent"])
-    except RuntimeError as error:
+        load_weights(agent, load_checkpoint(file)["state"]["agent"])
+    except ValueError as error:
         told = "load it with the code that trained it (code= of load_policy, --algo of vecenv play)"
-        raise ValueError(f"{file} does not fit: {' '.join(str(error).split())}; {told}") from error
+        raise ValueError(f"{file} does not fit: {error}; {told}") from error
 
 
 def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:

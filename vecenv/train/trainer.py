@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, cuda
 
 from vecenv import RayVectorEnv, learn, make_vec
-from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate
+from vecenv.agents import AgentsVecEnv
+from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate, evaluate_games
 from vecenv.train.options import OptionsError, is_on_device, make_placed, named
 from vecenv.train.policy import env_of, load_agent, save_spaces
 from vecenv.wrappers import RecordInfos
@@ -168,7 +169,8 @@ class Trainer:
                 if any(self.ranks.gather(run.should_stop or stops)):
                     break
                 before = self.steps
-                scalars = self.update()
+                with run.updating(self.num_updates + 1, before):
+                    scalars = self.update()
                 run.add_episodes(self.steps, self.episodes)
                 stops = any([self.on_update(scalars), *map(self.on_episode, self.episodes)])
                 if before // every < self.steps // every:
@@ -265,8 +267,8 @@ class Trainer:
                 return None
             act = partial(act, sample=True) if sample else act
             first = 1_000_000 + options.seed if seed is None else seed
-            device = getattr(options, "device", "cpu")
-            return evaluate(act, envs, episodes, seed=first, device=device)
+            play = evaluate_games if isinstance(envs, AgentsVecEnv) else evaluate
+            return play(act, envs, episodes, seed=first, device=getattr(options, "device", "cpu"))
 
     @staticmethod
     def check_options(options: Any) -> None:
