@@ -258,8 +258,9 @@ class Run:
         if self._metrics.write(text) != len(text):
             self._metrics.truncate(before)
             raise OSError(f"{self.folder / _METRICS}: no space left on the device")
-        for name, value in numbers.items() if self._board is not None else ():
-            self._board.add_scalar(name, value, int(steps))
+        if self._board is not None:
+            for name, value in numbers.items():
+                self._board.add_scalar(name, value, int(steps))
 
     def add_episodes(self, steps: int, returns: Any) -> None:
         """Add the returns (E,) of episodes that have ended after so many env steps to the curve."""
