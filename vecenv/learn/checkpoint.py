@@ -30,8 +30,8 @@ from vecenv.files import whole_file
 
 __all__ = ["CheckpointError", "RunError", "load_checkpoint", "load_weights", "save_checkpoint"]
 
-FORMAT = "vecenv checkpoint 4"
-_MARK = "\0what"  # key of a dict that stands for an array (None) or bytes (a signature)
+FORMAT = "vecenv checkpoint 3"
+_MARK = "\0what"  # key of a dict that stands for an array (False) or bytes (a signature)
 _KEY_BYTES = 32
 _logger = logging.getLogger("vecenv")
 
@@ -222,7 +222,7 @@ def _pack(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         items = [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    signature, file = None, io.BytesIO()
+    signature, file = False, io.BytesIO()
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         np.lib.format.write_array(file, value, allow_pickle=False)
     elif isinstance(value, bytes):
@@ -255,7 +255,7 @@ def _unpack(packed: Any) -> Any:
         return {name: _unpack(item) for name, item in packed.items()}
     signature, tensor = packed[_MARK]
     content = _unpack(tensor).numpy().tobytes()
-    if signature is None:
+    if not isinstance(signature, str):
         return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
     is_own = signature and hmac.compare_digest(signature, _signature(content))
     return content if is_own else None
