@@ -3,12 +3,9 @@
 import json
 import os
 import re
-import select
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -771,40 +768,6 @@ def test_pygame_looks_for_no_display_where_there_is_none(monkeypatch, variable):
         monkeypatch.setenv(variable, ":0")
     assert main(["--version"]) == 0
     assert os.environ.get("SDL_VIDEODRIVER") == (None if variable else "dummy,offscreen")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="terminals are not closed so here")
-def test_a_closed_terminal_leaves_a_run_that_resumes(tmp_path, capsys):
-    program = "import fcntl, signal, sys, termios; "
-    program += "fcntl.ioctl(0, termios.TIOCSCTTY, 0); "  # the terminal is the program's own
-    program += "signal.signal(signal.SIGHUP, signal.SIG_DFL); "  # nohup may run these tests
-    program += "from vecenv.command.cli import main; sys.exit(main())"
-    command = [sys.executable, "-c", program, "train", "CartPole-v1", "--save", "run"]
-    terminal, inside = os.openpty()
-    process = subprocess.Popen(
-        [*command, "--total-steps", "5000000", "--backend", "sync"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=inside,
-        stdout=inside,
-        stderr=inside,
-        start_new_session=True,
-    )
-    os.close(inside)
-    metrics, deadline = tmp_path / "run" / "metrics.jsonl", time.monotonic() + 90
-    while not (metrics.exists() and metrics.stat().st_size > 500):
-        assert time.monotonic() < deadline
-        if select.select([terminal], [], [], 0.1)[0]:
-            os.read(terminal, 4096)
-    os.close(terminal)
-    assert process.wait(90) == 0
-    steps = [json.loads(line)["steps"] for line in metrics.read_text().splitlines()]
-    again = ["--total-steps", str(steps[-1] + 3000), "--backend", "sync", "--resume"]
-    assert main([*command[3:-1], str(tmp_path / "run"), *again]) == 0
-    more = [json.loads(line)["steps"] for line in metrics.read_text().splitlines()]
-    assert more[: len(steps)] == steps
-    assert more[-1] > steps[-1]
 
 
 @pytest.mark.slow

@@ -228,11 +228,18 @@ def test_a_profile_of_no_step_is_left_out(tmp_path, monkeypatch, capsys):
     assert "go on with" in (told := capsys.readouterr().out) and "where the time goes" not in told
 
 
-def test_a_profile_has_what_is_in_graphs_as_well(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(trainer.learn, "describe_graphs", lambda graphs: f"graphs: {list(graphs)}")
+def test_a_profile_says_that_calls_replayed_by_graphs_are_not_in_it(tmp_path, monkeypatch, capsys):
+    train = trainer.Trainer.train
+
+    def with_graphs(self, run):
+        train(self, run)
+        self.graphs = {"collect": None, "learn": None}
+
+    monkeypatch.setattr(trainer.Trainer, "train", with_graphs)
     main("ppo", tmp_path, total_steps=64, profile=True)
     told = capsys.readouterr().out
-    assert told.index("where the time goes") < told.index("first calls only:\ngraphs: []")
+    note = "of collect, learn, CUDA graphs, the table has the first calls only"
+    assert told.index("where the time goes") < told.index(note)
 
 
 # Options, bar, seeds; the pages of docs have the tables of all seeds.

@@ -45,12 +45,12 @@ def play(
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, expected at least 1")
     envs, act, name = load_policy(env, policy, num_envs=min(episodes, 100), **options)
-    from vecenv.learn import evaluate, evaluate_games  # torch, not before there is a policy
+    from vecenv.learn import evaluate  # torch, not before there is a policy
 
     try:
+        found = evaluate(act, envs, episodes, seed=seed)
         if not isinstance(envs, AgentsVecEnv):
-            return {"": evaluate(act, envs, episodes, seed=seed)}, name
-        found = evaluate_games(act, envs, episodes, seed=seed)
+            return {"": found}, name
         counts = {group: rows.num_agents for group, rows in envs.groups.items()}
         told = {f"{k}, {counts[k]} agent{'s' * (counts[k] > 1)}": x for k, x in found.items()}
         return told, name

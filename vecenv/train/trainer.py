@@ -152,7 +152,7 @@ class Trainer:
 
     def capture(self, *names: str, **given: Any) -> None:
         """Let methods be replayed as CUDA graphs from here on; `given` as of `Graph`."""
-        given |= {"log": print, "is_timed": self.options.profile}
+        given |= {"log": print}
         for name in names:
             self.graphs[name] = Graph(getattr(self, name), self.options.device, **given)
             setattr(self, name, self.graphs[name])
@@ -320,8 +320,8 @@ class Trainer:
                 envs.timing.enable()
             trainer.train(run)
             if options.profile and envs.timing.log.phases_ns:
-                told = learn.describe_graphs(trainer.graphs)  # of graphs the device says it
-                note = told and f"\nof these the table has the first calls only:\n{told}"
+                names = ", ".join(trainer.graphs)  # calls that are replayed are not timed
+                note = names and f"\nof {names}, CUDA graphs, the table has the first calls only"
                 print(f"{envs.timing.report()}{note}")
             trainer.finish(run)
             if isinstance(envs, RecordInfos) and (missing := envs.missing):
