@@ -32,15 +32,15 @@ def test_training_for_cage_2_leaves_policy_curve_and_table_and_goes_on_from_the_
 ):
     folder = tmp_path / "run"
     found = cage2_defender.main(cage2_options(folder))
-    names = {"policy.npz", "defender.npz", "curve.png", "evaluation.json", "options.json"}
+    names = {"policy.npz", "curve.png", "evaluation.json", "options.json"}
     assert names < {file.name for file in folder.iterdir()}
-    again = cage.evaluate(str(folder / "defender.npz"), episodes=2)
+    again = cage.evaluate(str(folder / "policy.npz"), episodes=2)
     assert again.total == found.total and again.observation == "bits"
     assert json.loads((folder / "evaluation.json").read_text())["total"] == found.total
-    assert "defender.npz" in capsys.readouterr().out
-    loaded = {"total_steps": 0, "load": folder / "policy.npz"}
+    assert "policy.npz" in capsys.readouterr().out
+    loaded = {"total_steps": 0, "load": folder}
     cage2_defender.main(cage2_options(tmp_path / "on", **loaded))
-    both = (cage.load_defender(x / "defender.npz").layers for x in (folder, tmp_path / "on"))
+    both = (cage.load_defender(x / "policy.npz").layers for x in (folder, tmp_path / "on"))
     for (weight, bias), (other_weight, other_bias) in zip(*both, strict=True):
         assert (weight == other_weight).all() and (bias == other_bias).all()
 
@@ -57,7 +57,7 @@ def test_ctrl_c_keeps_what_was_learnt(tmp_path, monkeypatch, capsys):
         patch.setattr(cage2_defender.Cage2Defender, "learn", interrupted)
         cage2_defender.main(cage2_options(tmp_path))
     assert "stopped after 800 steps" in capsys.readouterr().out
-    assert (tmp_path / "defender.npz").exists()
+    assert (tmp_path / "policy.npz").exists()
     cage2_defender.main(cage2_options(tmp_path, resume=True))
     assert (tmp_path / "metrics.jsonl").read_bytes().count(b"\n") == 2
 
@@ -68,7 +68,7 @@ def test_ctrl_c_keeps_what_was_learnt(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cage, "evaluate", refused)
     with pytest.raises(SystemExit, match="130"):
         cage2_defender.main(cage2_options(tmp_path / "more", total_steps=0))
-    assert len(cage.load_defender(tmp_path / "more" / "defender.npz").layers) == 3
+    assert len(cage.load_defender(tmp_path / "more" / "policy.npz").layers) == 3
 
 
 @pytest.mark.parametrize("num_steps", [101, pytest.param(70, marks=pytest.mark.slow)])
@@ -98,7 +98,7 @@ def test_early_rewards_count_as_often_as_the_challenge_counts_them(tmp_path, num
 
 
 def test_what_a_defender_can_not_be_is_refused_before_training(tmp_path):
-    with pytest.raises(SystemExit, match="leave --normalize out"):
+    with pytest.raises(SystemExit, match="leave --normalize, --recurrent"):
         cage2_defender.main(cage2_options(tmp_path / "run", normalize=True))
     assert not (tmp_path / "run").exists()
 

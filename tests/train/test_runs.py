@@ -25,22 +25,19 @@ ROOT = Path(__file__).parents[2]
 SMALL = {"eval_episodes": 3, "compile": "off", "num_envs": 4}
 ROLLOUT = {**SMALL, "num_steps": 16, "num_minibatches": 2, "total_steps": 300, "normalize": True}
 REPLAY = {**SMALL, "learning_starts": 40, "batch_size": 16, "capacity": 500, "hidden": (8,)}
-REPLAY |= {"total_steps": 240, "n_step": 3, "prioritized": True}
+REPLAY |= {"total_steps": 240, "n_step": 3}
 BOARD = {**REPLAY, "env_id": "breakout:Breakout-v0", "env_kwargs": {"max_episode_steps": 20}}
 BOARD |= {"eval_every": 100}
 AGENTS = {"env": "Spread-v0", "num_games": 2, "total_steps": 600, "env_kwargs": {"max_cycles": 9}}
 RUNS = {
     "ppo": (ppo, {**ROLLOUT, "env_id": "Pendulum-v1", "backend": "sync"}),
     "ppo, gru": (ppo, {**ROLLOUT, "env_id": "JitCartPole-v1", "recurrent": "gru"}),
-    "ppo, lstm": (ppo, {**ROLLOUT, "sequence_length": 8, "recurrent": "lstm"}),
     "sac": (sac, {**REPLAY, "env_id": "Pendulum-v1", "backend": "sync", "hold": 4}),
-    "sac, files": (sac, {**REPLAY, "env_id": "JitPendulum-v1", "storage": "memmap"}),
     "dqn": (dqn, {**BOARD, "exploration_steps": 100}),
-    "dqn, files": (dqn, {**BOARD, "storage": "memmap"}),
     "r2d2": (r2d2, {"env_id": "memory:TMaze-v0", "env_kwargs": {"length": 5}, "num_envs": 4,
-                    "learning_starts": 40, "update_every": 8, "batch_size": 4, "hidden": 8,
+                    "learning_starts": 40, "update_ratio": 0.125, "batch_size": 4, "hidden": 8,
                     "total_steps": 240, "eval_episodes": 3}),
-    "agents": (ppo_agents, {**ROLLOUT, **AGENTS, "critic": "central", "recurrent": "lstm"}),
+    "agents": (ppo_agents, {**ROLLOUT, **AGENTS, "recurrent": "gru"}),
     "cage4": (cage4_defender, {"total_steps": 499 * 6, "num_games": 2, "minibatch": 200,
                                "eval_episodes": 2, "compile": "off", "width": 8}),
 }  # fmt: skip
@@ -159,11 +156,9 @@ def test_another_network_and_an_earlier_run_are_refused(name, tmp_path, monkeypa
         ("sac", {"env_id": "CartPole-v1"}, "CartPole-v1: actions are Discrete.*a bounded Box of f"),
         ("sac", {"alpha": 0.0}, r"--alpha 0\.0: expected a number above 0"),
         ("dqn", {"env_id": "Pendulum-v1", "env_kwargs": {}}, "actions are Box.*expected Discrete"),
-        ("dqn, files", {"frame_stack": 4}, "--frame-stack is for --storage memory"),
         ("r2d2", {"env_id": "Pendulum-v1", "env_kwargs": {}}, "the spaces are .*, expected Box"),
         ("r2d2", {"exploration": (0.4, 0.0)}, r"exploration \(0\.4, 0\.0\): expected numbers abov"),
         ("r2d2", {"burn_in": 30}, "--burn-in 30: expected 0 or more and less than --sequence-leng"),
-        ("agents", {"graphs": "on"}, "--graphs on: the envs are not on the device"),
         ("cage4", {"total_steps": 10}, "less than one rollout, 998"),
     ],
 )  # fmt: skip
@@ -225,13 +220,6 @@ def test_a_profile_of_no_step_is_left_out(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Run, "__enter__", stopped)
     main("sac", tmp_path, profile=True)
     assert "go on with" in (told := capsys.readouterr().out) and "where the time goes" not in told
-
-
-def test_a_profile_has_what_is_in_graphs_as_well(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(trainer.learn, "describe_graphs", lambda graphs: f"graphs: {list(graphs)}")
-    main("ppo", tmp_path, total_steps=64, profile=True)
-    told = capsys.readouterr().out
-    assert told.index("where the time goes") < told.index("first calls only:\ngraphs: []")
 
 
 # Options, bar, seeds; the pages of docs have the tables of all seeds.

@@ -71,8 +71,9 @@ class Cage2Defender(ppo.PPO):
     @staticmethod
     def check_options(options: Options) -> None:
         """Refuse what a defender can't have."""
-        if options.normalize:
-            raise OptionsError("a defender plays without normalised inputs: leave --normalize out")
+        if options.normalize or options.recurrent != "no":
+            told = "plays without normalised inputs and memory: leave --normalize, --recurrent out"
+            raise OptionsError(f"a defender {told}")
 
     @classmethod
     def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> VecEnv:
@@ -83,13 +84,11 @@ class Cage2Defender(ppo.PPO):
 
     @classmethod
     def main(cls, options: Options) -> cage.Evaluation:
-        """Train, play the nine cells of the challenge, and save."""
+        """Train, save, and play the nine cells of the challenge."""
         cls.run(options)
-        policy, scenario = options.save / "defender.npz", cage.cage2_scenario(options.rules)
-        layers = cage.load_defender(options.save / "policy.npz", scenario).layers
-        cage.save_defender(policy, layers, scenario)
-        with evaluating(f"{options.eval_episodes} episodes a cell"):
-            result = cage.evaluate(str(policy), episodes=options.eval_episodes, rules=options.rules)
+        policy, count = str(options.save / "policy.npz"), options.eval_episodes
+        with evaluating(f"{count} episodes a cell"):
+            result = cage.evaluate(policy, episodes=count, rules=options.rules)
         Console().print(result)
         result.to_json(options.save / "evaluation.json")
         print(f"policy, curve and table: {options.save}")
