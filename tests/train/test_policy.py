@@ -22,7 +22,7 @@ RUNS = {
     "gru": ("ppo", {"env_id": "CartPole-v1", "num_envs": 2, "recurrent": "gru"}),
     "masks": ("ppo", {"env_id": "vecenv:Cage2-v0", "num_envs": 2}),
     "sac": ("sac", {"env_id": "Pendulum-v1"}),
-    "dqn": ("dqn", {"env_id": "CartPole-v1", "eval_every": 0}),
+    "dqn": ("dqn", {"env_id": "CartPole-v1"}),
     "r2d2": ("r2d2", {"env_id": "CartPole-v1", "num_envs": 2}),
 }
 

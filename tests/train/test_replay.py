@@ -23,7 +23,7 @@ SMALL = {"batch_size": 16, "eval_episodes": 4, "compile": "off"}
 SAC = {**SMALL, "env_id": "SacDrift-v0", "num_envs": 3, "total_steps": 120, "learning_starts": 30}
 SAC |= {"hidden": (12, 9), "capacity": 1000, "backend": "sync"}
 DQN = {**SMALL, "total_steps": 400, "num_envs": 4, "learning_starts": 100, "hidden": (16,)}
-DQN |= {"capacity": 300, "eval_every": 150}
+DQN |= {"capacity": 300}
 
 # ---- SAC ----------------------------------------------------------------------------------------
 

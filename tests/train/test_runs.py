@@ -27,7 +27,6 @@ ROLLOUT = {**SMALL, "num_steps": 16, "num_minibatches": 2, "total_steps": 300, "
 REPLAY = {**SMALL, "learning_starts": 40, "batch_size": 16, "capacity": 500, "hidden": (8,)}
 REPLAY |= {"total_steps": 240, "n_step": 3}
 BOARD = {**REPLAY, "env_id": "breakout:Breakout-v0", "env_kwargs": {"max_episode_steps": 20}}
-BOARD |= {"eval_every": 100}
 AGENTS = {"env": "Spread-v0", "num_games": 2, "total_steps": 600, "env_kwargs": {"max_cycles": 9}}
 RUNS = {
     "ppo": (ppo, {**ROLLOUT, "env_id": "Pendulum-v1", "backend": "sync"}),

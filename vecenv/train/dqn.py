@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 
 from vecenv import VecEnv
 from vecenv.core.batches import leaf_by_leaf
-from vecenv.learn import Run, load_checkpoint
 from vecenv.train.networks import Encoders, rectified
 from vecenv.train.options import GradientOptions, OptionsError
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
@@ -41,13 +39,11 @@ class Options(GradientOptions, ReplayOptions):
     max_grad_norm: float = 10.0  # longer gradients are shortened to this
     tau: float = 0.01  # step of the target towards the network in an update, as a fraction
     hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers, after convolutions if any
-    eval_every: int = 10_000  # env steps between evaluations; the best policy is kept; 0: none
-    eval_episodes: int = 100  # episodes of that policy at the end; half as many on the way
 
 
 BREAKOUT: Any = {"total_steps": 1_000_000, "num_envs": 32, "update_ratio": 0.1, "batch_size": 64}
 BREAKOUT |= {"hidden": (128,), "learning_rate": 5e-4, "exploration_steps": 100_000}
-BREAKOUT |= {"eval_every": 50_000, "n_step": 3, "learning_starts": 5000}
+BREAKOUT |= {"n_step": 3, "learning_starts": 5000}
 DEFAULTS: Any = {"breakout:Breakout-v0": BREAKOUT}  # of other envs
 DEFAULTS["breakout:BreakoutFrames-v0"] = BREAKOUT | {"frame_stack": 4}
 
@@ -142,20 +138,6 @@ class DQN(Replay):
         self.optimizer.set_lr(self.options.learning_rate * left)
         return super().learn()
 
-    def save_if_due(self, run: Run, before: int) -> None:
-        """Save after an evaluation on the way, whose best policy is kept, or from time to time."""
-        options = self.options
-        if (every := options.eval_every) and before // every < self.steps // every:
-            result = self.evaluate(max(options.eval_episodes // 2, 1), seed=2_000_000)
-            self.save(run, result.mean)
-        else:
-            super().save_if_due(run, before)
-
-    def finish(self, run: Run) -> None:
-        """Go back to the best policy: DQN forgets, and the last one may be a bad one."""
-        best = load_checkpoint(self.checkpoint_of(self.options.save))
-        self.agent.load_state_dict(best["state"]["agent"])
-
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:
         """Return the best actions as a function of observations; a `report` gets all values."""
@@ -167,12 +149,6 @@ class DQN(Replay):
             return agent.act(obs) + int(space.start)
 
         return act
-
-    @staticmethod
-    def checkpoint_of(folder: Path) -> Path:
-        """Return the checkpoint of the best policy that was evaluated, or the last one."""
-        best = folder / "checkpoint" / "best.pt"
-        return best if best.exists() else best.with_name("last.pt")
 
 
 load_policy, main = DQN.load_policy, DQN.main

@@ -35,12 +35,8 @@ class Policy:
     """What to do for observations: arrays in, arrays out.
 
     `policy(obs)` is deterministic. It keeps the memory of a recurrent policy for each row of the
-    batch; `starts` says where episodes begin.
-
-    Attributes:
-        observation_space: Of one env.
-        action_space: Of one env.
-        name: What trained it, and in which env.
+    batch; `starts` says where episodes begin. `observation_space` and `action_space` are of one
+    env, `name` says what trained it, and where.
     """
 
     _make: Any = None  # returns a function that plays `num_envs` envs
@@ -189,22 +185,25 @@ def load_policy(
     trainer = _trainer_of(home, made_by, code)
     options = load_options(home, trainer.Options)
     options.save, options.device = home, "cpu"
-    file = path if path.is_file() else trainer.checkpoint_of(home)
-    if not file.exists():
-        raise FileNotFoundError(
-            f"{home} has no policy yet: there is no {file}, which the training saves at its end "
-            "and from time to time (--save-every)"
-        )
     agent = trainer.make_agent(policy, options)
-    load_agent(agent, file)
+    load_agent(agent, path)
     policy._make = lambda: torch.no_grad()(trainer.player(policy, agent, options))
     starts = "starts" in inspect.signature(policy._make()).parameters
     policy.has_memory = starts and getattr(agent, "memory", True) is not None
     return policy
 
 
-def load_agent(agent: Any, file: Path) -> None:
-    """Put the weights of a checkpoint into an agent; OptionsError if they are of another one."""
+def load_agent(agent: Any, path: Path) -> None:
+    """Put the weights of a checkpoint, or a run's last one, into an agent.
+
+    OptionsError if they are of another one, FileNotFoundError if there are none yet.
+    """
+    file = path / "checkpoint" / "last.pt" if path.is_dir() else path
+    if not file.exists():
+        raise FileNotFoundError(
+            f"{path} has no policy yet: there is no {file}, which the training saves at its end "
+            "and from time to time (--save-every)"
+        )
     try:
         load_weights(agent, load_checkpoint(file)["state"]["agent"])
     except ValueError as error:
@@ -255,10 +254,7 @@ def _load_sb3(path: Path, vecnormalize: str | Path | None) -> Policy:
 
 
 def save_spaces(folder: Path, trainer: type, options: Any, envs: Any) -> None:
-    """Write what `load_policy` needs of a run besides options and weights.
-
-    Of games, and of spaces that are not of arrays, no spaces are kept.
-    """
+    """Write what `load_policy` needs of a run besides options and weights; no spaces of games."""
     module = trainer.__module__
     if not module.startswith(LIBRARY):  # a file of the user's
         module = str(Path(getattr(sys.modules[module], "__file__", None) or module).resolve())
@@ -282,10 +278,7 @@ def env_of(options: Any) -> str:
 
 
 def sb3_player(envs: Any, model: Any, uses_masks: bool, normalized: Any) -> Any:
-    """Return a function of observations that asks a model, as `load_sb3_model` returns it.
-
-    If it `uses_masks`, `envs.action_masks()` are given; arrays of observations are `normalized`.
-    """
+    """Return a function of observations that asks a model, as `load_sb3_model` returns it."""
     state: Any = None
 
     def act(obs: Any, starts: Any, *, sample: bool = False) -> np.ndarray:

@@ -1,9 +1,7 @@
-"""PPO on any vector env: vectors, pictures or dicts of them in, any common kind of action out.
+"""PPO on any vector env, of J. Schulman et al., 2017 (arXiv 1707.06347).
 
-    vecenv train CartPole-v1 --algo ppo
-    torchrun --nproc-per-node 2 -m vecenv train CartPole-v1 --algo ppo
-
-J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017 (arXiv 1707.06347).
+`vecenv train CartPole-v1 --algo ppo`, or of several processes
+`torchrun --nproc-per-node 2 -m vecenv train CartPole-v1 --algo ppo`.
 """
 
 from __future__ import annotations
@@ -74,8 +72,7 @@ class Options(RolloutOptions, EnvOptions):
 class Agent(nn.Module):
     """Actor and critic: hidden layers each, or behind pictures the same ones.
 
-    `envs` give single spaces; of `options` count `hidden`, `recurrent`, `memory_size`, `normalize`
-    and `entropy_weight`. OptionsError if a space is not supported.
+    `envs` give single spaces. OptionsError if a space is not supported.
 
     Attributes:
         encoders: By parts of the observation, see `vecenv.train.networks`.
@@ -167,12 +164,9 @@ class Agent(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return actions (B, K) and the new state of the memory, None without one.
 
-        Args:
-            obs: Observations (B, ...), or a dict of these.
-            quantiles: float32 (B, K), in 0..1: where in the distribution the actions are; None for
-                the likeliest ones.
-            mask: Which choices are possible, 0 or not (B, sum(sizes)); None for all.
-            *memory: Its state and where it begins anew, as of `step`.
+        They are those of observations (B, ...) at `quantiles`, float32 (B, K) in 0..1, of the
+        distribution; None stands for the likeliest ones. `mask` is as of `policy`, `memory` its
+        state and where it begins anew, as of `step`.
         """
         features, state = self.step(obs, *memory)
         policy = self.policy(features, mask)
@@ -191,11 +185,8 @@ class Agent(nn.Module):
 def ppo_loss(agent: Agent, batch: Any, options: RolloutOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch, a mean over rows, and other means over rows to look at.
 
-    Args:
-        agent: With a memory, batches are sequences.
-        batch: A `buffers.rollout` batch: `obs`, `actions`, `log_probs`, `advantages`, `returns`,
-            `weights` (0 for rows that only fill it up) and `extras`.
-        options: `clip`, `value_weight` and `entropy_weight`.
+    `batch` is one of `buffers.rollout`, of sequences for an agent with a memory. Rows that only
+    fill it up have `weights` of 0.
     """
     first = (None, None)
     if agent.memory is not None:  # sequences (L, S, ...)
@@ -224,11 +215,9 @@ def ppo_loss(agent: Agent, batch: Any, options: RolloutOptions) -> tuple[Tensor,
 class PPO(Trainer):
     """Collects rollouts and learns from them; see `Trainer` for what can be replaced.
 
-    Attributes:
-        episodes: Returns of the episodes that ended in the last update, of all ranks.
-        lengths: Steps of those of this rank.
-        rollout: The `RolloutBuffer`.
-        memory: State of the agent's memory, float32 (N, M); None without one.
+    `rollout` is the `RolloutBuffer`, `memory` the state of the agent's memory, float32 (N, M), or
+    None; `episodes` are the returns of those that ended in the last update, of all ranks,
+    `lengths` the steps of those of this rank.
     """
 
     Options = Options
@@ -244,7 +233,7 @@ class PPO(Trainer):
     def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
         super().__init__(options, envs, agent)
         if (file := getattr(options, "load", None)) is not None:
-            load_agent(self.agent, self.checkpoint_of(file) if file.is_dir() else file)
+            load_agent(self.agent, file)
         ranks, cell, make_agent = self.ranks, self.agent.memory, self.make_agent
         self.first = ranks.rank * envs.num_envs  # of these envs, among those of all ranks
         self.rollout_steps = ranks.size * envs.num_envs * options.num_steps
@@ -290,8 +279,7 @@ class PPO(Trainer):
     def extra_columns(self) -> dict[str, Any]:
         """Return spaces of further columns of the rollout, by names.
 
-        "action_mask" and "state" of a memory are filled when the agent acts; a subclass that adds
-        others fills these in `fill`. Ray's actors record masks, and act whatever is added.
+        A subclass that adds others fills them in `fill`; Ray's actors act whatever is added.
         """
         columns = dict[str, Any]()
         if self.options.masks and self.envs.has_action_masks:
@@ -361,15 +349,6 @@ class PPO(Trainer):
         rollout.log_probs[steps] = log_probs.view(-1, rollout.num_envs)
         rollout.values[steps] = agent.value(features).view(-1, rollout.num_envs)
 
-    def update(self) -> dict[str, float]:
-        """Collect a rollout and learn from it; return scalars under their usual names."""
-        self.collect()
-        self.num_updates += 1
-        scalars = {f"losses/{name}": x for name, x in self.improve(self.steps).items()}
-        if len(self.lengths):
-            scalars["charts/episodic_length"] = float(np.mean(self.lengths))
-        return scalars
-
     @torch.inference_mode()
     def compute_advantages(self) -> None:
         """Fill advantages, and returns in the critic's unit, their standard deviation."""
@@ -382,10 +361,7 @@ class PPO(Trainer):
         rollout.returns /= unit
 
     def minibatches(self) -> Any:
-        """Yield batches of one size of all steps, or sequences of them; the next takes its memory.
-
-        Advantages have mean 0 and variance 1.
-        """
+        """Yield batches of all steps, or sequences; the next one takes the memory of the last."""
         rollout, count = self.rollout, self.options.num_minibatches
         given: Any = {"normalize_advantages": self.ranks.size == 1}
         if self.agent.memory is None:
@@ -398,13 +374,12 @@ class PPO(Trainer):
                 self.ranks.normalize_(batch.advantages, batch.weights)
             yield batch
 
-    def improve(self, steps: int) -> dict[str, float]:
-        """Learn from the rollout, and begin the next one; return scalars.
-
-        With `steps`, those made before the rollout, the learning rate falls.
-        """
+    def update(self) -> dict[str, float]:
+        """Collect a rollout, learn from it, and begin the next one; return scalars by name."""
+        self.collect()
+        self.num_updates += 1
         options, rollout, agent, ranks = self.options, self.rollout, self.agent, self.ranks
-        left = max(0.0, 1 - steps / options.total_steps)
+        left = max(0.0, 1 - self.steps / options.total_steps)
         self.optimizer.set_lr(options.learning_rate * left)
         if options.entropy_falls:
             agent.entropy_weight.fill_(options.entropy_weight * left)
@@ -426,7 +401,10 @@ class PPO(Trainer):
                 agent.encoders.absorb(obs, ranks=ranks)
             rollout.advance()
         self.steps += sum(ranks.gather(len(returns)))
-        return {name: float(value) for name, value in means.items()}
+        scalars = {f"losses/{name}": float(value) for name, value in means.items()}
+        if len(self.lengths):
+            scalars["charts/episodic_length"] = float(np.mean(self.lengths))
+        return scalars
 
     def learn(self) -> dict[str, Tensor]:
         """Make the gradient steps of an update; return means over them of the loss's scalars."""
@@ -452,8 +430,6 @@ class PPO(Trainer):
         torch.set_rng_state(stream)
         for module, state in zip(modules, states, strict=True):
             module.load_state_dict(state)
-        if self.memory is not None:
-            self.memory.zero_()
         return True
 
     def finish(self, run: Run) -> None:
@@ -477,9 +453,8 @@ class PPO(Trainer):
     def player(envs: Any, agent: Agent, options: RolloutOptions) -> Callable[..., np.ndarray]:
         """Return the likeliest actions as a function of observations, and where episodes begin.
 
-        These are tensors (N, ...), or dicts of them, and bool (N,); the actions are an array. Given
-        a dict as `report`, the function puts values and probabilities into it. `sample` draws from
-        the policy by torch's global generator.
+        These are tensors (N, ...), nested like the space, and bool (N,), actions an array. With
+        `sample` it draws by torch's generator; a dict `report` gets values and probabilities.
         """
         state, device = None, options.device
         if agent.memory is not None:

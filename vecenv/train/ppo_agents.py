@@ -70,7 +70,8 @@ class AgentsPPO(Trainer):
         self.start()
         for (name, group), one in zip(envs.groups.items(), self.agent, strict=True):
             start = partialmethod(ppo.PPO.start, self.obs[name])
-            learner = ppo.PPO.replacing(loss=self.loss, start=start)
+            replaced: Any = {"loss": self.loss, "start": start, "collect": lambda learner: None}
+            learner = ppo.PPO.replacing(**replaced)
             self.learners[name] = learner(options, group, one)
         self.is_captured = any(one.is_captured for one in self.learners.values())
         if self.is_captured:
@@ -106,12 +107,11 @@ class AgentsPPO(Trainer):
         before, scalars, self.episodes = self.steps, dict[str, float](), []
         self.collect()
         for name, learner in self.learners.items():
-            self.steps -= learner.steps
-            means = learner.improve(before)
-            self.steps += learner.steps
+            learner.steps = before  # at which its learning rate is
+            scalars |= {f"{name}/{key}": value for key, value in learner.update().items()}
+            self.steps += learner.steps - before
             if returns := learner.episodes:
-                means["episodic_return"] = sum(returns) / len(returns)
-            scalars |= {f"{name}/{key}": value for key, value in means.items()}
+                scalars[f"{name}/episodic_return"] = sum(returns) / len(returns)
             self.episodes += returns
         self.num_updates += 1
         return scalars

@@ -45,11 +45,9 @@ class Trainer:
         envs: The caller's to close.
         agent: On the device of the options; None makes one.
 
-    Attributes:
-        agent: The module that learns.
-        steps: Env steps made; those on which autoreset resets do not count.
-        num_updates: Updates made.
-        episodes: Returns of the episodes that ended in the last update.
+    `agent` is the module that learns, `steps` the env steps made (those on which autoreset resets
+    do not count), `num_updates` the updates made, `episodes` the returns of those that ended in the
+    last one.
     """
 
     Options: ClassVar[type]
@@ -164,7 +162,8 @@ class Trainer:
                         shown |= {f"infos/{name}": x for name, x in self.envs.take().items()}
                     run.log(self.steps, shown | scalars)
                     progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
-                self.save_if_due(run, before)
+                if run.is_due(self.steps):
+                    self.save(run)
             else:
                 progress.fill(self.steps)  # what no rollout fits into is left out
             progress.show(self.steps)
@@ -178,11 +177,6 @@ class Trainer:
     def on_episode(self, episode_return: float) -> bool | None:
         """Do something with the return of each episode; return True to stop the training."""
 
-    def save_if_due(self, run: Run, before: int) -> None:
-        """Save from time to time; `before` is the steps made before the last update."""
-        if run.is_due(self.steps):
-            self.save(run)
-
     def snapshot(self) -> dict[str, Any]:
         """Return what a checkpoint has, by its name there."""
         return {name: getattr(self, name) for name in self.STATE}
@@ -192,10 +186,10 @@ class Trainer:
         for part in filter(None, (self.gradient, is_on_device(self.envs) and self.envs)):
             part.check()
 
-    def save(self, run: Run, score: float | None = None) -> None:
-        """Write a checkpoint, as the best one too if it has a score and none was higher."""
+    def save(self, run: Run) -> None:
+        """Write a checkpoint."""
         self.check()
-        run.save(self.snapshot(), score=score)
+        run.save(self.snapshot())
 
     def restore(self, run: Run, *, later: tuple[str, ...] = ()) -> bool | None:
         """Go on where the run's checkpoint was made; attributes in `later` are left as they are.
@@ -315,13 +309,8 @@ class Trainer:
         torch.set_num_threads(options.torch_threads)  # those of the training
         envs = cls.make_envs(options, num_envs)
         agent = cls.new_agent(envs, options)
-        load_agent(agent, cls.checkpoint_of(options.save))
+        load_agent(agent, options.save)
         return envs, cls.player(envs, agent, options)
-
-    @staticmethod
-    def checkpoint_of(folder: Path) -> Path:
-        """Return the checkpoint that has the policy of a run."""
-        return folder / "checkpoint" / "last.pt"
 
 
 def title_of(options: Any) -> str:
