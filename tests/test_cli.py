@@ -415,7 +415,7 @@ def test_train_leaves_a_run_folder_that_play_plays_and_train_resumes(
 
     options = json.loads((cartpole_run / "options.json").read_text())
     assert (options["env_id"], options["total_steps"]) == ("CartPole-v1", 600)
-    for policy in (cartpole_run, cartpole_run / "policy.npz"):
+    for policy in (cartpole_run, cartpole_run / "checkpoint" / "last.pt"):
         assert main(["play", "CartPole-v1", "--policy", str(policy), "--episodes", "3"]) == 0
         out = capsys.readouterr().out
         assert re.search(r"CartPole-v1, ppo of .*: return [0-9.]+ ± .* over 3 episodes", out)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vecenv.learn import Graph
-from vecenv.train import ppo, sac, trainer
+from vecenv.train import ppo, sac
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 NUM_UPDATES = 6
@@ -19,7 +19,7 @@ class Called(Graph):
 
 def updated(graph_type, monkeypatch, env_id, **changes):
     """A trainer of PPO after some updates."""
-    monkeypatch.setattr(trainer, "Graph", graph_type)
+    monkeypatch.setattr(ppo, "Graph", graph_type)
     options = ppo.Options(
         env_id, num_envs=64, num_steps=16, total_steps=100_000, hidden=(16,), device="cuda",
         num_minibatches=4, compile="off", **changes,
@@ -67,7 +67,7 @@ def test_an_update_waits_for_the_device_for_what_is_logged_alone(monkeypatch):
 def test_graphs_of_sac_do_what_calls_do(monkeypatch):
     found = []
     for graph_type in (Called, Graph):
-        monkeypatch.setattr(trainer, "Graph", graph_type)
+        monkeypatch.setattr(sac, "Graph", graph_type)
         options = sac.Options(
             "JitPendulum-v1", num_envs=8, learning_starts=80, batch_size=32, hidden=(16,),
             capacity=1000, device="cuda", compile="off",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
+from vecenv import load_policy
 from vecenv.learn import load_checkpoint
 from vecenv.train import ppo_agents as ppo
 
@@ -66,6 +67,19 @@ class Game:
         pass
 
 
+class Uneven(Game):
+    """The last agent sees more and has fewer choices."""
+
+    def observation_space(self, agent):
+        return Box(-1, 1, (5 if agent == "unit_2" else 3,), np.float32)
+
+    def action_space(self, agent):
+        return Discrete(2) if agent == "unit_2" else Discrete(4)
+
+    def observe(self, agent):
+        return np.resize(self.seen[0], 5 if agent == "unit_2" else 3)
+
+
 class Varied(Game):
     """Three kinds of spaces: masks, choices and numbers; and a box of actions."""
 
@@ -109,7 +123,7 @@ def as_module(monkeypatch):
 def make_trainer(game, **changes):
     options = ppo.Options(**{"env": "a_game", "backend": "sync", **SMALL, **changes})
     torch.manual_seed(options.seed)
-    envs = ppo.AgentsPPO.make_envs(options, options.num_games)
+    envs = ppo.AgentsPPO.make_envs(options, options.num_games, on_device=True)
     return ppo.AgentsPPO(options, envs)
 
 
@@ -119,7 +133,7 @@ def lives(factory, trainer, learner):
     Yields:
         obs (L + 1, ...), actions, rewards (L,), terminated.
     """
-    rollout, num_agents = learner.rollout, learner.envs.num_agents
+    rollout, num_agents = learner.rollout, learner.envs.group.num_agents
     for number in range(trainer.options.num_games):
         game = factory()
         obs, _ = game.reset(seed=trainer.options.seed + number)
@@ -171,7 +185,7 @@ def living_rows(trainer, learner):
 def test_gradients_are_those_of_the_living_alone(as_module):
     env = as_module(Game)
     trainer = make_trainer(Game, env=env, num_epochs=0, num_games=5, num_steps=40)
-    learner, options = trainer.learners["unit"], trainer.options
+    learner, options = trainer, trainer.options
     agent = learner.agent
     with torch.no_grad():  # so that policy and values depend on what they see
         for parameter in agent.parameters():
@@ -199,20 +213,19 @@ def test_gradients_are_those_of_the_living_alone(as_module):
         torch.testing.assert_close(own, other, rtol=2e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("policies", ["group", "agent"])
-def test_groups_of_other_spaces_learn_side_by_side(policies, as_module, tmp_path):
-    """With masks, choices as observations, and a box of actions."""
-    names = {"group": ["unit", "unit_2"], "agent": ["unit_0", "unit_1", "unit_2"]}[policies]
-    changes = {"policies": policies, "total_steps": 300, "eval_episodes": 3}
-    options = ppo.Options(
-        env=as_module(Varied), save=tmp_path, backend="sync", **{**SMALL, **changes}
-    )
-    result = ppo.main(options)
-    assert list(result) == names
-    assert all(1 <= found.mean <= 7 * len(names) for found in result.values())
+def test_agents_of_unequal_spaces_are_padded_and_learn_side_by_side(as_module, tmp_path):
+    changes = {"total_steps": 300, "eval_episodes": 3, "save": tmp_path, "indicator": True}
+    options = ppo.Options(env=as_module(Uneven), backend="sync", **{**SMALL, **changes})
+    assert len(ppo.main(options).returns) == 3
     state = load_checkpoint(tmp_path / "checkpoint" / "last.pt")["state"]
-    assert [key.split("/")[0] for key in state if key.endswith("/optimizer")] == names
     assert 150 < state["steps"] <= 300
+    policy = load_policy(tmp_path)
+    assert policy.observation_space.shape == (5 + 3,)
+    assert policy(np.zeros((6, 8), np.float32), np.ones((6, 4))).shape == (6,)
+    changes |= {"overwrite": True, "indicator": False}
+    options = ppo.Options(env=as_module(Varied), backend="sync", **{**SMALL, **changes})
+    with pytest.raises(SystemExit, match="agents have unequal spaces: "):
+        ppo.main(options)
 
 
 def test_agents_with_a_memory_learn_as_they_acted(as_module):
@@ -220,7 +233,7 @@ def test_agents_with_a_memory_learn_as_they_acted(as_module):
     given |= {"normalize": True}
     trainer = make_trainer(Game, env=as_module(Game), **given)
     trainer.update()  # the second rollout begins with states of the first
-    (learner,) = trainer.learners.values()
+    learner = trainer
     with torch.no_grad():
         for parameter in learner.agent.parameters():
             parameter += 0.3 * torch.randn(parameter.shape)
@@ -230,5 +243,5 @@ def test_agents_with_a_memory_learn_as_they_acted(as_module):
         assert batch.is_first.any() and not batch.is_first.all()
         _, means = ppo.ppo_loss(learner.agent, batch, trainer.options)
         assert abs(means["approx_kl"]) < 1e-6 and means["clipfrac"] == 0
-    found = trainer.evaluate(4)["unit"]
+    found = trainer.evaluate(4)
     assert len(found.returns) == 4

@@ -229,7 +229,7 @@ def test_masks_are_not_heeded_which_is_told(capsys):
     trainer = dqn.DQN(dqn.Options(**DQN), envs)
     assert "masks" not in capsys.readouterr().out
     trainer.start()
-    assert "dqn ignores the env's action masks" in capsys.readouterr().out
+    assert "action masks of the env are ignored" in capsys.readouterr().out
 
 
 class Masked(gym.Env):

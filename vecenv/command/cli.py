@@ -173,7 +173,6 @@ def _options_of_training(
     if config is not None and "--resume" in words and trainers.is_of_run(config):
         folder = config.parent
     defaults = own | ({"save": folder} if "save" in fields else {})
-    defaults |= getattr(module, "DEFAULTS", {}).get(chosen.env, {})
     options = read(default=dataclasses.replace(module.Options(), **defaults))
     if not getattr(options, "resume", False):
         return options

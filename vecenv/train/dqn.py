@@ -1,9 +1,4 @@
-"""DQN for Discrete actions, and observations of any common kind.
-
-    vecenv train CartPole-v1 --algo dqn
-
-Networks are double and dueling.
-"""
+"""Double and dueling DQN for Discrete actions: `vecenv train CartPole-v1 --algo dqn`."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ from vecenv.train.options import GradientOptions, OptionsError
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
 from vecenv.train.trainer import Trainer
 
-__all__ = ["DEFAULTS", "DQN", "Agent", "Options", "QNetwork", "dqn_loss", "load_policy", "main"]
+__all__ = ["DQN", "Agent", "Options", "QNetwork", "dqn_loss", "load_policy", "main"]
 
 
 @dataclass
@@ -39,13 +34,6 @@ class Options(GradientOptions, ReplayOptions):
     max_grad_norm: float = 10.0  # longer gradients are shortened to this
     tau: float = 0.01  # step of the target towards the network in an update, as a fraction
     hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers, after convolutions if any
-
-
-BREAKOUT: Any = {"total_steps": 1_000_000, "num_envs": 32, "update_ratio": 0.1, "batch_size": 64}
-BREAKOUT |= {"hidden": (128,), "learning_rate": 5e-4, "exploration_steps": 100_000}
-BREAKOUT |= {"n_step": 3, "learning_starts": 5000}
-DEFAULTS: Any = {"breakout:Breakout-v0": BREAKOUT}  # of other envs
-DEFAULTS["breakout:BreakoutFrames-v0"] = BREAKOUT | {"frame_stack": 4}
 
 
 class QNetwork(nn.Module):
@@ -73,6 +61,11 @@ class Agent(TargetAgent):
         if not isinstance(space, Discrete):
             raise OptionsError(f"actions are {space}, expected Discrete; use a wrapper")
         super().__init__(QNetwork(envs.single_observation_space, int(space.n), options))
+        self.start = int(space.start)
+
+    def to_env(self, actions: Any) -> Any:
+        """Turn actions, which count from 0, into those that the env takes."""
+        return actions + self.start
 
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
@@ -107,8 +100,7 @@ class DQN(Replay):
 
     def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
         super().__init__(options, envs, agent)
-        space, obs_space = envs.single_action_space, envs.single_observation_space
-        self.num_actions, self.first_action = int(space.n), int(space.start)
+        space, obs_space = Discrete(envs.single_action_space.n), envs.single_observation_space
         # Pictures are stored once, and each of a stack.
         stores_next = obs_space.shape is None or len(obs_space.shape) == 1
         kept: Any = {"frame_stack": options.frame_stack or None, "store_next": stores_next}
@@ -118,19 +110,14 @@ class DQN(Replay):
     def choose(self, obs: Any) -> np.ndarray:
         """Return the best actions, some of them replaced by random ones."""
         options, count = self.options, self.envs.num_envs
-        random = self.rng.integers(self.num_actions, size=count) + self.first_action
+        random = self.rng.integers(self.envs.single_action_space.n, size=count)
         if self.steps < options.learning_starts:
             return random
         progress = min(self.steps / max(options.exploration_steps, 1), 1.0)
         first, last = options.exploration
         is_random = self.rng.random(count) < first + (last - first) * progress
         x = leaf_by_leaf(lambda part: torch.from_numpy(part).to(options.device), obs)
-        return np.where(is_random, random, self.agent.act(x).cpu().numpy() + self.first_action)
-
-    def draw(self) -> Batch:
-        """Return transitions of the buffer, valid until the next call; actions count from 0."""
-        batch = super().draw()
-        return batch._replace(actions=batch.actions.long() - self.first_action)
+        return np.where(is_random, random, self.agent.act(x).cpu().numpy())
 
     def learn(self) -> dict[str, Tensor]:
         """Make an update, at a learning rate that falls to a hundredth."""
@@ -141,12 +128,11 @@ class DQN(Replay):
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:
         """Return the best actions as a function of observations; a `report` gets all values."""
-        space: Any = envs.single_action_space
 
         def act(obs: Tensor, report: dict[str, Any] | None = None) -> Tensor:
             if report is not None:  # what `vecenv play --html` shows beside the action
                 report["action_values"] = agent.network(obs).numpy()
-            return agent.act(obs) + int(space.start)
+            return agent.to_env(agent.act(obs))
 
         return act
 

@@ -20,9 +20,8 @@ from vecenv.train.options import OptionsError
 __all__ = ["Choices", "Encoders", "Memory", "Normals", "Numbers", "Pictures", "linear", "mlp"]
 __all__ += ["rectified", "sizes_of"]
 
-# Convolutions (channels, size, stride) for pictures whose shorter side has at least so many cells.
-# Of a side of 5 to 96 cells they leave 1 to 9. The first row is that of Mnih et al., "Human-level
-# control through deep reinforcement learning", 2015, the last that of Young and Tian, "MinAtar".
+# Convolutions (channels, size, stride) for pictures whose shorter side has at least so many cells;
+# 1 to 9 are left of 5 to 96. The first row is that of Mnih et al., 2015, the last that of MinAtar.
 _CONVOLUTIONS = (
     (36, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),
     (18, ((32, 4, 2), (64, 4, 2), (64, 3, 1))),
@@ -59,7 +58,7 @@ class Choices:
 
 
 class Normals(Normal):
-    """K independent normal distributions; actions are float32 (B, K)."""
+    """K independent normal distributions, (B, K); log-densities and entropies are sums, (B,)."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return log-densities (B,) of actions (B, K)."""
@@ -130,8 +129,7 @@ class Numbers(nn.Module):
 class Pictures(nn.Module):
     """Convolutions over pictures (B, H, W, C) or (B, C, H, W), whichever has fewer channels.
 
-    They follow from the shorter side, 5 at least, and leave 1 to 9 cells of it; docs/learning.md
-    has a table. uint8 is divided by 255.
+    They follow from the shorter side, as docs/learning.md says. uint8 is divided by 255.
     """
 
     def __init__(self, space: Any) -> None:
@@ -158,8 +156,7 @@ class Pictures(nn.Module):
 class Encoders(nn.ModuleDict):
     """An encoder for an observation ("obs"), or one for each part of a Dict but "action_mask".
 
-    If it normalizes, numbers that are no pictures get mean 0 and variance 1. OptionsError for a
-    part of another kind than those below.
+    With `normalizes` numbers that are no pictures get mean 0 and variance 1.
     """
 
     def __init__(self, space: Any, normalizes: bool = False) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 __all__ = ["EnvOptions", "GradientOptions", "OptionsError", "RunOptions", "is_on_device"]
-__all__ += ["make_placed", "named"]
 
 
 class OptionsError(ValueError):
@@ -91,12 +89,3 @@ def make_placed(
 def is_on_device(envs: Any) -> bool:
     """Whether results of these envs, or rows of agents, are tensors where they are computed."""
     return hasattr(envs, "device")
-
-
-def named(name: str) -> Any:
-    """Import what "module:name" names; OptionsError if there is no such thing."""
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionsError(f"--wrappers {name}: {error}; expected module:name") from None

@@ -57,7 +57,7 @@ class Policy:
     def __call__(
         self, obs: Any, masks: Any = None, starts: Any = None, *, sample: bool = False
     ) -> np.ndarray:
-        """Return actions.
+        """Return actions (N, *action_shape), or of one env without N, as it takes them.
 
         Args:
             obs: Observations (N, *obs_shape), nested like the space, or of one env, without N.
@@ -66,15 +66,11 @@ class Policy:
             starts: Where an episode begins with this observation, bool (N,), or one bool. None:
                 everywhere in the first call and after `reset`, then nowhere.
             sample: Draw from the policy, by torch's global generator, instead of taking the
-                likeliest actions.
-
-        Returns:
-            (N, *action_shape), or (*action_shape) of one env, as the env takes them; new memory.
+                likeliest actions; TypeError if there is nothing to draw from.
 
         Raises:
             ValueError: A shape does not fit, or N has changed where the policy has a memory of its
                 rows and `starts` is not all True.
-            TypeError: The policy has nothing to be sampled from.
         """
         x, count, is_one = _read(self.observation_space, obs)
         is_new = self._act is None
@@ -146,8 +142,7 @@ def load_policy(
         code: The file of a trainer of your own, if one made the run: it is imported. The folder
             remembers the path, but only a file that is named here is ever run.
         vecnormalize: Statistics of stable-baselines3's VecNormalize for a .zip, a pickle; None for
-            those beside it, see `vecenv.cage.saved.find_vecnormalize`. The log says if there are
-            none.
+            those beside it. The log says if there are none.
 
     Raises:
         FileNotFoundError: There is no such run, or it has saved nothing yet.
@@ -168,10 +163,8 @@ def load_policy(
         raise ValueError(f"vecnormalize is for models of stable-baselines3, {path} is none")
     home = next((p for p in (path, *path.parents[:2]) if (p / POLICY_FILE).is_file()), None)
     if home is None:
-        raise ValueError(
-            f"{path} has no {POLICY_FILE}, as the folders that vecenv train writes; expected such "
-            "a folder, a checkpoint in it, or a .zip of stable-baselines3"
-        )
+        wanted = "a folder or checkpoint of vecenv train, or a .zip of stable-baselines3"
+        raise ValueError(f"{path} has no {POLICY_FILE}, expected {wanted}")
     try:
         kept = load_checkpoint(home / POLICY_FILE)
         made_by, spaces = str(kept["trainer"]), kept["spaces"]
@@ -200,10 +193,8 @@ def load_agent(agent: Any, path: Path) -> None:
     """
     file = path / "checkpoint" / "last.pt" if path.is_dir() else path
     if not file.exists():
-        raise FileNotFoundError(
-            f"{path} has no policy yet: there is no {file}, which the training saves at its end "
-            "and from time to time (--save-every)"
-        )
+        told = "saves at its end and from time to time (--save-every)"
+        raise FileNotFoundError(f"{path} has no policy yet, no {file}, which the training {told}")
     try:
         load_weights(agent, load_checkpoint(file)["state"]["agent"])
     except ValueError as error:
@@ -229,10 +220,8 @@ def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:
         )
     trainer = getattr(getattr(module, "load_policy", None), "__self__", None)
     if trainer is None:
-        raise ValueError(
-            f"{module.__name__} has no `load_policy` of a Trainer, as the trainers of vecenv.train "
-            "have: its policies can't be loaded without envs"
-        )
+        told = "has no `load_policy` of a Trainer: its policies can't be loaded without envs"
+        raise ValueError(f"{module.__name__} {told}")
     return trainer
 
 
@@ -241,8 +230,8 @@ def _load_sb3(path: Path, vecnormalize: str | Path | None) -> Policy:
     loaded = load_sb3_model(path, vecnormalize)
     if vecnormalize is None and find_vecnormalize(path) is None:
         _logger.warning(
-            "no vecnormalize.pkl is beside %s: it is given observations as they are, which is "
-            "wrong if it was trained under VecNormalize; name its file by vecnormalize=",
+            "no vecnormalize.pkl is beside %s: its observations are taken as they are, which is "
+            "wrong if it was trained under VecNormalize; name the file by vecnormalize=",
             path,
         )
     model, uses_masks, _ = loaded

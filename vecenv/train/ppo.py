@@ -1,7 +1,6 @@
-"""PPO on any vector env, of J. Schulman et al., 2017 (arXiv 1707.06347).
+"""PPO on any vector env, of J. Schulman et al., 2017: `vecenv train CartPole-v1 --algo ppo`.
 
-`vecenv train CartPole-v1 --algo ppo`, or of several processes
-`torchrun --nproc-per-node 2 -m vecenv train CartPole-v1 --algo ppo`.
+Of several processes: `torchrun --nproc-per-node 2 -m vecenv train CartPole-v1 --algo ppo`.
 """
 
 from __future__ import annotations
@@ -21,20 +20,15 @@ from torch.nn import functional as F
 
 from buffers import RolloutBuffer
 from vecenv import RayVectorEnv, VecEnv, mask_width
-from vecenv.cage.saved import save_network
 from vecenv.core.batches import leaf_by_leaf
-from vecenv.learn import Adam, Moments, Run, quick_products
+from vecenv.learn import Adam, Graph, Moments, Run, quick_products
 from vecenv.train import networks
 from vecenv.train.networks import Choices, Encoders, Memory, Normals, mlp
 from vecenv.train.options import EnvOptions, GradientOptions, OptionsError, RunOptions, is_on_device
 from vecenv.train.policy import load_agent
 from vecenv.train.trainer import Trainer
 
-__all__ = ["DEFAULTS", "PPO", "Agent", "Options", "RolloutOptions", "main", "ppo_loss"]
-
-DEFAULTS: Any = {  # of other envs
-    "vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256, "masks": False}
-}
+__all__ = ["PPO", "Agent", "Options", "RolloutOptions", "main", "ppo_loss"]
 
 
 @dataclass
@@ -71,8 +65,6 @@ class Options(RolloutOptions, EnvOptions):
 
 class Agent(nn.Module):
     """Actor and critic: hidden layers each, or behind pictures the same ones.
-
-    `envs` give single spaces. OptionsError if a space is not supported.
 
     Attributes:
         encoders: By parts of the observation, see `vecenv.train.networks`.
@@ -174,12 +166,11 @@ class Agent(nn.Module):
 
     def to_env(self, actions: Any) -> Any:
         """Turn actions into those that the env takes: an array, or a tensor on a device."""
-        is_tensor = isinstance(actions, Tensor)
-        own = self if is_tensor else self.action_space
+        own: Any = self if isinstance(actions, Tensor) else self.action_space
         if self.is_discrete:
             return actions + own.start
-        clipped = actions.clip(own.low, own.high)
-        return clipped if is_tensor else clipped.astype(own.dtype, copy=False)
+        found = actions.clip(own.low, own.high)
+        return found if own is self else found.astype(own.dtype, copy=False)
 
 
 def ppo_loss(agent: Agent, batch: Any, options: RolloutOptions) -> tuple[Tensor, dict[str, Tensor]]:
@@ -216,16 +207,13 @@ class PPO(Trainer):
     """Collects rollouts and learns from them; see `Trainer` for what can be replaced.
 
     `rollout` is the `RolloutBuffer`, `memory` the state of the agent's memory, float32 (N, M), or
-    None; `episodes` are the returns of those that ended in the last update, of all ranks,
-    `lengths` the steps of those of this rank.
+    None; `lengths` are the steps of the episodes that ended on this rank in the last update.
     """
 
     Options = Options
     make_agent = Agent
     loss = staticmethod(ppo_loss)
-    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE.union(
-        ("total_steps", "num_workers", "vector_kwargs", "rank_timeout")
-    )
+    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps", "rank_timeout"}
     STATE = (*Trainer.STATE, "rollout", "memory")
     rollout: Any = None
     memory: Tensor | None = None
@@ -250,8 +238,8 @@ class PPO(Trainer):
         count, rows = options.num_minibatches, envs.num_envs * options.num_steps
         calls = options.total_steps // self.rollout_steps * options.num_epochs * count
         given: Any = {"ranks": ranks, "log": print if ranks.rank == 0 else None}
-        given["may_split"] = cell is None  # steps of a sequence depend on each other
-        given["deferred"] = self.is_captured
+        # Steps of a sequence depend on each other.
+        given |= {"may_split": cell is None, "deferred": self.is_captured}
         self.gradient = self.make_gradient(calls, rows // count, **given)
         given = {"max_grad_norm": options.max_grad_norm, "deferred": self.is_captured}
         weights = self.gradient.parameters()
@@ -260,13 +248,14 @@ class PPO(Trainer):
             # Of several ranks the sums are left out: torch does not watch those in a graph, and
             # would wait for a rank that has ended for ever.
             names = ["collect", "compute_advantages", "learn"][: 3 if ranks.size == 1 else 2]
-            self.capture(*names, generators=[self.rollout.generator])
+            given = {"generators": [self.rollout.generator], "log": print}
+            for name in names:
+                setattr(self, name, Graph(getattr(self, name), options.device, **given))
 
-    def start(self, obs: Any = None) -> None:
-        """Reset the envs, unless there are observations already, and begin a rollout."""
+    def start(self) -> None:
+        """Reset the envs, and begin a rollout."""
         options, envs = self.options, self.envs
-        if obs is None:
-            obs, _ = envs.reset(seed=options.seed + self.steps + self.first)
+        obs, _ = envs.reset(seed=options.seed + self.steps + self.first)
         if self.rollout is None:
             names = "gamma", "gae_lambda", "device"
             given: Any = {name: getattr(options, name) for name in names}
@@ -277,10 +266,7 @@ class PPO(Trainer):
         self.rollout.start(obs)
 
     def extra_columns(self) -> dict[str, Any]:
-        """Return spaces of further columns of the rollout, by names.
-
-        A subclass that adds others fills them in `fill`; Ray's actors act whatever is added.
-        """
+        """Return spaces of further columns of the rollout; a subclass fills its own in `fill`."""
         columns = dict[str, Any]()
         if self.options.masks and self.envs.has_action_masks:
             columns["action_mask"] = MultiBinary(mask_width(self.envs.single_action_space))
@@ -291,25 +277,31 @@ class PPO(Trainer):
     @torch.inference_mode()
     def collect(self) -> None:
         """Step all envs `num_steps` times, then compute what no step needed."""
-        self.begin_rollout()
-        envs, rollout = self.envs, self.rollout
+        envs, rollout, count, end = (
+            self.envs,
+            self.rollout,
+            self.envs.num_envs,
+            self.rollout.num_steps,
+        )
+        # The quantiles (T, N, K) of all actions, which so depend on no number of ranks.
+        shape = (end := rollout.num_steps), count * self.ranks.size, len(self.agent.sizes)
+        drawn = torch.rand(shape, device=rollout.device if self.is_captured else "cpu")
+        drawn = drawn[:, self.first :][:, :count].clamp_(2**-24, 1 - 2**-24)
+        self.quantiles = drawn.to(rollout.device)
         if isinstance(envs, RayVectorEnv):
-            slots = [rollout.slot(t) for t in range(rollout.num_steps)]
+            slots = [rollout.slot(t) for t in range(end)]
             fields = {k: x for k, x in rollout.extras.items() if k == "action_mask"}
             fields["actions"] = rollout.actions
             envs.collect(slots, self.agent.state_dict(), inputs=[self.quantiles], fields=fields)
         else:
-            for t in range(rollout.num_steps):
+            for t in range(end):
                 envs.step(self.act(t), out=rollout.slot(t))
-        self.end_rollout()
-
-    def begin_rollout(self) -> None:
-        """Draw the quantiles (T, N, K) of all actions, which so depend on no number of ranks."""
-        rollout, count = self.rollout, self.envs.num_envs
-        device = rollout.device if self.is_captured else "cpu"
-        shape = rollout.num_steps, count * self.ranks.size, len(self.agent.sizes)
-        drawn = torch.rand(shape, device=device)[:, self.first :][:, :count]
-        self.quantiles = drawn.clamp_(2**-24, 1 - 2**-24).to(rollout.device)
+        # Steps whose rows fit the processor's cache; on a device as many as make it busy.
+        size = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // count)
+        with quick_products(size * count, device=rollout.device):
+            for t in range(0, end, size):
+                self.fill(slice(t, min(t + size, end)))
+        rollout.count_episodes()  # of rewards as they came
 
     def act(self, t: int) -> Any:
         """Draw the actions (N, *action_shape) of step t; note masks and states of memories."""
@@ -324,16 +316,6 @@ class PPO(Trainer):
             if state is not None:
                 state.copy_(found[1])  # where a graph reads it
         return self.agent.to_env(rollout.env_actions(t))
-
-    def end_rollout(self) -> None:
-        """Compute the columns that no step needed."""
-        rollout, count, end = self.rollout, self.envs.num_envs, self.rollout.num_steps
-        # Steps whose rows fit the processor's cache; on a device as many as make it busy.
-        size = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // count)
-        with quick_products(size * count, device=rollout.device):
-            for t in range(0, end, size):
-                self.fill(slice(t, min(t + size, end)))
-        rollout.count_episodes()  # of rewards as they came
 
     @torch.inference_mode()
     def fill(self, steps: slice) -> None:
@@ -431,23 +413,6 @@ class PPO(Trainer):
         for module, state in zip(modules, states, strict=True):
             module.load_state_dict(state)
         return True
-
-    def finish(self, run: Run) -> None:
-        """Save the policy for `vecenv evaluate`, without torch, if it is one of tanh layers."""
-        agent, envs = self.agent, self.envs.unwrapped
-        encode, *others = agent.encoders.values()
-        is_plain = isinstance(encode, networks.Numbers) and not (encode.choices or others)
-        is_plain = is_plain and agent.memory is None and isinstance(agent.actor, nn.Sequential)
-        if self.ranks.rank > 0 or not is_plain or len(agent.trunk):
-            return
-        arrays = [p.detach().cpu().numpy() for p in agent.actor.parameters()]
-        layers = [(w.T, b) for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
-        given: Any = {}
-        if (x := encode.moments) is not None:
-            given["scale"] = [y.flatten().cpu().numpy() for y in (x.mean, x.std())]
-        if scenario := getattr(getattr(envs, "on_host", envs), "scenario", None):  # of CAGE 2
-            given["made_for"] = scenario.identity()
-        save_network(self.options.save / "policy.npz", layers, **given)
 
     @staticmethod
     def player(envs: Any, agent: Agent, options: RolloutOptions) -> Callable[..., np.ndarray]:

@@ -1,9 +1,7 @@
 """A Q-learner with a memory: sequences with burn-in, stored states and priorities, as in R2D2.
 
-    vecenv train memory:TMaze-v0 --algo r2d2 --env-kwargs length 10
-
-S. Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", 2019,
-without its actors, its rescaled values and its noise.
+Of S. Kapturowski et al., 2019, without its actors, its rescaled values and its noise:
+`vecenv train memory:TMaze-v0 --algo r2d2 --env-kwargs length 10`.
 """
 
 from __future__ import annotations
@@ -67,8 +65,8 @@ class Agent(TargetAgent):
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
         space, actions = envs.single_observation_space, envs.single_action_space
-        is_known = isinstance(space, Box) and len(space.shape) > 0
-        if not (is_known and isinstance(actions, Discrete) and actions.start == 0):
+        is_known = isinstance(space, Box) and len(space.shape) and isinstance(actions, Discrete)
+        if not (is_known and actions.start == 0):
             wanted = "Box with an axis, and Discrete from 0; use a wrapper"
             raise OptionsError(f"the spaces are {(space, actions)}, expected {wanted}")
         super().__init__(QNetwork(space, int(actions.n), options))
@@ -111,15 +109,13 @@ class R2D2(Replay):
     Options = Options
     make_agent = Agent
     loss = staticmethod(r2d2_loss)
-    STATE = (*Replay.STATE, "state")
+    STATE = (*Replay.STATE, "state", "is_over")
     BUFFER = PrioritizedReplayBuffer
 
     def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
-        if not min(options.exploration) > 0:
-            raise OptionsError(f"--exploration {options.exploration}: expected numbers above 0")
-        if not 0 <= options.burn_in < (length := options.sequence_length):
-            wanted = f"expected 0 or more and less than --sequence-length {length}"
-            raise OptionsError(f"--burn-in {options.burn_in}: {wanted}")
+        if not (min(options.exploration) > 0 <= options.burn_in < options.sequence_length):
+            told = f"--exploration {options.exploration}, --burn-in {options.burn_in}: expected"
+            raise OptionsError(f"{told} shares above 0, and less than --sequence-length")
         super().__init__(options, envs, agent)
         kept: Any = {"extra_columns": {"state": Box(-np.inf, np.inf, (options.hidden,))}}
         spaces = envs.single_observation_space, envs.single_action_space
@@ -128,26 +124,16 @@ class R2D2(Replay):
         self.random_share = np.geomspace(*options.exploration, num=envs.num_envs)
         self.state = torch.zeros(envs.num_envs, options.hidden)  # of the memory
 
-    def start(self) -> None:
-        """Reset the envs and the memory."""
-        super().start()
-        self.state.zero_()
-
     @torch.no_grad()
     def choose(self, obs: Any) -> np.ndarray:
-        """Return the best actions, some of them replaced by random ones."""
+        """Return the best actions, some of them replaced by random ones; note the states before."""
         is_early = self.steps < self.options.learning_starts
         is_random = self.rng.random(len(obs)) < np.where(is_early, 1.0, self.random_share)
         random = self.rng.integers(self.envs.single_action_space.n, size=len(obs))
-        values, states = self.agent.network(torch.from_numpy(obs)[:, None], self.state)
-        self.noted, self.next_state = {"state": self.state.numpy()}, states[:, 0]
+        state = self.state.masked_fill(torch.from_numpy(self.is_over)[:, None], 0.0)
+        values, states = self.agent.network(torch.from_numpy(obs)[:, None], state)
+        self.noted, self.state = {"state": state.numpy()}, states[:, 0]
         return np.where(is_random, random, values[:, 0].argmax(1).numpy())
-
-    def collect(self) -> list[float]:
-        """Step all envs; return the returns of ended episodes, which are forgotten."""
-        found = super().collect()
-        self.state = self.next_state.masked_fill(torch.from_numpy(self.is_over)[:, None], 0.0)
-        return found
 
     def draw(self) -> SequenceBatch:
         """Return sequences of the buffer."""
@@ -171,8 +157,7 @@ class R2D2(Replay):
 
         def act(obs: Tensor, starts: Tensor) -> Tensor:
             nonlocal state
-            state = state.masked_fill(torch.as_tensor(starts)[:, None], 0.0)
-            values, states = agent.network(obs[:, None], state)
+            values, states = agent.network(obs[:, None], state.masked_fill(starts[:, None], 0.0))
             state = states[:, 0]
             return values[:, 0].argmax(1)
 

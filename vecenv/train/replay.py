@@ -60,12 +60,16 @@ class TargetAgent(nn.Module):
         for slow, weight in zip(self.target.parameters(), self.network.parameters(), strict=True):
             slow.lerp_(weight, tau)
 
+    def to_env(self, actions: Any) -> Any:
+        """Turn actions as they are stored into those that the env takes."""
+        return actions
+
 
 class Replay(Trainer):
     """Steps envs, stores transitions, and lets the agent learn from those that are drawn.
 
     A subclass gives `choose(obs)`, the actions (N, ...) to store at observations (N, *obs_shape),
-    and an agent with `follow(tau)`, which moves the targets. `train` resets the envs.
+    and a `TargetAgent`. `train` resets the envs.
     """
 
     LOG_STEPS: ClassVar = 1000
@@ -76,19 +80,18 @@ class Replay(Trainer):
     BUFFER: ClassVar[Any] = SharedReplayBuffer
 
     choose: Callable[..., Any]
-    to_env: Callable[..., Any] = staticmethod(lambda actions: actions)  # of those stored
-    obs: Any = None  # the latest
-    batch: Any = None  # drawn last
 
     def __init__(self, options: Any, envs: VecEnv, agent: Any = None) -> None:
         torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
         super().__init__(options, envs, agent)
         self.rng = np.random.default_rng(options.seed)  # of random actions
         self.returns = np.zeros(envs.num_envs)  # of the open episodes
-        self.drawn, self.scalars = None, dict[str, Tensor]()  # of the latest gradient
+        self.is_over = np.ones(envs.num_envs, np.bool_)  # where the next one begins
+        self.obs: Any = None  # the latest
+        self.batch, self.drawn, self.scalars = None, None, dict[str, Tensor]()
         self.noted = dict[str, Any]()  # further columns of the next transitions
-        steps = max(options.total_steps - options.learning_starts, 1)
-        self.total_updates = max(int(options.update_ratio * steps), 1)  # of the whole training
+        updates = options.update_ratio * (options.total_steps - options.learning_starts)
+        self.total_updates = max(int(updates), 1)  # of the whole training
 
     def set_up(self, obs_space: Any, action_space: Any, deferred: bool, **given: Any) -> None:
         """Make gradient, optimizer and buffer, `given` as of its class; `deferred` as of both."""
@@ -106,10 +109,9 @@ class Replay(Trainer):
         """Reset the envs."""
         self.obs, _ = self.envs.reset(seed=self.options.seed + self.steps)
         self.writer.reset(self.obs)
-        self.returns[:] = 0
+        self.returns[:], self.is_over[:] = 0, True
         if self.envs.has_action_masks:
-            name = type(self).__name__.lower()
-            print(f"{name} ignores the env's action masks: it may take actions that these forbid")
+            print("action masks of the env are ignored: actions may be ones that these forbid")
 
     def draw(self) -> Any:
         """Return a batch of the buffer, valid until the next call."""
@@ -120,7 +122,7 @@ class Replay(Trainer):
         """Step all envs; return the returns of ended episodes."""
         with self.timing.phase("policy"):
             actions = self.choose(self.obs)
-        result = self.obs, rewards, *flags, _ = self.envs.step(self.to_env(actions))
+        result = self.obs, rewards, *flags, _ = self.envs.step(self.agent.to_env(actions))
         self.writer.step(actions, *result, **self.noted)
         self.steps += len(actions)
         self.returns += rewards

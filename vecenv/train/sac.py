@@ -1,6 +1,6 @@
 """SAC for Box observations and bounded Box actions: `vecenv train Pendulum-v1`.
 
-T. Haarnoja et al., "Soft Actor-Critic Algorithms and Applications", 2018 (arXiv 1812.05905).
+Of T. Haarnoja et al., 2018 (arXiv 1812.05905).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from torch.distributions import Normal
 
 from vecenv import VecEnv
 from vecenv.core.batches import leaf_by_leaf
+from vecenv.learn import Graph
 from vecenv.train.networks import Encoders, rectified
 from vecenv.train.options import GradientOptions, OptionsError
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
 
-__all__ = ["SAC", "Agent", "Critics", "Options", "load_policy", "main", "sac_loss", "to_env"]
+__all__ = ["SAC", "Agent", "Critics", "Options", "load_policy", "main", "sac_loss"]
 
 
 @dataclass
@@ -40,9 +41,9 @@ class Options(GradientOptions, ReplayOptions):
 
 
 class Critics(nn.Module):
-    """`count` networks side by side that tell the value of an action at an observation.
+    """`count` networks that tell the value of an action; a layer is one product.
 
-    `layers` are weights (count, K, N) and biases (count, 1, N) in turn, so a layer is one product.
+    `layers` are weights (count, K, N) and biases (count, 1, N) in turn.
     """
 
     def __init__(self, count: int, *widths: int) -> None:
@@ -67,10 +68,11 @@ class Agent(TargetAgent):
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
         space: Any = envs.single_action_space
-        is_row = isinstance(space, Box) and len(space.shape) == 1 and space.is_bounded()
-        with np.errstate(over="ignore"):  # some bounds stand for none, as the largest floats
+        is_row = isinstance(space, Box) and len(space.shape) == 1
+        is_row = is_row and space.dtype in (np.float32, np.float64)
+        with np.errstate(all="ignore"):  # some bounds stand for none, as the largest floats
             is_row = is_row and bool(np.isfinite(space.high - space.low).all())
-        if not (is_row and space.dtype in (np.float32, np.float64)):
+        if not is_row:
             wanted = "a bounded Box of floats with one axis; use a wrapper"
             raise OptionsError(f"actions are {space}, expected {wanted}")
         encoders = Encoders(envs.single_observation_space)  # without weights
@@ -81,6 +83,7 @@ class Agent(TargetAgent):
         layers = *rectified(*widths), nn.Linear(widths[-1], 2 * num_actions)
         super().__init__(Critics(2, num_inputs + num_actions, *options.hidden, 1))
         self.encoders, self.num_actions = encoders, num_actions
+        self.low, self.high = space.low, space.high
         self.actor = nn.Sequential(nn.Flatten(), *layers)
         if not (alpha := 1.0 if options.alpha is None else options.alpha) > 0:
             raise OptionsError(f"--alpha {alpha}: expected a number above 0; 1e-9 is nearly none")
@@ -88,10 +91,7 @@ class Agent(TargetAgent):
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=options.alpha is None)
 
     def draw(self, obs: Tensor, noise: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Draw actions at observations (B, ...), with normal noise, float32 (B, A).
-
-        Actions are -1 to 1, float32 (B, A), and returned with their log-densities, float32 (B,).
-        """
+        """Return actions (B, A) drawn with normal noise (B, A), and their log-densities (B,)."""
         mean, log_std = self.actor(self.encoders(obs)).float().chunk(2, -1)
         normal = Normal(mean, log_std.clamp(-20, 2).exp(), validate_args=False)
         raw = mean + normal.scale * noise
@@ -104,11 +104,12 @@ class Agent(TargetAgent):
         """Return actions (B, A) for obs (B, *obs_shape); without noise the most likely ones."""
         return self.draw(obs, noise)[0]
 
-    def errors(self, batch: Batch) -> Tensor:
-        """Return how far the critics, (2, B), are above the rewards and the value after them.
+    def to_env(self, actions: Any) -> np.ndarray:
+        """Turn actions (N, A) from -1 to 1 into those of the env."""
+        return (self.low + (actions + 1) * (0.5 * (self.high - self.low))).clip(self.low, self.high)
 
-        That is the lower of the targets' values of an action drawn there, and its entropy.
-        """
+    def errors(self, batch: Batch) -> Tensor:
+        """Return how far the critics (2, B) are above the lower of the targets and its entropy."""
         with torch.no_grad():
             actions, log_probs = self.draw(batch.next_obs, batch.next_noise)
             values = self.target(self.encoders(batch.next_obs), actions).amin(0)
@@ -120,7 +121,7 @@ class Agent(TargetAgent):
 def sac_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the sum of three losses, of which each weight gets the gradient of one, and scalars.
 
-    As in the code of the paper's authors, all three are of the weights before the update.
+    As in the paper's code, all three are of the weights before the update.
     """
     alpha = agent.log_alpha.exp().detach()
     critic_loss = agent.errors(batch).square().sum(0).mean() / 2
@@ -154,7 +155,8 @@ class SAC(Replay):
         self.generator = torch.Generator(device).manual_seed(options.seed)
         self.held = np.zeros(envs.action_space.shape, space.dtype)  # random actions at the start
         if is_captured:  # from here on it is replayed, and waits for nothing
-            self.capture("learn", generators=[self.buffer.generator, self.generator])
+            generators = [self.buffer.generator, self.generator]
+            self.learn: Any = Graph(self.learn, device, generators=generators, log=print)
 
     def choose(self, obs: Any) -> np.ndarray:
         """Return actions from -1 to 1, random ones at the start."""
@@ -167,32 +169,21 @@ class SAC(Replay):
         noise = torch.randn(held.shape, generator=self.generator, device=device)
         return self.agent.act(x, noise).cpu().numpy().astype(held.dtype, copy=False)
 
-    def to_env(self, actions: Any) -> Any:
-        """Turn actions from -1 to 1 into those that the env takes."""
-        return to_env(actions, self.envs.single_action_space)
-
     def draw(self) -> Batch:
         """Return transitions of the buffer, valid until the next call, and fresh noise."""
-        batch, noise = super().draw(), self.noise.normal_(generator=self.generator)
-        actions = batch.actions.float()
-        return batch._replace(actions=actions, noise=noise[0], next_noise=noise[1])
+        batch, (now, later) = super().draw(), self.noise.normal_(generator=self.generator)
+        return batch._replace(actions=batch.actions.float(), noise=now, next_noise=later)
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:
         """Return the most likely actions, or with `sample` drawn ones, of observations."""
-        space: Any = envs.single_action_space
 
         def act(obs: Any, *, sample: bool = False) -> np.ndarray:
-            drawn = torch.randn(envs.num_envs, *space.shape) if sample else torch.zeros(())
-            return to_env(agent.act(obs, drawn.to(options.device)).cpu().numpy(), space)
+            shape = (envs.num_envs, agent.num_actions) if sample else ()
+            noise = torch.randn(shape) if sample else torch.zeros(())
+            return agent.to_env(agent.act(obs, noise.to(options.device)).cpu().numpy())
 
         return act
-
-
-def to_env(actions: np.ndarray, space: Any) -> np.ndarray:
-    """Turn actions (N, A) from -1 to 1 into those of a Box (A,)."""
-    low, high = space.low, space.high
-    return (low + (actions + 1) * (0.5 * (high - low))).clip(low, high)
 
 
 load_policy, main = SAC.load_policy, SAC.main

@@ -16,8 +16,9 @@ from torch import cuda
 
 from vecenv import RayVectorEnv, learn, make_vec
 from vecenv.agents import AgentsVecEnv
-from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate, evaluate_games
-from vecenv.train.options import OptionsError, is_on_device, make_placed, named
+from vecenv.core.importing import import_object
+from vecenv.learn import Gradient, Ranks, Run, evaluate, evaluate_games
+from vecenv.train.options import OptionsError, is_on_device, make_placed
 from vecenv.train.policy import env_of, load_agent, save_spaces
 from vecenv.wrappers import RecordInfos
 
@@ -45,9 +46,8 @@ class Trainer:
         envs: The caller's to close.
         agent: On the device of the options; None makes one.
 
-    `agent` is the module that learns, `steps` the env steps made (those on which autoreset resets
-    do not count), `num_updates` the updates made, `episodes` the returns of those that ended in the
-    last one.
+    `agent` is the module that learns, `steps` the env steps made, without those on which autoreset
+    resets, `num_updates` the updates, `episodes` the returns that ended in the last one.
     """
 
     Options: ClassVar[type]
@@ -59,7 +59,7 @@ class Trainer:
     # Options that a resumed run may be given other values of.
     MAY_CHANGE: ClassVar = frozenset(
         ("save", "save_every", "overwrite", "tensorboard", "profile", "eval_episodes")
-    )
+    ).union(("num_workers", "vector_kwargs"))
     STATE: tuple[str, ...] = ("agent", "optimizer", "envs", "steps", "num_updates")
     BASELINES: ClassVar[dict[str, float] | None] = None  # returns of others, beside the curve
     AUTORESET: ClassVar[str | None] = None  # mode of the envs to train in; None is the default
@@ -108,34 +108,28 @@ class Trainer:
         given: Any = {"vector_kwargs": {name: x for name, x in asked.items() if x is not None}}
         if on_device and cls.AUTORESET is not None:
             given["autoreset_mode"] = cls.AUTORESET
-        if options.wrappers:
-            given["wrappers"] = [named(wrapper) for wrapper in options.wrappers]
+        try:
+            if options.wrappers:
+                given["wrappers"] = [import_object("--wrappers", x) for x in options.wrappers]
+        except (ValueError, ImportError) as error:
+            raise OptionsError(str(error)) from None
         make = partial(make_vec, options.env_id, **options.env_kwargs)
         envs = make_placed(make, options, num_envs, on_device=on_device and cls.ON_DEVICE, **given)
-        if not (on_device and (names := options.log_infos)):
+        if not (on_device and options.log_infos):
             return envs
         if is_on_device(envs) or isinstance(envs, RayVectorEnv):
             envs.close()
             told = "infos of envs on a device or in Ray's actors stay there; leave it out"
-            raise OptionsError(f"--log-infos {' '.join(names)}: {told}, or use another backend")
-        return RecordInfos(envs, names)
+            raise OptionsError(f"--log-infos: {told}, or use another backend")
+        return RecordInfos(envs, options.log_infos)
 
     def make_gradient(self, num_calls: int, num_rows: int, **given: Any) -> Gradient:
-        """Return the gradient of the loss, for so many calls with batches of so many rows.
-
-        `given` are `num_weights` and `may_split` of `gradient_options`, and as of `Gradient`.
-        """
-        options, how = self.options, dict[str, Any](num_calls=num_calls, num_rows=num_rows)
-        how |= {k: given.pop(k) for k in ("num_weights", "may_split") if k in given}
-        given |= learn.gradient_options(getattr(options, "compile", "off"), **how)
-        given = {"dtype": getattr(options, "dtype", "float32"), "log": print, **given}
+        """Return the gradient of the loss, as `gradient_options` chooses, or as `given`."""
+        how = {k: given.pop(k) for k in ("num_weights", "may_split") if k in given}
+        options, how = self.options, {"num_calls": num_calls, "num_rows": num_rows, **how}
+        chosen = learn.gradient_options(getattr(options, "compile", "off"), **how)
+        given = {"dtype": getattr(options, "dtype", "float32"), "log": print, **given, **chosen}
         return Gradient(self.agent, partial(self.loss, options=options), **given)
-
-    def capture(self, *names: str, **given: Any) -> None:
-        """Let methods be replayed as CUDA graphs from here on; `given` as of `Graph`."""
-        for name in names:
-            graph = Graph(getattr(self, name), self.options.device, log=print, **given)
-            setattr(self, name, graph)
 
     def train(self, run: Run) -> None:
         """Update until the steps are made, or until a signal says to stop, and save."""
@@ -177,10 +171,6 @@ class Trainer:
     def on_episode(self, episode_return: float) -> bool | None:
         """Do something with the return of each episode; return True to stop the training."""
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return what a checkpoint has, by its name there."""
-        return {name: getattr(self, name) for name in self.STATE}
-
     def check(self) -> None:
         """Raise what was found on the device since the last time, for which nobody has waited."""
         for part in filter(None, (self.gradient, is_on_device(self.envs) and self.envs)):
@@ -189,14 +179,15 @@ class Trainer:
     def save(self, run: Run) -> None:
         """Write a checkpoint."""
         self.check()
-        run.save(self.snapshot())
+        run.save({name: getattr(self, name) for name in self.STATE})
 
     def restore(self, run: Run, *, later: tuple[str, ...] = ()) -> bool | None:
         """Go on where the run's checkpoint was made; attributes in `later` are left as they are.
 
         Returns whether envs could not be restored, and begin anew; None without a checkpoint.
         """
-        own, kinds = self.snapshot(), (np.random.Generator, torch.Generator)
+        own = {name: getattr(self, name) for name in self.STATE}
+        kinds = np.random.Generator, torch.Generator
         parts = {k: x for k, x in own.items() if hasattr(x, "state_dict") or isinstance(x, kinds)}
         state = run.restore({name: x for name, x in parts.items() if name not in later})
         if state is None:
@@ -215,8 +206,7 @@ class Trainer:
         """Play episodes, or games, with the policy in envs of its own.
 
         The first env is seeded with `seed`; None takes another one than any of the training. With
-        `sample` actions are drawn, as in the training. Returns an `EvaluationResult`, of several
-        agents one for each group; None for drawn actions of a policy without probabilities.
+        `sample` actions are drawn, which is None for a policy without probabilities.
         """
         options = self.options
         with closing(self.make_envs(options, min(100, episodes))) as envs:
@@ -225,8 +215,10 @@ class Trainer:
                 return None
             act = partial(act, sample=True) if sample else act
             first = 1_000_000 + options.seed if seed is None else seed
-            play = evaluate_games if isinstance(envs, AgentsVecEnv) else evaluate
-            return play(act, envs, episodes, seed=first, device=getattr(options, "device", "cpu"))
+            how: Any = {"seed": first, "device": getattr(options, "device", "cpu")}
+            if isinstance(envs, AgentsVecEnv):  # of one group
+                return next(iter(evaluate_games(act, envs, episodes, **how).values()))
+            return evaluate(act, envs, episodes, **how)
 
     @staticmethod
     def check_options(options: Any) -> None:
@@ -236,28 +228,22 @@ class Trainer:
     def main(cls, options: Any) -> Any:
         """Train, save, evaluate and report; of several processes all but the first only train."""
         run, trainer = cls.run(options)
-        facts, told = dict[str, Any](), list[str]()
         # The run has given back the signals: one is enough now.
         with learn.evaluating(f"{options.eval_episodes} episodes"):
-            found = [trainer.evaluate(options.eval_episodes, sample=x) for x in (False, True)]
-        for result, key in zip(found, ("", "sampled"), strict=True):
-            groups = result if isinstance(result, dict) else {"": result} if result else {}
-            numbers: Any = {k: {"mean": x.mean, "ci95": x.ci95} for k, x in groups.items()}
-            numbers = numbers.get("", numbers)
-            facts |= {key: numbers} if key and numbers else numbers
-            told += ["; ".join(f"{name} {x}".strip() for name, x in groups.items())]
+            result = trainer.evaluate(options.eval_episodes)
+            drawn = trainer.evaluate(options.eval_episodes, sample=True)
+        facts: Any = {"mean": result.mean, "ci95": result.ci95}
+        if drawn is not None:
+            facts["sampled"] = {"mean": drawn.mean, "ci95": drawn.ci95}
         with _refusing():
             run.write_json("evaluation", facts)
-        drawn = told[1] and f" (drawn as in the training: {told[1]})"
-        print(f"{title_of(options)}: {told[0]}{drawn}; {run.seconds:.0f} s, see {options.save}")
-        return found[0]
+        told = f"{result} (drawn as in the training: {drawn})" if drawn else f"{result}"
+        print(f"{title_of(options)}: {told}; {run.seconds:.0f} s, see {options.save}")
+        return result
 
     @classmethod
     def run(cls, options: Any) -> tuple[Run, Self]:
-        """Train in the folder of the options, and save; what does not fit is a SystemExit.
-
-        Of several processes that torchrun has started, all but the first end then.
-        """
+        """Train and save; what does not fit is a SystemExit, as is the end of all but one rank."""
         torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
         torch.set_num_threads(options.torch_threads)
         torch.manual_seed(options.seed)
