@@ -98,7 +98,7 @@ def test_early_rewards_count_as_often_as_the_challenge_counts_them(tmp_path, num
 
 
 def test_what_a_defender_can_not_be_is_refused_before_training(tmp_path):
-    with pytest.raises(SystemExit, match="leave --normalize, --recurrent"):
+    with pytest.raises(SystemExit, match="leave --normalize and --recurrent out"):
         cage2_defender.main(cage2_options(tmp_path / "run", normalize=True))
     assert not (tmp_path / "run").exists()
 

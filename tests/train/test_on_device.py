@@ -200,9 +200,8 @@ def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(
     options = module.Options(**given)
     if algorithm == "ppo_agents":
         options.env_kwargs = {"max_cycles": 9}
-        assert all(len(found.returns) == 2 for found in module.main(options).values())
-    else:
-        assert len(module.main(options).returns) == 2
+    assert len(module.main(options).returns) == 2
+    if algorithm == "ppo":
         assert [type(envs) is CudaVectorEnv for envs in made] == [True, False, False]
     state = load_checkpoint(tmp_path / "checkpoint/last.pt")["state"]
     options.resume, options.total_steps = True, 4 * more

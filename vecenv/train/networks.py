@@ -97,9 +97,9 @@ class Memory(nn.GRUCell):
         for name, parameter in self.named_parameters():
             nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
 
-    def forward(self, x: Tensor, state: Tensor, is_first: Tensor) -> Tensor:
+    def after(self, x: Tensor, state: Tensor, is_first: Tensor) -> Tensor:
         """Return states (B, S) after x (B, F); where `is_first` (B,) they begin from zeros."""
-        return super().forward(x, state.masked_fill(is_first[:, None], 0.0))
+        return self(x, state.masked_fill(is_first[:, None], 0.0))
 
 
 class Numbers(nn.Module):
@@ -113,8 +113,9 @@ class Numbers(nn.Module):
         self.choices: list[tuple[int, int]] = []  # the first of them, how many
         if isinstance(space, Discrete | MultiDiscrete):
             self.choices = list(zip(np.ravel(space.start).tolist(), sizes_of(space), strict=True))
-        self.num_features = sum(n for _, n in self.choices) or math.prod(space.shape or ())
-        self.moments = Moments(space.shape) if normalizes and not self.choices else None
+        shape: Any = space.shape
+        self.num_features = sum(n for _, n in self.choices) or math.prod(shape)
+        self.moments = Moments(shape) if normalizes and not self.choices else None
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Return vectors float32 (B, num_features)."""

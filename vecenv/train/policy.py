@@ -171,7 +171,8 @@ def load_policy(
         if spaces is None:
             raise ValueError("it has no spaces of arrays: vecenv play plays policies of games")
         name = f"{made_by.removeprefix(LIBRARY)}, trained in {kept['env']}"
-        policy = Policy(*map(space_of, spaces), name)
+        obs_space, action_space = map(space_of, spaces)
+        policy = Policy(obs_space, action_space, name)
         policy.wants_masks = bool(kept["masks"])
     except Exception as error:  # whatever the parts of a space raise
         raise ValueError(f"{home / POLICY_FILE} can't be read: {error!s:.200}") from None

@@ -1,7 +1,4 @@
-"""PPO on any vector env, of J. Schulman et al., 2017: `vecenv train CartPole-v1 --algo ppo`.
-
-Of several processes: `torchrun --nproc-per-node 2 -m vecenv train CartPole-v1 --algo ppo`.
-"""
+"""PPO on any vector env, of J. Schulman et al., 2017: `vecenv train CartPole-v1 --algo ppo`."""
 
 from __future__ import annotations
 
@@ -148,7 +145,7 @@ class Agent(nn.Module):
         begins, states = is_first.reshape(-1, is_first.shape[-1]), []
         features = self.features(obs).unflatten(0, begins.shape)
         for seen, first in zip(features, begins, strict=True):
-            states.append(state := self.memory(seen, state, first))
+            states.append(state := self.memory.after(seen, state, first))
         return torch.cat(states), state
 
     def act(
@@ -169,7 +166,7 @@ class Agent(nn.Module):
         own: Any = self if isinstance(actions, Tensor) else self.action_space
         if self.is_discrete:
             return actions + own.start
-        found = actions.clip(own.low, own.high)
+        found: Any = actions.clip(own.low, own.high)
         return found if own is self else found.astype(own.dtype, copy=False)
 
 

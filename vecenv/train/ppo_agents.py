@@ -42,10 +42,7 @@ class Options(ppo.RolloutOptions):
 
 
 class AgentsPPO(ppo.PPO):
-    """PPO whose envs are the agents of games; see `Trainer`.
-
-    `steps` are those made by agents; those of dead ones do not count.
-    """
+    """PPO whose envs are the agents of games; steps of dead ones do not count."""
 
     Options = Options
     NUM_RECENT: ClassVar = 100
@@ -73,7 +70,7 @@ class AgentsPPO(ppo.PPO):
         return super().new_agent(group, options)
 
     @staticmethod
-    def player(envs: Any, agent: Any, options: Options) -> Callable[..., Any]:
+    def player(envs: Any, agent: Any, options: Any) -> Callable[..., Any]:
         """Return the likeliest actions, by group, as a function of observations by group.
 
         `envs` say who has acted: a memory is of an agent's life. A `Policy` is asked for rows.

@@ -63,7 +63,7 @@ class QNetwork(nn.Module):
 class Agent(TargetAgent):
     """The network and its slow copy, the target."""
 
-    def __init__(self, envs: VecEnv, options: Options) -> None:
+    def __init__(self, envs: Any, options: Options) -> None:
         space, actions = envs.single_observation_space, envs.single_action_space
         is_known = isinstance(space, Box) and len(space.shape) and isinstance(actions, Discrete)
         if not (is_known and actions.start == 0):

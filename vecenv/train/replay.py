@@ -88,7 +88,8 @@ class Replay(Trainer):
         self.returns = np.zeros(envs.num_envs)  # of the open episodes
         self.is_over = np.ones(envs.num_envs, np.bool_)  # where the next one begins
         self.obs: Any = None  # the latest
-        self.batch, self.drawn, self.scalars = None, None, dict[str, Tensor]()
+        self.batch: Any = None
+        self.drawn, self.scalars = None, dict[str, Tensor]()
         self.noted = dict[str, Any]()  # further columns of the next transitions
         updates = options.update_ratio * (options.total_steps - options.learning_starts)
         self.total_updates = max(int(updates), 1)  # of the whole training

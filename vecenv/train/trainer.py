@@ -173,7 +173,8 @@ class Trainer:
 
     def check(self) -> None:
         """Raise what was found on the device since the last time, for which nobody has waited."""
-        for part in filter(None, (self.gradient, is_on_device(self.envs) and self.envs)):
+        parts: Any = self.gradient, self.envs if is_on_device(self.envs) else None
+        for part in filter(None, parts):
             part.check()
 
     def save(self, run: Run) -> None:
