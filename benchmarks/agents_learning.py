@@ -4,8 +4,7 @@
     python benchmarks/agents_learning.py --envs spread pursuit --results learned.jsonl
     python benchmarks/agents_learning.py --table --results learned.jsonl
 
-Each case trains one policy for all agents for as many steps of agents: "ippo", whose critic sees
-what its agent does; "mappo", whose critic sees the game's state besides; and "sb3", the PPO of
+Each case trains one policy for all agents for as many steps of agents: "ippo" and "sb3", the PPO of
 stable-baselines3 over SuperSuit's vector env of agents. All get the settings of `SETTINGS`: games,
 steps between updates, epochs, minibatches, learning rate falling linearly to 0, discounts,
 clipping, entropy, orthogonal 64-64 tanh networks for actor and critic each, Adam with eps 1e-5.
@@ -22,7 +21,6 @@ they can be compared on a machine that does other things as well.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import statistics
 import time
@@ -46,34 +44,30 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pursuit": {"total_steps": 300_000, "num_steps": 32, "num_epochs": 4},
 }
 GAMES = {"spread": 100, "pursuit": 20}  # of the evaluation
-LEARNERS = ("ippo", "mappo", "sb3", "ippo, compiled", "sb3, compiled")
+LEARNERS = ("ippo", "sb3", "ippo, compiled", "sb3, compiled")
 Act = Callable[[np.ndarray, bool], np.ndarray]  # observations (B, ...) -> actions (B,)
 
 
 def options_of(env: str, learner: str, seed: int) -> Any:
     """Return the example's options."""
-    critic = "central" if learner == "mappo" else "own"
     backend, name = "sync", MODULES[env]
     if learner.endswith("compiled"):
         backend, name = "jit", COMPILED[env]
-    return ppo.Options(
-        env=name, critic=critic, seed=seed, backend=backend, compile="off", **SETTINGS[env]
-    )
+    return ppo.Options(env=name, seed=seed, backend=backend, compile="off", **SETTINGS[env])
 
 
 def train_example(options: Any) -> Act:
     """Train the example; return its policy."""
-    envs = ppo.AgentsPPO.make_envs(options, options.num_games)
+    envs = ppo.AgentsPPO.make_envs(options, options.num_games, on_device=True)
     trainer = ppo.AgentsPPO(options, envs)
     while trainer.steps + trainer.rollout_steps <= options.total_steps:
         trainer.update()
     envs.close()
-    (learner,) = trainer.learners.values()
 
     @torch.inference_mode()
     def act(obs: np.ndarray, draws: bool) -> np.ndarray:
-        quantiles = torch.rand(len(obs), len(learner.agent.sizes)) if draws else None
-        actions, _ = learner.agent.act(torch.from_numpy(obs), quantiles)
+        quantiles = torch.rand(len(obs), len(trainer.agent.sizes)) if draws else None
+        actions, _ = trainer.agent.act(torch.from_numpy(obs), quantiles)
         return actions.squeeze(1).numpy()
 
     return act
@@ -134,7 +128,6 @@ def rows_for_sb3(options: Any) -> Any:
 def play(options: Any, act: Act, draws: bool, num_games: int) -> float:
     """Play each of some games once; return the mean return of an agent."""
     torch.manual_seed(options.seed)
-    options = dataclasses.replace(options, critic="own")
     envs = ppo.AgentsPPO.make_envs(options, num_games)
     ((name, group),) = envs.groups.items()
     obs, _ = envs.reset(seed=1_000_000)
