@@ -223,12 +223,3 @@ def test_games_on_a_device_give_the_rollouts_of_the_cpu():
         torch.testing.assert_close(device.rollout.actions, cpu.rollout.actions)
         torch.testing.assert_close(device.rollout.rewards, cpu.rollout.rewards)
     assert cpu.episodes
-
-
-def test_games_are_on_the_device_for_the_training_alone():
-    options = ppo_agents.Options(env="Spread-v0", backend="cuda", env_kwargs={"max_cycles": 9})
-    envs = ppo_agents.AgentsPPO.make_envs(options, 2, on_device=True)
-    assert is_on_device(envs)
-    assert options.env_kwargs == {"max_cycles": 9}
-    there = ppo_agents.AgentsPPO.make_envs(options, 2).groups.values()
-    assert not any(map(is_on_device, there))

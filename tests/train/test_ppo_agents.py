@@ -6,7 +6,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 
 from vecenv import load_policy
 from vecenv.learn import load_checkpoint
@@ -78,33 +78,6 @@ class Uneven(Game):
 
     def observe(self, agent):
         return np.resize(self.seen[0], 5 if agent == "unit_2" else 3)
-
-
-class Varied(Game):
-    """Three kinds of spaces: masks, choices and numbers; and a box of actions."""
-
-    def observation_space(self, agent):
-        numbers = Box(-2, 2, (2, 2), np.float32)
-        kinds = {
-            "unit_0": Dict({"action_mask": Box(0, 1, (3,), np.int8), "numbers": numbers}),
-            "unit_1": Dict({"action_mask": Box(0, 1, (3,), np.int8), "numbers": numbers}),
-            "unit_2": MultiDiscrete([2, 3], start=[1, 0]),
-        }
-        return kinds[agent]
-
-    def action_space(self, agent):
-        return Box(-0.5, np.float32([0.5, 1]), (2,)) if agent == "unit_2" else Discrete(3)
-
-    def observe(self, agent):
-        if agent == "unit_2":
-            return np.array([1 + self.rng.integers(2), self.rng.integers(3)])
-        self.masks = {**getattr(self, "masks", {}), agent: np.int8([1, 0, 1])}
-        return {"action_mask": self.masks[agent], "numbers": np.ones((2, 2), np.float32)}
-
-    def reward(self, agent, action):
-        assert action in self.action_space(agent)
-        assert agent == "unit_2" or action != 1, "it is masked"
-        return 1.0
 
 
 @pytest.fixture
@@ -222,26 +195,3 @@ def test_agents_of_unequal_spaces_are_padded_and_learn_side_by_side(as_module, t
     policy = load_policy(tmp_path)
     assert policy.observation_space.shape == (5 + 3,)
     assert policy(np.zeros((6, 8), np.float32), np.ones((6, 4))).shape == (6,)
-    changes |= {"overwrite": True, "indicator": False}
-    options = ppo.Options(env=as_module(Varied), backend="sync", **{**SMALL, **changes})
-    with pytest.raises(SystemExit, match="agents have unequal spaces: "):
-        ppo.main(options)
-
-
-def test_agents_with_a_memory_learn_as_they_acted(as_module):
-    given = {"recurrent": "gru", "memory_size": 5, "sequence_length": 8, "num_steps": 32}
-    given |= {"normalize": True}
-    trainer = make_trainer(Game, env=as_module(Game), **given)
-    trainer.update()  # the second rollout begins with states of the first
-    learner = trainer
-    with torch.no_grad():
-        for parameter in learner.agent.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape)
-    trainer.collect()
-    learner.compute_advantages()
-    for batch in learner.minibatches():
-        assert batch.is_first.any() and not batch.is_first.all()
-        _, means = ppo.ppo_loss(learner.agent, batch, trainer.options)
-        assert abs(means["approx_kl"]) < 1e-6 and means["clipfrac"] == 0
-    found = trainer.evaluate(4)
-    assert len(found.returns) == 4

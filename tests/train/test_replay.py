@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from example_files import load_example
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Discrete
 from torch import nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
-from vecenv import SyncVectorEnv, check_vector_env, make_vec
+from vecenv import SyncVectorEnv, make_vec
 from vecenv.learn import load_checkpoint
 from vecenv.train import dqn, r2d2, sac
 from vecenv.train.replay import Batch
@@ -172,22 +172,6 @@ def test_update_ratio_is_kept_and_a_finished_run_is_not_said_to_go_on(tmp_path, 
     assert state["agent"]["log_alpha"].exp().item() == pytest.approx(0.1), "it was fixed"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_compiled_update_is_close_to_autograds(dtype):
-    found = []
-    for compile in ("off", "on"):
-        trainer = trainer_for(compile=compile, dtype=dtype, hidden=(64, 64), batch_size=64)
-        trainer.gradient(trainer.draw())
-        found.append(
-            torch.cat([p.grad.flatten() for p in trainer.agent.parameters() if p.requires_grad])
-        )
-    assert trainer.gradient.path == "compiled"
-    tolerance = 1e-4 if dtype == "float32" else 0.03
-    assert (found[0] - found[1]).norm() <= tolerance * found[0].norm()
-
-
 # ---- DQN ----------------------------------------------------------------------------------------
 
 
@@ -242,44 +226,6 @@ class Masked(gym.Env):
         return np.zeros(3, np.float32), {"action_mask": np.array([1, 1, 0], np.int8)}
 
 
-class Parts(gym.Env):
-    """Observations are dicts; the action that earns 1 is a part of them, and a picture lies by."""
-
-    action_space = Discrete(3, start=1)
-
-    def __init__(self):
-        picture = Box(0, 255, (8, 8, 1), np.uint8)
-        self.observation_space = Dict(asked=Discrete(3, start=1), picture=picture)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.asked, self.steps = int(self.np_random.integers(1, 4)), 0
-        return self.observe(), {}
-
-    def observe(self):
-        return {"asked": self.asked, "picture": np.full((8, 8, 1), self.steps, np.uint8)}
-
-    def step(self, action):
-        reward = float(action == self.asked)
-        self.asked, self.steps = int(self.np_random.integers(1, 4)), self.steps + 1
-        return self.observe(), reward, self.steps == 8, False, {}
-
-
-def test_observations_of_several_parts_are_learned_from_and_resumed(tmp_path):
-    gym.register("Parts-v0", Parts, disable_env_checker=True)
-    try:
-        given = {**DQN, "total_steps": 1500, "env_id": "Parts-v0", "backend": "sync"}
-        given |= {"gamma": 0.0, "exploration_steps": 1000, "learning_rate": 3e-3}
-        options = dqn.Options(**given, update_ratio=0.5, save=tmp_path)
-        mean = dqn.main(options).mean
-        state = load_checkpoint(tmp_path / "checkpoint/last.pt")["state"]
-        assert state["num_updates"] == 700 and mean > 6.5, "8 at most; by guessing 2.7"
-        options.resume = True
-        assert dqn.main(options).mean == mean, "it goes on from dicts"
-    finally:
-        gym.registry.pop("Parts-v0")
-
-
 # ---- envs ---------------------------------------------------------------------------------------
 
 
@@ -324,42 +270,6 @@ def test_breakout_keeps_the_rules(monkeypatch):
     empty = state | {"bricks": 0} | at_bottom
     assert play(envs, empty | {"x": 5}, [breakout.RIGHT]) == [(0, False, 6, 8, 1, -1)]
     assert envs.states[0]["bricks"].all()
-
-
-def test_t_mazes_pay_for_the_remembered_turn_alone():
-    envs = memory.make_t_mazes(6, length=5, autoreset_mode="Disabled", debug=True)
-    obs, _ = envs.reset(seed=1)
-    signs = obs[:, 0].copy()
-    assert set(signs.tolist()) == {-1.0, 1.0}
-    _, rewards, *_ = envs.step(np.full(6, memory.UP))
-    np.testing.assert_allclose(rewards, -1 / 5)
-    for _ in range(4):
-        obs, rewards, *_ = envs.step(np.full(6, memory.FORWARD))
-        assert not rewards.any()
-        assert not obs[:, 0].any()
-    assert (obs[:, 1] == 1).all()
-    _, rewards, terminations, *_ = envs.step(np.full(6, memory.UP))
-    assert terminations.all()
-    np.testing.assert_array_equal(rewards, signs == 1)
-    check_vector_env(make_vec("memory:TMaze-v0", 3))
-
-
-def test_breakout_in_frames_is_the_same_game():
-    envs = breakout.make_vec(1, autoreset_mode="NextStep", debug=True)
-    framed = breakout.make_vec_frames(1, autoreset_mode="NextStep", debug=True)
-    stack = framed.reset(seed=3)[0]
-    envs.reset(seed=3)
-    assert (stack[0] == stack[0, 0]).all()
-    rng = np.random.default_rng(0)
-    for _ in range(40):
-        actions, was = rng.integers(3, size=1), stack
-        obs, *results = envs.step(actions)
-        stack, *framed_results = framed.step(actions)
-        assert [r.tolist() for r in results[:3]] == [r.tolist() for r in framed_results[:3]]
-        newest = stack[0, -1]
-        assert ((newest == 255) == (obs[0, :, :, breakout.BALL] > 0)).all()
-        assert ((newest == 0) | (obs[0][..., [0, 1, 3]] > 0).any(2)).all()
-        assert (stack[0, :-1] == was[0, 1:]).all() or (stack[0] == newest).all()
 
 
 # ---- R2D2 ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from example_files import assert_another_network_is_refused, last_state, load_example
 
 from vecenv.core.compiling import is_jit_off
-from vecenv.learn import Run, load_checkpoint
+from vecenv.learn import load_checkpoint
 from vecenv.train import cage4_defender, dqn, ppo, ppo_agents, r2d2, sac, trainer
 
 load_example("memory")  # registers envs
@@ -166,13 +166,6 @@ def test_what_does_not_fit_is_a_sentence(name, more, words, tmp_path):
         main(name, tmp_path, **more)
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setattr(ppo.PPO, "update", lambda self: pytest.fail("it trains"))
-    with pytest.raises(SystemExit, match=r"file.*choose another folder with --save"):
-        main("ppo", tmp_path / "file" / "runs")
-
-
 def test_a_loss_that_is_not_finite_ends_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch):
     loss, count = ppo.ppo_loss, itertools.count()
 
@@ -199,26 +192,6 @@ def test_one_ctrl_c_leaves_the_evaluation_out(name, tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="130"):
         main(name, tmp_path, total_steps=8)
     assert (tmp_path / "checkpoint" / "last.pt").exists()
-
-
-def test_steps_for_no_rollout_are_told(tmp_path, capsys):
-    main("ppo", tmp_path, total_steps=63)
-    assert "less than one rollout, 64: nothing is learned" in capsys.readouterr().out
-    main("ppo", tmp_path / "more", total_steps=64)
-    assert "nothing is learned" not in capsys.readouterr().out
-
-
-def test_a_profile_of_no_step_is_left_out(tmp_path, monkeypatch, capsys):
-    """A signal came before the first one."""
-    enter = Run.__enter__
-
-    def stopped(run):
-        enter(run).should_stop = True
-        return run
-
-    monkeypatch.setattr(Run, "__enter__", stopped)
-    main("sac", tmp_path, profile=True)
-    assert "go on with" in (told := capsys.readouterr().out) and "where the time goes" not in told
 
 
 # Options, bar, seeds; the pages of docs have the tables of all seeds.
