@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
@@ -103,7 +105,7 @@ class EpisodeDataset:
         self.name, self._read = name, read
         self.observation_space, self.action_space = observation_space, action_space
         self.extra_columns = dict(extra_columns or {})
-        self._checks_bounds = check_bounds
+        self._checks_bounds, self._skips = check_bounds, False
         self._obs = space_leaves(observation_space, "obs")
         self._others = [action_leaf(action_space), *extra_leaves(self.extra_columns, _TAKEN)]
         flat = leaves_of(observation_space, observation_space)
@@ -121,10 +123,23 @@ class EpisodeDataset:
         """
         for where, columns in self._read():
             try:
-                yield self._checked(where, columns)
+                checked = self._checked(where, columns)
             except BufferMisuseError as error:
-                prefix = "" if isinstance(error, DatasetError) else f"{where}: "
-                raise DatasetError(f"{prefix}{error}") from None
+                told = f"{error}" if isinstance(error, DatasetError) else f"{where}: {error}"
+                if not self._skips:
+                    raise DatasetError(told) from None
+                warnings.warn(f"left out: {told}", stacklevel=2)
+            else:
+                yield checked
+
+    def without_bad(self) -> EpisodeDataset:
+        """Return the same data without the episodes that do not fit, of which a warning tells.
+
+        Files that can't be read, or lack a column, are refused all the same.
+        """
+        other = copy.copy(self)
+        other._skips = True
+        return other
 
     @property
     def episode_lengths(self) -> np.ndarray:
@@ -165,6 +180,11 @@ class EpisodeDataset:
         if self.extra_columns:
             own["extra_columns"] = self.extra_columns
         made = kind(**{**own, **options})
+        if len(made):  # type: ignore[arg-type]  # a buffer
+            raise DatasetError(
+                f"folder {options.get('folder')!r} holds {len(made)} transitions already: open it "  # type: ignore[arg-type]
+                "by the class of the buffer, or add to them with fill()"
+            )
         self._check_spaces(made)
         return self._fill(made, lengths)
 

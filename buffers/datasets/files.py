@@ -166,7 +166,8 @@ def from_parquet(
     asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
     root, info = Path(path), Path(path, "meta", "info.json")
     folder = root / "data" if info.is_file() else root
-    files = sorted(folder.rglob("*.parquet")) if root.is_dir() else [root]
+    found = folder.rglob("*.parquet") if root.is_dir() else [root]
+    files = sorted(file for file in found if not file.name.startswith("."))  # half-written ones
     if not files:
         raise DatasetError(f"{folder} has no .parquet file")
     keys, num_rows = {}, 0

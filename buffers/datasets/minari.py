@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
-from gymnasium import Space
+from gymnasium import Env, Space
 
 from buffers.datasets.dataset import DatasetError, EpisodeDataset, RawEpisode, load_library, reading
 from buffers.datasets.held import as_dataset
@@ -106,13 +107,20 @@ def to_minari(source: Any, dataset_id: str, *, env: Any = None, **options: Any) 
 
     Raises:
         ModuleNotFoundError: minari is not installed, or h5py, which its default format needs.
-        DatasetError: There is no episode, or one does not fit.
+        DatasetError: There is no episode, or one does not fit; or `env` has other spaces.
         ValueError: The id exists or is malformed (Minari's).
     """
     minari = load_library("minari")
     kind = load_library("minari.data_collector.episode_buffer").EpisodeBuffer
     local = load_library("minari.storage.datasets_root_dir")
     dataset = as_dataset(source)
+    if env is not None:
+        made = env if isinstance(env, Env) else gym.make(env)
+        spaces = made.observation_space, made.action_space
+        if made is not env:
+            made.close()
+        if spaces != (own := (dataset.observation_space, dataset.action_space)):
+            raise DatasetError(f"env={env!r} has the spaces {spaces}, the data {own}: another env")
     _ = dataset.episode_lengths  # checks all
     folder = Path(local.get_dataset_path(dataset_id))
     was_there = folder.exists()
