@@ -23,6 +23,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from vecenv import cage
+from vecenv.cage.challenge4.play.player import HOST_FEATURES
 from vecenv.learn import Adam, Run, evaluating
 from vecenv.train.options import OptionsError, RunOptions
 from vecenv.train.trainer import Trainer
@@ -41,8 +42,7 @@ GROUPS = ((0, 4, 1), (4, 1, 3))
 OWN = np.zeros((NUM_AGENTS, 8), np.float32)
 OWN[range(4), range(4)] = OWN[4, 5:] = 1
 CONTRACTORS = 4
-# Words of the true state whose bits are counted, and what the counts are divided by.
-COUNTS = {"red_hosts": 5, "degraded": 5, "barred": 4, "process_events": 2, "exists": 16}
+RED_STATES, RED_ACTIONS = range(1, 9), range(9)  # codes that the critic is told numbers of
 
 
 @dataclass
@@ -56,7 +56,8 @@ class Options(RunOptions):
     minibatch: int = 2048  # decisions of agents 0 to 3 in a gradient step, and 1/5 of agent 4
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation, per decision
     clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
-    entropy_weight: float = 0.01  # of the entropy bonus at the start; it falls to a tenth
+    sharpness: float = 1.0  # of the logits with which agents follow the rules at the start
+    entropy_weight: float = 0.001  # of the entropy bonus at the start; it falls to a tenth
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
     temperature: float = 1.0  # of the saved policy's draws; 0 plays the likeliest choices
     share: float = 0.2  # of the rewards that other agents' subnets cause
@@ -64,6 +65,25 @@ class Options(RunOptions):
     eval_episodes: int = 1000
     save: Path = Path("runs/cage4_defender")  # folder for policy, table, checkpoints and curve
     save_every: int = 300_000  # game steps between checkpoints
+
+
+# What the direct layer begins with: the rules, and what else may be worth a trial, as logits of
+# Analyse, Remove, Restore and DeployDecoy: a constant, then by features of `Cage4Memory`.
+PRIOR: dict[str, tuple[float, float, float, float]] = {
+    "constant": (-2, -5, -6, -5),
+    "look": (4, 0, 0, 0),
+    "stale": (1, 0, 0, 0),
+    "stalest": (1.5, 0, 0, 0),
+    "remove": (0, 5, 0, 0),
+    "restore": (0, 0, 7, 0),
+    "sources": (0, 0, 1, 0),
+    "decoys_0": (0, 0, 0, 4),
+    "decoys_1": (0, 0, 0, 3),
+    "rule_analyse": (3, 0, 0, 0),
+    "rule_remove": (0, 4, 0, 0),
+    "rule_restore": (0, 0, 4, 0),
+    "rule_decoy": (0, 0, 0, 4),
+}
 
 
 class Defender(nn.Module):
@@ -78,35 +98,32 @@ class Defender(nn.Module):
         hosts, units = memory.num_host_features, memory.num_unit_features
         self.host, self.unit = nn.Linear(hosts, width), nn.Linear(units, width)
         self.again, self.pooled = nn.Linear(width, width), nn.Linear(2 * width, width)
-        self.act = nn.Linear(width, 3)  # Remove, Restore, DeployDecoy on a host
-        self.whole = nn.Linear(2 * width + units, width)
-        self.rest, self.direct = nn.Linear(width, 17), nn.Linear(units, 17)  # traffic, Sleep
-        for layer in (self.act, self.rest, self.direct):
-            nn.init.normal_(layer.weight, std=0.01)
-            nn.init.zeros_(layer.bias)
-        with torch.no_grad():  # at first agents mostly wait
-            self.direct.bias[:8], self.direct.bias[16] = -1.0, 3.0
+        self.act, self.direct = nn.Linear(width, 4), nn.Linear(hosts, 4)
+        nn.init.normal_(self.act.weight, std=0.01)
+        nn.init.zeros_(self.act.bias)
+        with torch.no_grad():  # the agents begin as the rules, with doubts
+            self.direct.weight.zero_()
+            for name, logits in PRIOR.items():
+                column = self.direct.bias
+                if name != "constant":
+                    column = self.direct.weight[:, HOST_FEATURES.index(name)]
+                column.copy_(torch.tensor(logits) * options.sharpness)
         self.critic = nn.Sequential(
             nn.Linear(num_truths, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
         )
         self.register_buffer("entropy_weight", torch.tensor(options.entropy_weight))
-        self.register_buffer("scale", torch.tensor(100.0))
+        self.register_buffer("scale", torch.tensor(10.0))
 
     def log_probs(self, hosts: Tensor, units: Tensor, useless: Tensor) -> Tensor:
-        """Return log-probabilities (B, U * 56 + 1) of the choices of agents with U units.
+        """Return log-probabilities (B, U * 64) of the choices of agents with U units.
 
-        hosts (B, U, 16, F), units (B, U, F), useless bool (B, U * 56): see `Cage4Memory`.
+        hosts (B, U, 16, F), units (B, U, F), useless bool (B, U * 64): see `Cage4Memory`.
         """
         first = torch.relu(self.host(hosts) + self.unit(units)[:, :, None])
         pooled = torch.cat([first.mean(2), first.amax(2)], 2)
         second = torch.relu(self.again(first) + self.pooled(pooled)[:, :, None])
-        whole = torch.relu(self.whole(torch.cat([pooled, units], 2)))
-        rest = self.rest(whole) + self.direct(units)
-        sign = units[..., -8:]  # 1 where traffic may pass, -1 where it is blocked
-        traffic = rest[..., :8] + sign * rest[..., 8:16]
-        logits = torch.cat([self.act(second).flatten(2), traffic], 2).flatten(1)
-        logits = logits.masked_fill(useless, -1e9)
-        return torch.cat([logits, rest[..., 16].mean(1, keepdim=True)], 1).log_softmax(1)
+        logits = (self.act(second) + self.direct(hosts)).flatten(1)
+        return logits.masked_fill(useless, -1e9).log_softmax(1)
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return the policy as `save_cage4_defender` takes it."""
@@ -166,33 +183,35 @@ class Cage4Defender(Trainer):
         self.memory.note(self.envs.agent_obs(self.obs))
 
     def truths(self) -> np.ndarray:
-        """Return what the critic sees, float32 (G, 5, F): the true state of all, and of its own."""
-        states, memory, count = self.envs.states, self.memory, self.options.num_games
-        numbers = [np.bitwise_count(states[name]) / most for name, most in COUNTS.items()]
+        """Return what the critic sees, float32 (G, 5, F): the true state of an agent's zones."""
+        states, memory, agents = self.envs.states, self.memory, np.arange(NUM_AGENTS)
+        fsm = states["fsm"][:, 1:] & 15  # of the red agents of blue's zones
+        of_host = [(fsm == code).sum(2)[..., None] / 5 for code in RED_STATES]
         size = states["session_flags"].shape[2]
         is_there = np.arange(size) < states["num_sessions"][..., None]
-        privileged = ((states["session_flags"] & 2 > 0) & is_there).sum(2)
-        whole = np.concatenate([*numbers, states["num_sessions"] / 5, privileged / 5], axis=1)
-        agents = np.arange(NUM_AGENTS)
-        phase = np.zeros((count, NUM_AGENTS, NUM_AGENTS * 3), np.float32)
-        phase[np.arange(count)[:, None], agents, agents * 3 + memory.phase] = 1
-        own = np.stack([part @ OWN.T for part in numbers[:4]], axis=2)
+        is_root = (states["session_flags"] & 2 > 0) & is_there
+        of_red = [states["num_sessions"], is_root.sum(2), states["num_offered"] / 4]
+        of_red += [states["busy_type"] == code for code in RED_ACTIONS] + [states["busy_left"]]
+        zones = [np.bitwise_count(states[name]) @ OWN.T for name in ("degraded", "red_hosts")]
+        phase = np.zeros((len(fsm), NUM_AGENTS, NUM_AGENTS * 3), np.float32)
+        phase[np.arange(len(fsm))[:, None], agents, agents * 3 + memory.phase] = 1
         clock = np.repeat(memory.unit_features()[:, :1, 21:24], NUM_AGENTS, axis=1)
-        shape = (count, NUM_AGENTS, whole.shape[1])
-        parts = [np.broadcast_to(whole[:, None], shape), own, phase, clock]
-        return np.concatenate([*parts, memory.busy[..., None] / 5], axis=2, dtype=np.float32)
+        parts = [part[:, 1:, None] / 3 for part in of_red] + [part[..., None] / 3 for part in zones]
+        own = [memory.restore, memory.look, memory.remove]
+        for part in own:
+            counts = np.zeros((len(fsm), 8))
+            counts[:, [0, 1, 2, 3, 5, 6, 7]] = part.sum(2)
+            parts.append((counts @ OWN.T)[..., None] / 3)
+        parts += [*of_host, phase, clock]
+        return np.concatenate(parts, axis=2, dtype=np.float32)
 
     def told_rewards(self, actions: np.ndarray) -> np.ndarray:
         """Return the rewards that agents are told, float32 (G, 5)."""
-        by_zone = self.envs.zone_rewards()
-        hurt, access = by_zone[:, :, 0] + by_zone[:, :, 2], by_zone[:, :, 1]
+        hurt = self.envs.zone_rewards().sum(2)
         hurt[:, CONTRACTORS] = 0  # nobody can help there
-        # A block makes green users on either side of it fail: both sides are to blame.
-        sides = (self.envs.states["barred"][..., None] >> np.arange(8) & 1) @ OWN.T > 0
-        is_own = sides | (OWN.T > 0)  # (G, 8, 5)
-        own = hurt @ OWN.T + (access[..., None] * is_own).sum(1)
-        rest = (hurt + access).sum(1, keepdims=True) - own
-        return own - self.memory.restores(actions) + self.options.share * rest
+        own = hurt @ OWN.T
+        others = hurt.sum(1, keepdims=True) - own
+        return own - self.memory.restores(actions) + self.options.share * others
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -307,7 +326,11 @@ class Cage4Defender(Trainer):
     def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
         """Make games to train in, whose episodes all begin together."""
         return cage.Cage4VectorEnv(
-            num_envs, messages=True, autoreset_mode="Disabled", num_threads=1
+            num_envs,
+            messages=True,
+            observation="events",
+            autoreset_mode="Disabled",
+            num_threads=1,
         )
 
     @staticmethod
