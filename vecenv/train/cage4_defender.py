@@ -195,7 +195,7 @@ class Cage4Defender(Trainer):
         zones = [np.bitwise_count(states[name]) @ OWN.T for name in ("degraded", "red_hosts")]
         phase = np.zeros((len(fsm), NUM_AGENTS, NUM_AGENTS * 3), np.float32)
         phase[np.arange(len(fsm))[:, None], agents, agents * 3 + memory.phase] = 1
-        clock = np.repeat(memory.unit_features()[:, :1, 21:24], NUM_AGENTS, axis=1)
+        clock = memory.unit_features()[:, :NUM_AGENTS, 21:]
         parts = [part[:, 1:, None] / 3 for part in of_red] + [part[..., None] / 3 for part in zones]
         own = [memory.restore, memory.look, memory.remove]
         for part in own:

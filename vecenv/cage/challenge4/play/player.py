@@ -44,8 +44,12 @@ _FADES, _STEPS = np.exp(-_SINCE / 8), np.minimum(_SINCE / 100, 1)  # of steps si
 MAX_DECOYS = 4
 _LONG = 255  # steps since something that has not been seen
 _PHASES = (0, 167, 334, 500)
-_MISSIONS = np.array([-1, 1, -1, 2, -1, -1, -1])[:, None]  # of units: the phase of their mission
-_PRIORITY = 512  # of one work over the next, above any number of steps
+# By unit, when the rules restore every source: from 60 steps before the zone's mission to its end;
+# and how many hosts of the zone may have been restored if they restore one at other times.
+_FIRST, _LAST = np.array([(0, 0), (107, 334), (0, 0), (274, 500), (0, 0), (0, 0), (0, 0)]).T
+_FEW, _BEGIN = np.array([3, 3, 3, 3, 0, 0, 0]), 90
+_OF_USERS = np.where(np.arange(NUM_HOSTS) < _NUM_SERVERS, 1, 4)  # haste of the rules to look again
+_PRIORITY = 2048  # of one work over the next, above any number of steps
 
 
 HOST_FEATURES = (
@@ -62,7 +66,7 @@ HOST_FEATURES = (
         for how in ("fades", "steps")
     ),
     "session_is_new", "attack_is_new", "source_is_new",  # later than the latest Analyse
-    "stale",  # steps since Analyse, divided by those of the agent's stalest host
+    "stale",  # haste of the rules to look again, divided by that of the agent's stalest host
     "stalest",
     *(f"rule_{kind.lower()}" for kind in KINDS),  # what the rules choose
 )  # fmt: skip
@@ -83,10 +87,11 @@ class Cage4Memory:
         look, remove, restore, known: bool (N, 7, 16), by unit and host: whether the rules want to
             analyse, remove, restore it; whether Remove knows its process.
         decoys: int64 (N, 7, 16), those placed since the latest Restore.
+        restored: int64 (N, 7), how many Restores were begun in each unit.
         num_host_features, num_unit_features: Lengths of the features.
     """
 
-    num_host_features, num_unit_features = len(HOST_FEATURES), 7 * 3 + 3
+    num_host_features, num_unit_features = len(HOST_FEATURES), 7 * 3 + 4
 
     def __init__(self, num_games: int) -> None:
         self.num_games = num_games
@@ -108,6 +113,7 @@ class Cage4Memory:
         self.decoys, self._sessions, self._attacks, self._sources = (
             np.zeros(shape, np.int64) for _ in range(4)
         )
+        self.restored = np.zeros((num, NUM_UNITS), np.int64)
         since = [np.full(shape, _LONG) for _ in range(3)]
         self._since_session, self._since_attack, self._since_source = since
 
@@ -143,6 +149,9 @@ class Cage4Memory:
             since[forgotten] = _LONG
             count += event
             since[event] = 0
+        is_due = (_BEGIN <= self.time) & (self.restored < _FEW)
+        is_due |= (_FIRST <= self.time) & (self.time < _LAST)
+        self.restore |= (self._sources > 0) & is_due[..., None]
 
     def _note_for_rules(self, is_now: dict[str, np.ndarray]) -> None:
         """Learn what there is to do by the rules."""
@@ -162,8 +171,6 @@ class Cage4Memory:
         self.remove |= is_now["session"]
         self.known |= is_now["session"]
         self.look |= self._attacked | is_now["is_source"]
-        is_mission = self.phase[:, _AGENT_OF_UNIT, None] == _MISSIONS
-        self.restore |= is_now["is_source"] & is_mission
 
     def rule_choices(self, num_decoys: int = 2) -> np.ndarray:
         """Return what the rules choose, int64 (N, 5), see `rules`; it is not noted."""
@@ -171,7 +178,7 @@ class Cage4Memory:
         scores = np.zeros((*self.exists.shape, len(KINDS)), np.int64)
         scores[..., RESTORE] = self.restore * (4 * _PRIORITY + stale)
         scores[..., REMOVE] = self.remove * (3 * _PRIORITY + stale)
-        scores[..., ANALYSE] = self.look * (2 * _PRIORITY) + stale
+        scores[..., ANALYSE] = self.look * (2 * _PRIORITY) + stale * _OF_USERS
         wanted = num_decoys - self.decoys
         scores[..., DECOY] = (wanted > 0) * (_PRIORITY + wanted)
         scores *= self.exists[..., None]
@@ -202,7 +209,7 @@ class Cage4Memory:
             out[20 + 2 * place], out[21 + 2 * place] = _FADES[since], _STEPS[since]
         for place, since in enumerate(sinces[:3]):
             out[30 + place] = since < stale
-        age = (1 + stale.astype(np.float32)) * self.exists
+        age = (1 + stale.astype(np.float32)) * self.exists * _OF_USERS
         hosts = np.arange(3 * NUM_HOSTS)
         for units in UNITS:
             own = age[:, units].reshape(num, -1)
@@ -226,6 +233,7 @@ class Cage4Memory:
         out[..., 21] = self.time / 500
         out[..., 22] = (self.time - begin) / (end - begin)
         out[..., 23] = np.minimum(end - self.time, 20) / 20
+        out[..., 24] = np.minimum(self.restored, 8) / 4
         return out
 
     def useless(self) -> np.ndarray:
@@ -257,11 +265,13 @@ class Cage4Memory:
             host, kind = np.divmod(np.asarray(choices)[:, agent], len(KINDS))
             acts = self.is_free[:, agent]
             actions[:, agent] = np.where(acts, bases[kind] + host, 3 * size + 1)
-            for memory, of_kind, step in ((self.restore, RESTORE, None), (self.decoys, DECOY, 1)):
-                games = np.flatnonzero(acts & (kind == of_kind))
-                unit, place = np.divmod(host[games], NUM_HOSTS)
-                at = games, units.start + unit, place
-                memory[at] = False if step is None else memory[at] + 1
+            unit, place = np.divmod(host, NUM_HOSTS)
+            unit += units.start
+            games = np.flatnonzero(acts & (kind == DECOY))
+            self.decoys[games, unit[games], place[games]] += 1
+            games = np.flatnonzero(acts & (kind == RESTORE))
+            self.restore[games, unit[games], place[games]] = False
+            self.restored[games, unit[games]] += 1
         self.time += 1
         return actions
 
