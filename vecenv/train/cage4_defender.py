@@ -1,10 +1,11 @@
-"""Five defenders for CAGE Challenge 4, trained from nothing with PPO in half an hour.
+"""Five defenders for CAGE Challenge 4, which begin as rules and learn with PPO.
 
     vecenv train Cage4-v0
 
 One policy plays all five agents. `Cage4Memory` keeps what an agent has seen and done, and offers
 choices when it is free to act: only these are decisions, and only these are learnt from. The
-network looks at every host with the same weights: what it learns about one it knows about all.
+network looks at every host with the same weights: what it learns about one it knows about all. One
+of its layers begins with weights by which agents follow the rules of `play.rules`, more or less.
 
 All agents get the same reward, and most of it is what others cause. In training an agent is told
 its own subnets' part in full and the rest in a small share, which the true state gives; the critic
@@ -31,18 +32,20 @@ from vecenv.train.trainer import Trainer
 __all__ = ["BASELINES", "Cage4Defender", "Defender", "Options", "load_policy", "main", "ppo_loss"]
 
 NUM_STEPS, NUM_AGENTS = 499, 5  # of an episode; a rollout is one episode of every game
-BASELINES = {  # the last two as published: the best learned entry, and the winner, of rules
+BASELINES = {  # the second and third as published: the best learned entry; rules
     "react-restore": -1045.5,
     "KEEP": -193.68,
     "the challenge's winner": -113.0,
+    "rules": -93.7,
 }
 # Agents 0 to 3 watch a subnet each, agent 4 the last three: the first, how many, units of each.
 GROUPS = ((0, 4, 1), (4, 1, 3))
 # Whose are the subnets RZA, OZA, RZB, OZB, contractors, PUB, ADM, OFF.
 OWN = np.zeros((NUM_AGENTS, 8), np.float32)
 OWN[range(4), range(4)] = OWN[4, 5:] = 1
+UNITS = OWN[:, [0, 1, 2, 3, 6, 7, 5]]  # as `Cage4Memory` has them
 CONTRACTORS = 4
-RED_STATES, RED_ACTIONS = range(1, 9), range(9)  # codes that the critic is told numbers of
+RED_STATES, RED_ACTIONS = range(1, 9), range(9)  # codes that the critic is told of
 
 
 @dataclass
@@ -68,22 +71,13 @@ class Options(RunOptions):
 
 
 # What the direct layer begins with: the rules, and what else may be worth a trial, as logits of
-# Analyse, Remove, Restore and DeployDecoy: a constant, then by features of `Cage4Memory`.
-PRIOR: dict[str, tuple[float, float, float, float]] = {
-    "constant": (-2, -5, -6, -5),
-    "look": (4, 0, 0, 0),
-    "stale": (1, 0, 0, 0),
-    "stalest": (1.5, 0, 0, 0),
-    "remove": (0, 5, 0, 0),
-    "restore": (0, 0, 7, 0),
-    "sources": (0, 0, 1, 0),
-    "decoys_0": (0, 0, 0, 4),
-    "decoys_1": (0, 0, 0, 3),
-    "rule_analyse": (3, 0, 0, 0),
-    "rule_remove": (0, 4, 0, 0),
-    "rule_restore": (0, 0, 4, 0),
-    "rule_decoy": (0, 0, 0, 4),
-}
+# Analyse, Remove, Restore and DeployDecoy: a constant, and factors of features.
+PRIOR = (
+    {"": -2, "look": 4, "stale": 1, "stalest": 1.5, "rule_analyse": 3},
+    {"": -5, "remove": 5, "rule_remove": 4},
+    {"": -6, "restore": 7, "sources": 1, "rule_restore": 4},
+    {"": -5, "decoys_0": 4, "decoys_1": 3, "rule_decoy": 4},
+)
 
 
 class Defender(nn.Module):
@@ -101,13 +95,11 @@ class Defender(nn.Module):
         self.act, self.direct = nn.Linear(width, 4), nn.Linear(hosts, 4)
         nn.init.normal_(self.act.weight, std=0.01)
         nn.init.zeros_(self.act.bias)
-        with torch.no_grad():  # the agents begin as the rules, with doubts
-            self.direct.weight.zero_()
-            for name, logits in PRIOR.items():
-                column = self.direct.bias
-                if name != "constant":
-                    column = self.direct.weight[:, HOST_FEATURES.index(name)]
-                column.copy_(torch.tensor(logits) * options.sharpness)
+        weight, bias = torch.zeros_like(self.direct.weight), torch.zeros(4)
+        for kind, name, factor in ((k, *x) for k, row in enumerate(PRIOR) for x in row.items()):
+            place = (weight[kind], HOST_FEATURES.index(name)) if name else (bias, kind)
+            place[0][place[1]] = factor * options.sharpness
+        self.direct.load_state_dict({"weight": weight, "bias": bias})
         self.critic = nn.Sequential(
             nn.Linear(num_truths, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
         )
@@ -174,7 +166,6 @@ class Cage4Defender(Trainer):
         self.optimizer = Adam(weights, eps=1e-5, max_grad_norm=longest)
         shape = NUM_STEPS, count, NUM_AGENTS
         self.rewards, self.is_free = np.zeros(shape, np.float32), np.zeros(shape, bool)
-        self.silence = np.zeros(shape[1:], np.int64)  # messages, which nobody sends
 
     def begin_episodes(self, seed: int) -> None:
         """Begin an episode in every game."""
@@ -184,26 +175,18 @@ class Cage4Defender(Trainer):
 
     def truths(self) -> np.ndarray:
         """Return what the critic sees, float32 (G, 5, F): the true state of an agent's zones."""
-        states, memory, agents = self.envs.states, self.memory, np.arange(NUM_AGENTS)
-        fsm = states["fsm"][:, 1:] & 15  # of the red agents of blue's zones
-        of_host = [(fsm == code).sum(2)[..., None] / 5 for code in RED_STATES]
-        size = states["session_flags"].shape[2]
-        is_there = np.arange(size) < states["num_sessions"][..., None]
+        states, memory = self.envs.states, self.memory
+        is_there = np.arange(states["session_flags"].shape[2]) < states["num_sessions"][..., None]
         is_root = (states["session_flags"] & 2 > 0) & is_there
         of_red = [states["num_sessions"], is_root.sum(2), states["num_offered"] / 4]
         of_red += [states["busy_type"] == code for code in RED_ACTIONS] + [states["busy_left"]]
-        zones = [np.bitwise_count(states[name]) @ OWN.T for name in ("degraded", "red_hosts")]
-        phase = np.zeros((len(fsm), NUM_AGENTS, NUM_AGENTS * 3), np.float32)
-        phase[np.arange(len(fsm))[:, None], agents, agents * 3 + memory.phase] = 1
-        clock = memory.unit_features()[:, :NUM_AGENTS, 21:]
-        parts = [part[:, 1:, None] / 3 for part in of_red] + [part[..., None] / 3 for part in zones]
-        own = [memory.restore, memory.look, memory.remove]
-        for part in own:
-            counts = np.zeros((len(fsm), 8))
-            counts[:, [0, 1, 2, 3, 5, 6, 7]] = part.sum(2)
-            parts.append((counts @ OWN.T)[..., None] / 3)
-        parts += [*of_host, phase, clock]
-        return np.concatenate(parts, axis=2, dtype=np.float32)
+        of_red += [(states["fsm"] & 15 == code).sum(2) / 2 for code in RED_STATES]
+        of_blue = [np.bitwise_count(states[name]) @ OWN.T for name in ("degraded", "red_hosts")]
+        of_blue += [x.sum(2) @ UNITS.T for x in (memory.restore, memory.look, memory.remove)]
+        numbers = [x[:, 1:] / 3 for x in of_red] + [x / 3 for x in of_blue]
+        phase = np.eye(3)[memory.phase][:, :, None] * np.eye(NUM_AGENTS)[..., None]
+        phase, clock = phase.reshape(len(phase), 5, -1), memory.unit_features()[:, :5, 21:]
+        return np.concatenate([np.stack(numbers, 2), phase, clock], axis=2, dtype=np.float32)
 
     def told_rewards(self, actions: np.ndarray) -> np.ndarray:
         """Return the rewards that agents are told, float32 (G, 5)."""
@@ -219,7 +202,7 @@ class Cage4Defender(Trainer):
         options, memory = self.options, self.memory
         self.begin_episodes(options.seed * 1_000_003 + (self.num_updates + 1) * options.num_games)
         found: list[list[dict[str, Tensor]]] = [[] for _ in GROUPS]
-        self.totals = np.zeros(options.num_games)
+        self.totals, silence = np.zeros(options.num_games), np.zeros_like(self.is_free[0], int)
         for step in range(NUM_STEPS):
             seen = memory.host_features(), memory.unit_features(), memory.useless()
             truths, is_free = self.truths(), memory.is_free
@@ -242,7 +225,7 @@ class Cage4Defender(Trainer):
                 place = (step * options.num_games + games) * NUM_AGENTS + agents
                 rows.append(row | {"place": torch.from_numpy(place)})  # in all of the rollout
             actions = memory.act(choices)
-            self.obs, rewards, *_ = self.envs.step(np.concatenate([actions, self.silence], 1))
+            self.obs, rewards, *_ = self.envs.step(np.concatenate([actions, silence], 1))
             self.rewards[step] = self.told_rewards(actions)
             self.totals += rewards
             memory.note(self.envs.agent_obs(self.obs))
@@ -325,13 +308,8 @@ class Cage4Defender(Trainer):
     @classmethod
     def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
         """Make games to train in, whose episodes all begin together."""
-        return cage.Cage4VectorEnv(
-            num_envs,
-            messages=True,
-            observation="events",
-            autoreset_mode="Disabled",
-            num_threads=1,
-        )
+        how: Any = {"messages": True, "observation": "events", "autoreset_mode": "Disabled"}
+        return cage.Cage4VectorEnv(num_envs, num_threads=1, **how)
 
     @staticmethod
     def check_options(options: Options) -> None:
@@ -343,7 +321,6 @@ class Cage4Defender(Trainer):
     def main(cls, options: Options) -> float:
         """Train, save and evaluate; return the mean score."""
         run, trainer = cls.run(options)
-        # The run has given back the signals: one is enough now.
         path, count = options.save / "defender.npz", options.eval_episodes
         name = f"defender, {trainer.steps:,} steps"
         with evaluating(f"{count} episodes"):
@@ -357,7 +334,7 @@ class Cage4Defender(Trainer):
     @classmethod
     def load_policy(cls, options: Options, num_envs: int, **env_kwargs: Any) -> tuple[Any, Any]:
         """Return games and the defender of a run, for `vecenv play`."""
-        envs = cage.Cage4VectorEnv(num_envs, **env_kwargs)
+        envs = cage.Cage4VectorEnv(num_envs, observation="events", **env_kwargs)
         player = cage.Cage4Player(options.save / "defender.npz", seed=options.seed)
 
         def act(obs: Tensor, starts: Tensor, report: dict[str, Any] | None = None) -> np.ndarray:

@@ -7,7 +7,6 @@ import pickle
 
 import numpy as np
 import pytest
-from cage.challenge4.raw_events import EventsOfRaw
 from cage.golden import FOLDER4
 
 from vecenv import make_vec_agents
@@ -21,6 +20,7 @@ from vecenv.cage import (
     plain_raw,
     replay_traces,
 )
+from vecenv.cage.challenge4.play.raw_events import RawEvents
 
 RECORDINGS = [FOLDER4 / f"raw_{name}_80.npz" for name in ("mix_discovery", "hunt_fsm")]
 NAMES = Cage4Events.NODE_FEATURES
@@ -264,13 +264,13 @@ def test_events_say_what_the_dicts_say(red, seed):
         for name, entry in observation.items()
         if isinstance(entry, dict)
     }
-    twins = [EventsOfRaw(agent, NAMES, hosts) for agent in range(5)]
+    twins = [RawEvents(agent, hosts, steps=200) for agent in range(5)]
     foreign = [NAMES.index(name) for name in NAMES if name == "source" or name[:5] == "from_"]
     seen = np.zeros(len(NAMES), bool)
     while True:
         for agent, twin in enumerate(twins):
             events = Cage4Events.of(envs.agent_obs(rows)[agent])
-            nodes, context = twin.read(told[f"blue_agent_{agent}"])
+            vector, context, nodes = Cage4Events.of(twin.read(told[f"blue_agent_{agent}"]))
             got = events.nodes[0].copy()
             # Addresses of CON's hosts, which nobody watches, are not among those told.
             unknown = got[:, NAMES.index("from_CON")] > 0
@@ -278,6 +278,7 @@ def test_events_say_what_the_dicts_say(red, seed):
             nodes[unknown[:, None] & np.isin(np.arange(len(NAMES)), foreign)] = 0
             np.testing.assert_array_equal(got, nodes)
             np.testing.assert_array_equal(events.context[0, 1:], context[1:])
+            assert events.vector[0, 0] == vector[0]  # the phase
             np.testing.assert_array_equal(events.vector, flat.agent_obs(vectors)[agent])
             assert envs.single_observation_space.contains(rows[0])
             seen |= (events.nodes[0] > 0).any(axis=0)

@@ -149,8 +149,8 @@ class Cage4Memory:
             since[forgotten] = _LONG
             count += event
             since[event] = 0
-        is_due = (_BEGIN <= self.time) & (self.restored < _FEW)
-        is_due |= (_FIRST <= self.time) & (self.time < _LAST)
+        is_due = (self.time >= _BEGIN) & (self.restored < _FEW)
+        is_due |= (self.time >= _FIRST) & (self.time < _LAST)
         self.restore |= (self._sources > 0) & is_due[..., None]
 
     def _note_for_rules(self, is_now: dict[str, np.ndarray]) -> None:
