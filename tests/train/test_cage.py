@@ -119,9 +119,10 @@ def test_training_for_cage_4_leaves_policy_curve_and_table(tmp_path, capsys):
 def test_the_player_computes_what_the_network_does():
     agent = cage4_defender.Defender(5, cage4_defender.Options(width=8))
     torch.nn.init.normal_(agent.act.weight)
-    torch.nn.init.normal_(agent.rest.weight)
-    hosts, units = torch.rand(6, 3, 16, 19), torch.rand(6, 3, 40)
-    useless = torch.zeros(6, 168, dtype=torch.bool)
+    memory = cage.Cage4Memory
+    hosts = torch.rand(6, 3, 16, memory.num_host_features)
+    units = torch.rand(6, 3, memory.num_unit_features)
+    useless = torch.zeros(6, 192, dtype=torch.bool)
     expected = agent.log_probs(hosts, units, useless).detach().numpy()
     logits = defender_logits(agent.weights(), hosts.numpy(), units.numpy())
     found = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

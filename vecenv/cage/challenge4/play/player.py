@@ -121,14 +121,23 @@ class Cage4Memory:
         """Note what the agents see: after `begin`, and after each step.
 
         Args:
-            observations: Rows of events, of each agent uint8 (N, length).
+            observations: Rows of events, of each agent uint8 (N, 726), of agent 4 (N, 2102).
+
+        Raises:
+            ValueError: A row has another length.
         """
         num = self.num_games
         told = np.empty((len(_PLACES), num, NUM_UNITS, NUM_HOSTS), np.uint8)
         self.phase = np.empty((num, NUM_AGENTS), np.int64)
         for agent, units in enumerate(UNITS):
             row, start = np.asarray(observations[agent]), _VECTOR_LENGTHS[agent]
-            size = units.stop - units.start
+            size = _num_units(agent)
+            length = start + _NUM_CONTEXT + _NUM_EVENTS * (NUM_HOSTS + 1) * size
+            if row.shape != (num, length):
+                raise ValueError(
+                    f"the observation of agent {agent} has shape {row.shape}, expected "
+                    f"{(num, length)}: rows of events, as with observation='events'"
+                )
             nodes = row[:, start + _NUM_CONTEXT :].reshape(num, _NUM_EVENTS, -1)
             hosts = nodes[:, _PLACES, : NUM_HOSTS * size].swapaxes(0, 1)
             told[:, :, units] = hosts.reshape(-1, num, size, NUM_HOSTS)
