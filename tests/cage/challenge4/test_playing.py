@@ -178,7 +178,7 @@ def test_results_and_defenders_carry_the_version_of_the_rules(defender, tmp_path
 
 def features_of(rows, masks, begun, own_rule):
     """What `Cage4Memory` says of a game's hosts, worked out from the whole episode: (7, 16, 39)."""
-    place = {name: k for k, name in enumerate(Cage4Events.NODE_FEATURES)}
+    names = Cage4Events.NODE_FEATURES
     attacks = [f"local_{name}" for name in ("ssh", "ot", "http", "https", "sql", "mail", "drawn")]
     out = np.zeros((7, 16, len(player_module.HOST_FEATURES)), np.float32)
     for unit in range(7):
@@ -186,13 +186,13 @@ def features_of(rows, masks, begun, own_rule):
         steps = [Cage4Events.of(row[agent]).nodes for row in rows]
         weights, ages = np.where(np.arange(48) % 16 < 6, 1, 4), []
         for host in range(16):
-            seen = [{name: int(x[first + host, k]) for name, k in place.items()} for x in steps]
+            seen = [dict(zip(names, x[first + host].tolist(), strict=True)) for x in steps]
             found = dict.fromkeys(player_module.HOST_FEATURES, 0.0)
             exists = float(masks[agent][first + host])
             found |= {"exists": exists, "is_user": exists * (host >= 6), "is_first": host == 0}
             is_attacked = [any(x[name] for name in (*attacks, "remote_ssh")) for x in seen]
-            restored = [t for t, x in enumerate(seen) if x["is_restored"]]
-            since = restored[-1] if restored else 0
+            restored = [0, *(t for t, x in enumerate(seen) if x["is_restored"])]
+            since = restored[-1]
             events = {
                 "session": [x["session"] > 0 for x in seen],
                 "attack": is_attacked,
@@ -214,7 +214,7 @@ def features_of(rows, masks, begun, own_rule):
             found["is_attacked"] = float(is_attacked[-1])
             for name in ("is_source", "session", "alarm"):
                 found[name] = min(seen[-1][name], 3)
-            later = range(since + bool(restored), len(seen))
+            later = range(since + 1, len(seen))
             for name in ("cmd", "escalate"):
                 found[f"had_{name}"] = float(any(seen[t][f"has_{name}"] for t in later))
             found["was_removed"] = float(any(seen[t]["is_removed"] for t in later))
