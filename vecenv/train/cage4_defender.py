@@ -7,9 +7,8 @@ choices when it is free to act: only these are decisions, and only these are lea
 network looks at every host with the same weights: what it learns about one it knows about all. One
 of its layers begins with weights by which agents follow the rules of `play.rules`, more or less.
 
-All agents get the same reward, and most of it is what others cause. In training an agent is told
-its own subnets' part in full and the rest in a small share, which the true state gives; the critic
-sees the true state. The policy sees what its agent has seen, and no messages.
+All agents get the same reward, most of which others cause. In training an agent is told its own
+subnets' part and a small share of the rest, which the true state gives; the critic sees that, too.
 """
 
 from __future__ import annotations
@@ -44,7 +43,6 @@ GROUPS = ((0, 4, 1), (4, 1, 3))
 OWN = np.zeros((NUM_AGENTS, 8), np.float32)
 OWN[range(4), range(4)] = OWN[4, 5:] = 1
 UNITS = OWN[:, [0, 1, 2, 3, 6, 7, 5]]  # as `Cage4Memory` has them
-CONTRACTORS = 4
 RED_STATES, RED_ACTIONS = range(1, 9), range(9)  # codes that the critic is told of
 
 
@@ -192,10 +190,9 @@ class Cage4Defender(Trainer):
 
     def told_rewards(self, actions: np.ndarray) -> np.ndarray:
         """Return the rewards that agents are told, float32 (G, 5)."""
-        hurt = self.envs.zone_rewards().sum(2)
-        hurt[:, CONTRACTORS] = 0  # nobody can help there
+        hurt = self.envs.zone_rewards().sum(2)  # among the contractors nobody can help
         own = hurt @ OWN.T
-        others = hurt.sum(1, keepdims=True) - own
+        others = own.sum(1, keepdims=True) - own
         return own - self.memory.restores(actions) + self.options.share * others
 
     @torch.no_grad()
@@ -269,7 +266,7 @@ class Cage4Defender(Trainer):
         options = self.options
         self.optimizer.set_lr(options.learning_rate * left)
         self.agent.entropy_weight.fill_(options.entropy_weight * (0.1 + 0.9 * left))
-        wanted = (options.minibatch, options.minibatch // 5)
+        wanted = options.minibatch, options.minibatch // 5
         sizes = [len(columns["place"]) for columns in self.decisions]
         num_minibatches = max(1, sizes[0] // wanted[0])
         scalars: dict[str, float] = {}

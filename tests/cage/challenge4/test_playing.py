@@ -176,62 +176,56 @@ def test_results_and_defenders_carry_the_version_of_the_rules(defender, tmp_path
             find_policy(policy)
 
 
+def features_of_host(seen, decoys):
+    """What is remembered of a host that was seen so in each step, with decoys placed then."""
+    attacks = [f"local_{name}" for name in ("ssh", "ot", "http", "https", "sql", "mail", "drawn")]
+    is_attacked = [any(x[name] for name in (*attacks, "remote_ssh")) for x in seen]
+    found, stale = dict.fromkeys(player_module.HOST_FEATURES, 0.0), seen[-1]["since_analyse"]
+    since = max(t for t, x in enumerate(seen) if x["is_restored"] or t == 0)
+    sessions, sources = ([x[name] > 0 for x in seen] for name in ("session", "is_source"))
+    for name, when, many, most in (
+        ("session", sessions, "sessions", 2),
+        ("attack", is_attacked, "attacks", 4),
+        ("source", sources, "sources", 3),
+    ):
+        times = [t for t in range(since, len(seen)) if when[t]]
+        steps_since = min(len(seen) - 1 - times[-1], 255) if times else 255
+        found[many] = min(len(times) / most, 2)
+        found[f"{name}_fades"] = np.exp(np.float32(-steps_since / 8))
+        found[f"{name}_steps"] = min(steps_since / 100, 1)
+        found[f"{name}_is_new"] = steps_since < stale
+    for name in ("analyse", "restore"):
+        found[f"{name}_fades"] = np.exp(np.float32(-seen[-1][f"since_{name}"] / 8))
+        found[f"{name}_steps"] = min(seen[-1][f"since_{name}"] / 100, 1)
+    for name in ("is_source", "session", "alarm"):
+        found[name] = min(seen[-1][name], 3)
+    for name in ("cmd", "escalate"):
+        found[f"had_{name}"] = any(x[f"has_{name}"] for x in seen[since + 1 :])
+    found |= {"is_attacked": is_attacked[-1], "known": any(sessions[since:])}
+    found["was_removed"] = any(x["is_removed"] for x in seen[since + 1 :])
+    num_decoys = sum(t >= since for t in decoys)
+    return found | ({f"decoys_{num_decoys}": 1} if num_decoys < 3 else {})
+
+
 def features_of(rows, masks, begun, own_rule):
     """What `Cage4Memory` says of a game's hosts, worked out from the whole episode: (7, 16, 39)."""
-    names = Cage4Events.NODE_FEATURES
-    attacks = [f"local_{name}" for name in ("ssh", "ot", "http", "https", "sql", "mail", "drawn")]
+    names, weights = Cage4Events.NODE_FEATURES, np.where(np.arange(16) < 6, 1, 4)
     out = np.zeros((7, 16, len(player_module.HOST_FEATURES)), np.float32)
     for unit in range(7):
         agent, first = min(unit, 4), 16 * max(unit - 4, 0)
         steps = [Cage4Events.of(row[agent]).nodes for row in rows]
-        weights, ages = np.where(np.arange(48) % 16 < 6, 1, 4), []
         for host in range(16):
             seen = [dict(zip(names, x[first + host].tolist(), strict=True)) for x in steps]
-            found = dict.fromkeys(player_module.HOST_FEATURES, 0.0)
-            exists = float(masks[agent][first + host])
+            decoys = [t for t, what in begun if what == ("Decoy", unit, host)]
+            exists = masks[agent][first + host]
+            found = features_of_host(seen, decoys)
             found |= {"exists": exists, "is_user": exists * (host >= 6), "is_first": host == 0}
-            is_attacked = [any(x[name] for name in (*attacks, "remote_ssh")) for x in seen]
-            restored = [0, *(t for t, x in enumerate(seen) if x["is_restored"])]
-            since = restored[-1]
-            events = {
-                "session": [x["session"] > 0 for x in seen],
-                "attack": is_attacked,
-                "source": [x["is_source"] > 0 for x in seen],
-            }
-            stale = seen[-1]["since_analyse"]
-            for (name, when), many, most in zip(
-                events.items(), ("sessions", "attacks", "sources"), (2, 4, 3), strict=True
-            ):
-                times = [t for t in range(since, len(seen)) if when[t]]
-                steps_since = min(len(seen) - 1 - times[-1], 255) if times else 255
-                found[many] = min(len(times) / most, 2)
-                found[f"{name}_fades"] = np.exp(np.float32(-steps_since / 8))
-                found[f"{name}_steps"] = min(steps_since / 100, 1)
-                found[f"{name}_is_new"] = float(steps_since < stale)
-            for name in ("analyse", "restore"):
-                found[f"{name}_fades"] = np.exp(np.float32(-seen[-1][f"since_{name}"] / 8))
-                found[f"{name}_steps"] = min(seen[-1][f"since_{name}"] / 100, 1)
-            found["is_attacked"] = float(is_attacked[-1])
-            for name in ("is_source", "session", "alarm"):
-                found[name] = min(seen[-1][name], 3)
-            later = range(since + 1, len(seen))
-            for name in ("cmd", "escalate"):
-                found[f"had_{name}"] = float(any(seen[t][f"has_{name}"] for t in later))
-            found["was_removed"] = float(any(seen[t]["is_removed"] for t in later))
-            found["known"] = float(any(events["session"][since:]))
-            decoys = sum(
-                (t >= since and what == ("Decoy", unit, host)) for t, what in begun if what
-            )
-            if decoys < 3:
-                found[f"decoys_{decoys}"] = 1.0
-            ages.append((1 + stale) * weights[host] * exists)
+            found["stale"] = (1 + seen[-1]["since_analyse"]) * weights[host] * exists
             out[unit, host] = list(found.values())
-        out[unit, :, -6] = ages
     for units in player_module.UNITS:
         own = out[units, :, -6].reshape(-1)
-        is_first = np.arange(len(own)) == own.argmax()
+        out[units, :, -5] = (np.arange(len(own)) == own.argmax()).reshape(-1, 16)
         out[units, :, -6] = (own / own.max()).reshape(-1, 16)
-        out[units, :, -5] = is_first.reshape(-1, 16)
     for unit, host, kind in own_rule:
         out[unit, host, -4 + kind] = 1
     return out
