@@ -19,6 +19,7 @@ from vecenv.cage import (
     plain_raw,
     replay_traces,
 )
+from vecenv.cage.challenge4.play.policies import make_policy
 from vecenv.cage.challenge4.play.raw_events import RawEvents
 
 RECORDINGS = [FOLDER4 / f"raw_{name}_80.npz" for name in ("mix_discovery", "hunt_fsm")]
@@ -330,3 +331,30 @@ def test_agents_rows_are_the_events_of_the_team(pad):
 def test_rows_of_another_length_are_no_events():
     with pytest.raises(ValueError, match=r"obs has shape \(4, 92\), expected .*='events'"):
         Cage4Events.of(np.zeros((4, 92)))
+
+
+def test_a_player_acts_on_dicts_as_it_does_on_rows():
+    env = Cage4ParallelEnv(raw=True, steps=100, **RATES)
+    envs = Cage4VectorEnv(1, messages=True, observation="events", steps=100, **RATES)
+    told, rows = env.reset(seed=4)[0], envs.reset(seed=4)[0]
+    entries = {
+        name: entry
+        for observation in told.values()
+        for name, entry in observation.items()
+        if isinstance(entry, dict)
+    }
+    hosts = {entry["Interface"][0]["ip_address"]: name for name, entry in entries.items()}
+    readers = [RawEvents(agent, hosts, steps=100) for agent in range(5)]
+    of_dicts, of_rows = make_policy("defender"), make_policy("defender")
+    of_dicts.reset([env.action_mask(name) for name in env.agents])
+    of_rows.reset(envs.agent_masks())
+    families = set()
+    while env.agents:
+        found = [reader.read(told[f"blue_agent_{k}"]) for k, reader in enumerate(readers)]
+        actions = of_dicts.act(found)
+        np.testing.assert_array_equal(actions, of_rows.act(envs.agent_obs(rows))[0])
+        families |= {env.action_labels("blue_agent_4")[actions[4]].split()[0]}
+        told, *_ = env.step(dict(zip(env.agents, actions.tolist(), strict=True)))
+        rows = envs.step(np.array([[*actions, 0, 0, 0, 0, 0]]))[0]
+    assert {"Analyse", "DeployDecoy"} <= families
+    envs.close()
