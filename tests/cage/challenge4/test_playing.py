@@ -176,8 +176,27 @@ def test_results_and_defenders_carry_the_version_of_the_rules(defender, tmp_path
             find_policy(policy)
 
 
-def features_of_host(seen, decoys):
-    """What is remembered of a host that was seen so in each step, with decoys placed then."""
+def work_on_host(seen, sessions, is_attacked, restores, due):
+    """What the rules want to do with a host: look, remove, restore."""
+    look = remove = restore = known = False
+    num_sources = 0
+    for t, x in enumerate(seen):
+        look = (look and not x["is_analysed"]) or x["is_removed"]
+        remove = remove and not x["is_removed"]
+        restore = restore or x["has_escalate"] or (x["has_cmd"] and not known)
+        if x["is_restored"]:
+            look = remove = restore = known = False
+            num_sources = 0
+        remove, known = remove or sessions[t], known or sessions[t]
+        look = look or is_attacked[t] or x["is_source"] > 0
+        num_sources += x["is_source"] > 0
+        restore = restore or (num_sources > 0 and due[t])
+        restore = restore and (t not in restores or t == len(seen) - 1)
+    return {"look": look, "remove": remove, "restore": restore}
+
+
+def features_of_host(seen, decoys, restores, due):
+    """What is remembered of a host that was seen so in each step, with what was begun then."""
     attacks = [f"local_{name}" for name in ("ssh", "ot", "http", "https", "sql", "mail", "drawn")]
     is_attacked = [any(x[name] for name in (*attacks, "remote_ssh")) for x in seen]
     found, stale = dict.fromkeys(player_module.HOST_FEATURES, 0.0), seen[-1]["since_analyse"]
@@ -203,6 +222,7 @@ def features_of_host(seen, decoys):
         found[f"had_{name}"] = any(x[f"has_{name}"] for x in seen[since + 1 :])
     found |= {"is_attacked": is_attacked[-1], "known": any(sessions[since:])}
     found["was_removed"] = any(x["is_removed"] for x in seen[since + 1 :])
+    found |= work_on_host(seen, sessions, is_attacked, restores, due)
     num_decoys = sum(t >= since for t in decoys)
     return found | ({f"decoys_{num_decoys}": 1} if num_decoys < 3 else {})
 
@@ -214,11 +234,18 @@ def features_of(rows, masks, begun, own_rule):
     for unit in range(7):
         agent, first = min(unit, 4), 16 * max(unit - 4, 0)
         steps = [Cage4Events.of(row[agent]).nodes for row in rows]
+        begun_here = [t for t, (kind, own, _) in begun if kind == "Restore" and own == unit]
+        times, mission = np.arange(len(rows)), {1: (107, 334), 3: (274, 500)}.get(unit, (0, 0))
+        is_few = np.array([sum(b < t for b in begun_here) < 3 for t in times])
+        due = is_few & (times >= 90) & (unit < 4) | (times >= mission[0]) & (times < mission[1])
         for host in range(16):
             seen = [dict(zip(names, x[first + host].tolist(), strict=True)) for x in steps]
-            decoys = [t for t, what in begun if what == ("Decoy", unit, host)]
+            decoys, restores = (
+                [t for t, what in begun if what == (kind, unit, host)]
+                for kind in ("Decoy", "Restore")
+            )
             exists = masks[agent][first + host]
-            found = features_of_host(seen, decoys)
+            found = features_of_host(seen, decoys, restores, due)
             found |= {"exists": exists, "is_user": exists * (host >= 6), "is_first": host == 0}
             found["stale"] = (1 + seen[-1]["since_analyse"]) * weights[host] * exists
             out[unit, host] = list(found.values())
@@ -240,9 +267,8 @@ def test_the_memory_says_what_has_happened():
     masks = [mask.copy() for mask in envs.agent_masks()]
     memory, rng = Cage4Memory(num), np.random.default_rng(0)
     memory.begin(masks)
-    names = player_module.HOST_FEATURES
-    by_rules = [names.index(name) for name in ("look", "remove", "restore")]
-    rows, begun, kinds, seen = [], [], set(), np.zeros(len(names), bool)
+    rows, begun, kinds = [], [], set()
+    seen = np.zeros(len(player_module.HOST_FEATURES), bool)
     for step in range(steps - 1):
         rows.append([row[0].copy() for row in envs.agent_obs(obs)])
         memory.note(envs.agent_obs(obs))
@@ -254,7 +280,6 @@ def test_the_memory_says_what_has_happened():
             own_rule.append((agent + choice // 64, choice // 4 % 16, choice % 4))
         if step % 7 == 0 or step > 190:
             twin = features_of(rows, [mask[0] for mask in masks], begun, own_rule)
-            twin[..., by_rules] = features[0][..., by_rules]
             np.testing.assert_allclose(features[0], twin, atol=1e-6, err_msg=str(step))
         seen |= (features > 0).any(axis=(0, 1, 2))
         useless, choices = memory.useless(), np.zeros((num, 5), int)
