@@ -289,7 +289,7 @@ def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:
 
         own, rest = _split(options, {"device", "results"})
         with uncompiled():  # one on the CPU knows what they are
-            host = _compiled_maker(source, rest)(num_envs=1)
+            host = _compiled_maker(source, rest)(num_envs=num_envs if "params" in rest else 1)
         envs = backend.load()(host, num_envs, **own)
     else:
         own, rest = _split(options, _parameters(name))

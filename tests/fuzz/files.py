@@ -611,7 +611,7 @@ def state_kind(folder, marker):
         with contextlib.closing(found):
             envs.load_state_dict(found)
         with being_used():
-            envs.snapshot(), envs.decoded_state(), envs.shell_alerts(), envs.state_dict()
+            envs.in_words(), envs.decoded_state(), envs.shell_alerts(), envs.state_dict()
             for action in actions[:4]:
                 envs.step(action)
 

@@ -148,6 +148,11 @@ class CompiledGames(VecEnv):
         self.envs.load_state_dict(state)
         self._calls.mark_reset()
 
+    def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
+        """Copy games to others, see `JitVectorEnv.copy_rows`."""
+        self._all_alive = False
+        self.envs.copy_rows(source, target, luck=luck)
+
     def close(self, **kwargs: Any) -> None:
         """Close the games; may be called twice."""
         try:
@@ -328,7 +333,7 @@ class CompiledGames(VecEnv):
         assert space is not None and self._state_writer is not None
         states = self.envs.states[env_ids]
         found = np.zeros((len(states), *(space.shape or ())), space.dtype)
-        self._state_writer(states, found)
+        self._state_writer(states, found, env_ids)
         return found
 
     def _obs_of(self, obs: np.ndarray, group: GroupLayout) -> np.ndarray:

@@ -502,6 +502,27 @@ class AgentsVecEnv:
             self.groups[name]._restore_notes(*notes)
         self._state = None if state["central"] is None else state["central"].copy()
 
+    def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
+        """Copy compiled games to others in the midst of them, see `JitVectorEnv.copy_rows`.
+
+        Raises:
+            TypeError: The games are not compiled; or what that raises.
+        """
+        if (copy_games := getattr(self.games, "copy_rows", None)) is None:
+            raise TypeError(
+                f"copy_rows needs compiled games, these are of a {type(self.games).__name__}; "
+                "state_dict and load_state_dict copy any"
+            )
+        copy_games(source, target, luck=luck)
+        given = (np.atleast_1d(ids) for ids in (source, target))
+        pair = (np.flatnonzero(ids) if ids.dtype == np.bool_ else ids for ids in given)
+        sources, targets = np.broadcast_arrays(*pair)
+        for group in self.groups.values():
+            for notes in (group.alive, group.valid):
+                notes[group.rows(targets)] = notes[group.rows(sources)]
+        if self._state is not None:
+            self._state[targets] = self._state[sources]
+
     def close(self) -> None:
         """Close the games; may be called twice."""
         self.games.close()

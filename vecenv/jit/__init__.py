@@ -1,6 +1,7 @@
 """Environments written as Numba functions, run by the thousand; see docs/compiled_envs.md."""
 
 from vecenv.core.compiling import cached_njit
+from vecenv.jit.branches import Branch
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.failures import KernelCompileError, KernelResultError
 from vecenv.jit.games import AgentsOf
@@ -10,6 +11,7 @@ from vecenv.jit.single import JitEnv
 
 __all__ = [
     "AgentsOf",
+    "Branch",
     "EnvKernels",
     "JitEnv",
     "JitVectorEnv",

@@ -47,12 +47,14 @@ _KERNEL_NAMES = {
     "step": "env_step",
     "observe": "env_observe",
     "action_mask": "env_mask",
+    "sampler": "env_sampler",
 }  # in the templates
 GAME_ARGUMENTS = {
     "reset": ("state", "rng"),
     "step": ("state", "actions", "rng"),
     "observe": ("state", "agent", "out"),
     "action_mask": ("state", "agent", "out"),
+    "sampler": ("rng",),
 }  # of the kernels of a game, as its author writes them
 
 
@@ -90,7 +92,7 @@ def bind_loop(
 
     Args:
         kernels: The kind of env.
-        params: (1,) parameter record, or None if the kernels take none.
+        params: (1,) parameter record, of the first env, or None if the kernels take none.
         max_episode_steps: For the dry run.
         debug: Whether everything runs in Python; then nothing is compiled.
         dry_run: Whether to try out kernels in Python first, unless they are part of this package.
@@ -170,8 +172,10 @@ def functions_of(kernels: EnvKernels) -> dict[str, Any]:
     """Return the kernels of one env by name; of a game, those that `game_kernels` makes of them."""
     functions = {name: getattr(kernels, name) for name in ARGUMENTS}
     if kernels.groups is not None:
-        functions = game_kernels(GameLayout.of(kernels.groups), functions)
+        functions |= game_kernels(GameLayout.of(kernels.groups), functions)
     functions["action_mask"] = functions["action_mask"] or episodes.no_mask
+    if functions["sampler"] is None:
+        del functions["sampler"]
     return functions
 
 
@@ -258,8 +262,13 @@ def bound_scope(
         step_adapter, pair_adapter = episodes.step_without_params, episodes.pair_without_params
     else:
         step_adapter, pair_adapter = episodes.step_with_params, episodes.pair_with_params
+    scope["env_sampler"] = finish(episodes.keep_params.py_func)
+    adapters = {"step": step_adapter, "sampler": episodes.sample_params}
     for name, kernel in functions.items():
-        adapter = rebound(step_adapter if name == "step" else pair_adapter, {"kernel": kernel})
+        adapter = rebound(
+            adapters.get(name, pair_adapter),
+            {"kernel": kernel, "own_params": episodes.own_params},
+        )
         scope[_KERNEL_NAMES[name]] = finish(adapter)
     scope["obs_row"] = episodes.scalar_row if constants["OBS_SHAPE"] == () else episodes.array_row
     scope["action_row"] = episodes.array_row
@@ -280,6 +289,8 @@ def _check_arguments(kernels: EnvKernels, name: str, function: Any, has_params: 
     """Refuse a kernel that can't be called with the arguments of the loop."""
     arguments = (ARGUMENTS if kernels.groups is None else GAME_ARGUMENTS)[name]
     expected = (*arguments, *(("params",) if has_params else ()))
+    if name == "sampler":
+        expected = ("params", "rng")
     signature = inspect.signature(getattr(function, "py_func", function))
     try:
         signature.bind(*expected)

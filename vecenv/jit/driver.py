@@ -47,6 +47,7 @@ JOB_DTYPE = np.dtype(
         ("num_envs", np.int64),
         ("num_rows", np.int64),
         ("num_ids", np.int64),  # 0: row i is env i
+        ("num_params", np.int64),  # 1: all envs share them
         ("num_parts", np.int64),  # threads that may take part
         ("chunk_rows", np.int64),  # rows that a thread claims at a time
         ("may_wake", np.int64),  # 1: wake sleeping helpers
@@ -209,7 +210,7 @@ def unpack(job):
         job.max_episode_steps,
         array_at(job.states, (job.num_envs,), STATE_DTYPE),
         array_at(job.runs, (job.num_envs,), RUN_DTYPE),
-        array_at(job.params, (1,), PARAMS_DTYPE),
+        array_at(job.params, (job.num_params,), PARAMS_DTYPE),
         array_at(job.env_ids, (job.num_ids,), INT64),
         array_at(job.actions, (rows, *ACTION_SHAPE), ACTION_DTYPE),
         array_at(job.obs, (rows, *OBS_SHAPE), OBS_DTYPE),

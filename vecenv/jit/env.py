@@ -6,7 +6,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -27,6 +27,15 @@ from vecenv.files import read_entry
 from vecenv.jit import random
 from vecenv.jit.arrays import ActionReader, new_outputs
 from vecenv.jit.binding import Loop, bind_loop, play_episodes
+from vecenv.jit.branches import (
+    Branch,
+    copy_records,
+    draw_seeds,
+    read_branch,
+    read_rows,
+    read_sources,
+    refuse_branches,
+)
 from vecenv.jit.episodes import (
     DISABLED,
     MASK,
@@ -39,8 +48,9 @@ from vecenv.jit.episodes import (
     STEP,
 )
 from vecenv.jit.games import state_writer
-from vecenv.jit.kernels import EnvKernels, as_record, draw
+from vecenv.jit.kernels import EnvKernels, draw
 from vecenv.jit.runner import CompiledRunner, Fixed, Job, PythonRunner
+from vecenv.jit.worlds import as_sampler, flat_params, read_params, write_params
 
 __all__ = ["MODES", "JitVectorEnv", "read_seeds", "read_state"]
 
@@ -69,7 +79,15 @@ class JitVectorEnv(VecEnv):
     Args:
         kernels: The kind of environment.
         num_envs: Number of copies.
-        params: Parameter record for the kernels (see `pack_record`), copied; None if there is none.
+        params: Parameters for the kernels, copied: a record for all envs (see `pack_record`); an
+            array of records (num_envs,), one per env; or a dict from names to values, one for all
+            envs or one per env, of what differs from `kernels.params`. None for these.
+        sampler: A kernel `(params, rng)` that writes an env's parameters before each reset; or a
+            dict of ranges such as {"gravity": (5.0, 15.0)}, from which each episode draws them.
+            None for that of the kernels.
+        on_episode_end: Called as `on_episode_end(envs, env_ids)` after a step in which episodes
+            ended, env_ids int64 (B,): for curricula by `set_params`. Next episodes begin after it,
+            but in SAME_STEP mode, where they have begun.
         max_episode_steps: Truncate episodes at this length; None leaves that to `step`.
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
         num_threads: Maximum number of threads; None for one per processor this process may use.
@@ -107,6 +125,8 @@ class JitVectorEnv(VecEnv):
         num_envs: int = 1,
         *,
         params: Any = None,
+        sampler: Any = None,
+        on_episode_end: Callable[[Any, np.ndarray], Any] | None = None,
         max_episode_steps: int | None = None,
         autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         num_threads: int | None = None,
@@ -126,7 +146,12 @@ class JitVectorEnv(VecEnv):
         threads = (
             _default_threads() if num_threads is None else read_count("num_threads", num_threads)
         )
-        record = None if params is None else as_record(params)
+        if sampler is not None:
+            kernels = kernels.having(sampler=as_sampler(kernels, sampler))
+        has_sampler = kernels.sampler is not None
+        found = read_params(kernels, params, num_envs, per_env=has_sampler)
+        if has_sampler and found is None:
+            raise TypeError(f"{kernels.name} has a sampler, but no params that it could write")
         all_metadata = _with_rendering(
             kernels, {**type(self).metadata, **(metadata or {})}, render_mode
         )
@@ -138,11 +163,13 @@ class JitVectorEnv(VecEnv):
         self.mask_infos = mask_infos
         if mask_infos:
             self.require_masks()
-        self._params = record
+        self._params, self._on_episode_end = found, on_episode_end
+        self._has_own_params = kernels.sampler is not None or (found is not None and len(found) > 1)
         self._reader = ActionReader(kernels.action_space, num_envs)
         self._allocate_envs()
-        loop = bind_loop(kernels, record, max_episode_steps=limit, debug=debug, dry_run=dry_run)
-        self._runner = self._make_runner(loop, limit, record, threads)
+        first = None if found is None else found[:1]
+        loop = bind_loop(kernels, first, max_episode_steps=limit, debug=debug, dry_run=dry_run)
+        self._runner = self._make_runner(loop, limit, found, threads)
         _alive[id(self)] = self
 
     def _make_runner(
@@ -198,12 +225,61 @@ class JitVectorEnv(VecEnv):
 
     @property
     def params(self) -> np.ndarray | None:
-        """The parameter record, (1,), or None if the kernels take none: a live view.
+        """The parameter record, (1,), or one per env, (num_envs,): a live view; None if none.
 
-        What is written here, `envs.params.gravity = 1.6`, counts from the next step on. It is no
-        part of `state_dict`.
+        What is written here, `envs.params.gravity = 1.6`, counts from the next step on. It is part
+        of `state_dict` where each env has its own.
         """
         return None if self._params is None else self._params.view(np.recarray)
+
+    @property
+    def has_own_params(self) -> bool:
+        """Whether each env has parameters of its own: records were given, or set, or drawn."""
+        return self._has_own_params
+
+    def _separate_params(self) -> np.ndarray:
+        """Give each env a record of its own, and return them (num_envs,)."""
+        if self._params is None:
+            raise TypeError(f"{self.kernels.name} takes no params")
+        self._has_own_params = True
+        if len(self._params) < self.num_envs:
+            self._params = read_params(self.kernels, self._params, self.num_envs, per_env=True)
+            assert self._params is not None
+            self._runner.set_params(self._params)
+        return self._params
+
+    def set_params(self, rows: Any, values: Any) -> None:
+        """Change parameters of some envs, which count from the next step on; nothing is compiled.
+
+        Envs that have shared one record have records of their own from then on.
+
+        Args:
+            rows: Env ids (B,), a mask bool (num_envs,), or None for all envs.
+            values: A dict from names to values, one for all these envs or one per env; or records.
+
+        Raises:
+            TypeError, ValueError: A name, dtype or shape is wrong; nothing was changed.
+        """
+        self._calls.require_open("set_params")
+        every = np.arange(self.num_envs)
+        chosen = every if rows is None else read_rows("rows", rows, self.num_envs)
+        write_params(self._separate_params(), chosen, values, self.kernels.name)
+
+    def params_of(self, rows: Any = None) -> np.ndarray:
+        """Return the parameters of some envs as numbers, for buffers and critics.
+
+        Args:
+            rows: Env ids (B,), a mask, or None for all envs.
+
+        Returns:
+            float32 (B, P), the caller's: every number of a record, field by field.
+        """
+        if self._params is None:
+            raise TypeError(f"{self.kernels.name} takes no params")
+        chosen = np.arange(self.num_envs)
+        chosen = chosen if rows is None else read_rows("rows", rows, self.num_envs)
+        shared = chosen if self.has_own_params else np.zeros_like(chosen)
+        return flat_params(self._params[shared])
 
     @property
     def states(self) -> np.ndarray:
@@ -294,13 +370,22 @@ class JitVectorEnv(VecEnv):
     def state_writer(self) -> Callable[[np.ndarray, np.ndarray], None]:
         """Return a function that writes the central states of records (B,) into an array (B, ...).
 
-        Of games with a `central_state` kernel, see `EnvKernels`.
+        Its third argument has the envs int64 (B,), or None for all in order. Of games with a
+        `central_state` kernel, see `EnvKernels`.
         """
         write: Any = state_writer(self.kernels.central_state, debug=self._runner.is_python)
-        params = () if self._params is None else (self._params.view(np.recarray)[0],)
+        shared = () if self._params is None else (self._params.view(np.recarray)[0],)
 
-        def write_states(states: np.ndarray, out: np.ndarray) -> None:
-            write(states, out, *params)
+        def write_states(
+            states: np.ndarray, out: np.ndarray, env_ids: np.ndarray | None = None
+        ) -> None:
+            if not self.has_own_params:
+                write(states, out, *shared)
+                return
+            ids = range(len(states)) if env_ids is None else env_ids
+            for k, env_id in enumerate(ids):
+                own = self._params.view(np.recarray)[env_id]  # type: ignore[union-attr]  # there
+                write(states[k : k + 1], out[k : k + 1], own)
 
         return write_states
 
@@ -370,9 +455,12 @@ class JitVectorEnv(VecEnv):
                 "subclass of JitVectorEnv a method of its own"
             )
         self._calls.require_ready("render")
-        params = () if self._params is None else (self._params.copy().view(np.recarray)[0],)
         states = self._states.copy().view(np.recarray)
-        return tuple(draw(self.kernels, self.render_mode, state, *params) for state in states)
+        if self._params is None:
+            return tuple(draw(self.kernels, self.render_mode, state) for state in states)
+        params = np.resize(self._params, self.num_envs).view(np.recarray)
+        pairs = zip(states, params, strict=True)
+        return tuple(draw(self.kernels, self.render_mode, *pair) for pair in pairs)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole state as arrays: envs, random streams and statistics (copies).
@@ -381,7 +469,83 @@ class JitVectorEnv(VecEnv):
         `load_state_dict`. The arrays can be stored with `numpy.savez`.
         """
         self._calls.require_ready("state_dict")
-        return self.described_state({"states": self._states.copy(), "runs": self._runs.copy()})
+        own = {"params": self._params.copy()} if self._params is not None else {}
+        arrays = {"states": self._states.copy(), "runs": self._runs.copy()}
+        return self.described_state({**arrays, **(own if self.has_own_params else {})})
+
+    def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
+        """Copy envs to others in the midst of their episodes: states, statistics, parameters.
+
+        `observe` gives their observations. Sources stay as they are, also where they are targets
+        of others. To look ahead, copy an env to many, and step these with different actions.
+
+        Args:
+            source: Env ids (B,), or one of which all targets get a copy, or a mask.
+            target: Different env ids (B,), or a mask.
+            luck: "same": copies have the random stream of their source, so equal actions give equal
+                steps, bit for bit. "fresh": each has a stream of its own, which only depends on
+                that of the env that was there, and its number.
+
+        Raises:
+            TypeError, ValueError: Ids are wrong, or the episode of a source has ended.
+            ResetNeeded, AlreadyPendingCallError: There was no reset, or an env is in flight.
+        """
+        sources, targets = read_sources(source, target, self.num_envs, self.num_envs, luck)
+        refuse_branches(self._calls, "copy_rows", sources, targets, self.episode_over)
+        own = self._params if self.has_own_params else None
+        self._put(targets, self._states, self._runs, own, sources, luck)
+
+    def snapshot(self, rows: Any = None) -> Branch:
+        """Return copies of envs in the midst of their episodes, for `restore`.
+
+        Args:
+            rows: Env ids (B,), a mask, or None for all envs.
+
+        Raises:
+            As `copy_rows`.
+        """
+        found = np.arange(self.num_envs)
+        found = found if rows is None else read_rows("rows", rows, self.num_envs)
+        refuse_branches(self._calls, "snapshot", found, np.unique(found), self.episode_over)
+        params = None if self._params is None or not self.has_own_params else self._params[found]
+        facts = self.described_state({})
+        return Branch(self.kernels.name, self._states[found], self._runs[found], params, facts)
+
+    def restore(self, rows: Any, branch: Branch, *, luck: str = "same") -> None:
+        """Put the copies of a `snapshot`, also of another vector env of this kind, into envs.
+
+        Args:
+            rows: Different env ids, as many as the branch has, or any number if that has one.
+            branch: See `snapshot`; it stays as it is, to be restored again.
+            luck: See `copy_rows`.
+
+        Raises:
+            TypeError, ValueError: Ids are wrong, or the branch is of another kind of env.
+            ResetNeeded, AlreadyPendingCallError: There was no reset, or an env is in flight.
+        """
+        own = self._params if self.has_own_params else None
+        branch = read_branch(branch, self.kernels.name, self._states.dtype, own)
+        every, count = np.arange(len(branch.states)), len(branch.states)
+        sources, targets = read_sources(every, rows, count, self.num_envs, luck)
+        refuse_branches(self._calls, "restore", targets[:0], targets, self.episode_over)
+        if branch.facts:
+            self.check_state(branch.facts, branch.states)
+        self._put(targets, branch.states, branch.runs, branch.params, sources, luck)
+
+    def _put(
+        self, targets: np.ndarray, states: np.ndarray, runs: np.ndarray,
+        params: np.ndarray | None, sources: np.ndarray, luck: str,
+    ) -> None:  # fmt: skip
+        """Copy records[sources] to envs; see `copy_rows`."""
+        seeds = draw_seeds(self._runs[targets], targets) if luck == "fresh" else None
+        self._runner.end_cut_job()
+        copy_records(self._states, targets, states, sources)
+        copy_records(self._runs, targets, runs, sources)
+        if self._params is not None and params is not None:
+            copy_records(self._params, targets, params, sources)
+        if seeds is not None:
+            self._set_streams(targets, seeds)
+        self._count_over()
 
     def described_state(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the arrays of a state with what says whose they are; here nothing does."""
@@ -400,11 +564,16 @@ class JitVectorEnv(VecEnv):
         self._calls.require_idle("load_state_dict")
         states, runs = read_state(state, self.num_envs, self.kernels.state_dtype)
         self.check_state(state, states)
+        params: np.ndarray | None = None
+        if self._params is not None and (self.has_own_params or "params" in state):
+            params = read_array(state, "params", self.num_envs, self._params.dtype)
         self._calls.has_reset = self._calls.is_ready = False  # until everything is restored
         try:
             self._runner.end_cut_job()
             self._states[:] = states
             self._runs[:] = runs
+            if params is not None:
+                self._separate_params()[:] = params
             self._count_over()
             self._is_seeded = True
         except BaseException as error:
@@ -502,6 +671,7 @@ class JitVectorEnv(VecEnv):
                     row = -1 - num_ended
                     self._reader.refuse(actions, row, row)
                 infos = self._end_infos(num_ended, outputs, None)
+                self._tell_of_ends(outputs, None)
             if self.mask_infos:
                 infos = self._with_masks(infos, None, np.ones(self.num_envs, np.bool_))
         except BaseException as error:  # perhaps Ctrl-C, perhaps after the step
@@ -567,6 +737,12 @@ class JitVectorEnv(VecEnv):
             }
         return infos
 
+    def _tell_of_ends(self, outputs: Outputs, env_ids: np.ndarray | None) -> None:
+        """Call `on_episode_end` with the envs of the rows whose episodes have ended."""
+        if self._on_episode_end is not None:
+            rows = np.flatnonzero(outputs.terminations | outputs.truncations)
+            self._on_episode_end(self, rows if env_ids is None else env_ids[rows])
+
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         """Keep the actions; `recv` steps these envs."""
         if self._num_over:
@@ -601,6 +777,8 @@ class JitVectorEnv(VecEnv):
             num_ended = self._runner.run(job, actions[:count], outputs)
             self._sent = [(env_ids[count:], actions[count:], num_left)] if num_left else []
             infos = self._end_infos(num_ended, outputs, chosen) if num_ended else {}
+            if num_ended:
+                self._tell_of_ends(outputs, chosen)
             if self.mask_infos:
                 infos = self._with_masks(infos, chosen, np.ones(count, np.bool_))
         except BaseException as error:  # perhaps Ctrl-C
@@ -683,26 +861,26 @@ def read_state(
         KeyError: An entry is missing.
         ValueError: An entry has another shape or dtype.
     """
-    found = []
-    for name, expected in (("states", state_dtype), ("runs", RUN_DTYPE)):
-        if name not in state:
-            raise KeyError(f"state has no entry {name!r}; pass what `state_dict` returned")
+    read = partial(read_array, state, num_envs=num_envs)
+    return read("states", dtype=state_dtype), read("runs", dtype=RUN_DTYPE)
 
-        def accepts(
-            dtype: np.dtype,
-            shape: tuple[int, ...],
-            name: str = name,
-            expected: np.dtype = expected,
-        ) -> bool:
-            if shape == (num_envs,) and dtype == expected:
-                return True
-            told = f"has shape {shape}, expected {(num_envs,)}"
-            if dtype != expected:
-                told = f"has dtype {dtype!s:.300}, expected {expected!s:.300}"
-            raise ValueError(f"state[{name!r}] {told}: {num_envs} envs of the same kind")
 
-        found.append(read_entry(state, name, accepts))
-    return found[0], found[1]
+def read_array(
+    state: Mapping[str, np.ndarray], name: str, num_envs: int, dtype: np.dtype
+) -> np.ndarray:
+    """Return an entry (num_envs,) of a state; raises as `read_state`."""
+    if name not in state:
+        raise KeyError(f"state has no entry {name!r}; pass what `state_dict` returned")
+
+    def accepts(found: np.dtype, shape: tuple[int, ...]) -> bool:
+        if shape == (num_envs,) and found == dtype:
+            return True
+        told = f"has shape {shape}, expected {(num_envs,)}"
+        if found != dtype:
+            told = f"has dtype {found!s:.300}, expected {dtype!s:.300}"
+        raise ValueError(f"state[{name!r}] {told}: {num_envs} envs of the same kind")
+
+    return read_entry(state, name, accepts)
 
 
 def _default_threads() -> int:

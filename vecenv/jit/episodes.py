@@ -47,7 +47,7 @@ class Batch(NamedTuple):
     max_episode_steps: Any
     states: Any  # (N,) state records
     runs: Any  # (N,) RUN_DTYPE
-    params: Any  # (1,) parameter record; not read if the kernels take none
+    params: Any  # (1,) parameter record, or (N,), of each env; not read if the kernels take none
     env_ids: Any  # int64 (R,), or (0,): row i is env i
     actions: Any  # (R, ...)
     obs: Any  # (R, ...)
@@ -64,6 +64,7 @@ env_reset: Any = None
 env_step: Any = None
 env_observe: Any = None
 env_mask: Any = None
+env_sampler: Any = None
 obs_row: Any = None
 action_row: Any = None
 kernel: Any = None
@@ -85,7 +86,7 @@ def run_rows(batch, start, stop):
         state, run = batch.states[env], batch.runs[env]
         if op == MASK:
             mask = batch.masks[row]
-            env_mask(state, mask, params)
+            env_mask(state, mask, params, env)
             if not has_any(mask):
                 if run.episode_over:  # its action does not matter
                     mask[:] = True
@@ -99,7 +100,7 @@ def run_rows(batch, start, stop):
             if not begins:
                 open_block(run)
                 action = action_row(batch.actions, row)
-                reward, is_terminal, is_cut = env_step(state, action, run, params)
+                reward, is_terminal, is_cut = env_step(state, action, run, params, env)
                 terminated, truncated = bool(is_terminal), bool(is_cut)
                 run.episode_return += reward
                 run.episode_length += 1
@@ -112,7 +113,7 @@ def run_rows(batch, start, stop):
                     run.last_length = run.episode_length
                     run.episode_over = True
                     if mode == SAME_STEP:
-                        env_observe(state, obs_row(batch.final_obs, env), params)
+                        env_observe(state, obs_row(batch.final_obs, env), params, env)
                         begins = True
             if batch.rewards32.shape[0] > 0:
                 batch.rewards32[row] = reward
@@ -122,11 +123,12 @@ def run_rows(batch, start, stop):
             batch.truncations[row] = truncated
         if begins:
             open_block(run)
-            env_reset(state, run, params)
+            env_sampler(run, params, env)
+            env_reset(state, run, params, env)
             run.episode_return = 0.0
             run.episode_length = 0
             run.episode_over = False
-        env_observe(state, obs_row(batch.obs, row), params)
+        env_observe(state, obs_row(batch.obs, row), params, env)
     return num_ended
 
 
@@ -143,27 +145,44 @@ def array_row(array, row):
 
 
 @njit
-def step_with_params(state, action, rng, params):
-    """Call a step kernel that takes a parameter record."""
-    return kernel(state, action, rng, params[0])
+def own_params(params, env):
+    """Return the parameter record of an env, of (1,) or (N,)."""
+    return params[env if params.shape[0] > 1 else env - env]
 
 
 @njit
-def step_without_params(state, action, rng, params):
+def step_with_params(state, action, rng, params, env):
+    """Call a step kernel that takes a parameter record."""
+    return kernel(state, action, rng, own_params(params, env))
+
+
+@njit
+def step_without_params(state, action, rng, params, env):
     """Call a step kernel that takes none."""
     return kernel(state, action, rng)
 
 
 @njit
-def pair_with_params(state, other, params):
+def pair_with_params(state, other, params, env):
     """Call any other kernel that takes a parameter record."""
-    return kernel(state, other, params[0])
+    return kernel(state, other, own_params(params, env))
 
 
 @njit
-def pair_without_params(state, other, params):
+def pair_without_params(state, other, params, env):
     """Call any other kernel that takes none."""
     return kernel(state, other)
+
+
+@njit
+def sample_params(rng, params, env):
+    """Call a sampler, which writes the parameter record."""
+    kernel(own_params(params, env), rng)
+
+
+@njit
+def keep_params(rng, params, env):
+    """Stand in for the sampler of an env that has none."""
 
 
 @njit

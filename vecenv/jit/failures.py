@@ -29,6 +29,7 @@ ARGUMENTS = {
     "step": ("state", "action", "rng"),
     "observe": ("state", "out"),
     "action_mask": ("state", "out"),
+    "sampler": ("rng",),  # behind the parameters, which it writes
 }
 _REASON_LINES = 6
 _LINE_LENGTH = 240
@@ -121,7 +122,7 @@ def explain(
         if getattr(kernels, name) is None:
             continue
         kernel = fresh_njit(compiled[name])
-        names = [*ARGUMENTS[name], "params"]
+        names = [*ARGUMENTS[name], "params"] if name != "sampler" else ["params", "rng"]
         listed = ", ".join(f"{a}: {_type_text(t)}" for a, t in zip(names, types_all, strict=False))
         title = f"{kernels.name}: kernel {name}({listed})"
         if name == "step":
@@ -172,6 +173,7 @@ def _signatures(constants: dict[str, Any]) -> dict[str, list[Any]]:
         "step": [state, action, rng, *params],
         "observe": [state, obs, *params],
         "action_mask": [state, mask, *params],
+        "sampler": [*params, rng],
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +33,8 @@ class EnvKernels:
     - `action_mask(state, out)` writes which actions are valid, `out` bool (width,): one entry per
       action of a Discrete space, of a MultiDiscrete space one per value of each part, in order.
 
-    With `params`, each takes the parameter record as its last argument.
+    With `params`, each takes the parameter record as its last argument, and
+    `sampler(params, rng)` may write it before every `reset`: then each env has its own.
 
     Attributes:
         state_dtype: Structured dtype of the state: a dtype, or a list or dict of named fields as
@@ -44,6 +46,10 @@ class EnvKernels:
         name: Name of this kind of env in messages.
         render: An ordinary Python function `(state)`, or `(state, params)`, that draws one env: it
             gets a copy of the record and returns a picture, uint8 (height, width, 3), or a text.
+
+        params: Record with the defaults of what can vary between envs, see `pack_record`; None if
+            that is given with each vector env, or nothing can.
+        sampler: That kernel; None for parameters that stay. Fields that it leaves keep their value.
 
     `rng` is drawn from with the functions of `vecenv.jit.random`.
 
@@ -79,9 +85,15 @@ class EnvKernels:
     groups: Mapping[str, AgentsOf] | None = None
     central_state: Callable[..., Any] | None = None
     state_space: Space | None = None
+    params: Any = None
+    sampler: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state_dtype", _state_dtype(self.state_dtype))
+        if self.params is not None:
+            object.__setattr__(self, "params", as_record(self.params))
+        if self.sampler is not None and not callable(self.sampler):
+            raise TypeError(f"sampler must be a function or None, got {self.sampler!r}")
         if self.groups is not None:
             self._lay_out(GameLayout.of(self.groups))
         if (self.central_state is not None or self.state_space is not None) and (
@@ -106,6 +118,15 @@ class EnvKernels:
                     "action_mask needs a Discrete or MultiDiscrete action space, got "
                     f"{self.action_space}"
                 )
+
+    def having(self, **changed: Any) -> EnvKernels:
+        """Return these kernels with other `params` or another `sampler`."""
+        if "params" in changed:
+            changed["params"] = as_record(changed["params"])
+        other = copy.copy(self)
+        for name, value in changed.items():
+            object.__setattr__(other, name, value)
+        return other
 
     def _lay_out(self, layout: GameLayout) -> None:
         """Set the spaces and the state record of a game."""

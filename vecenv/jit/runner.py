@@ -50,7 +50,7 @@ class Fixed(NamedTuple):
     max_episode_steps: int
     states: np.ndarray  # (N,) state records
     runs: np.ndarray  # (N,) RUN_DTYPE
-    params: np.ndarray | None  # (1,) parameter record
+    params: np.ndarray | None  # (1,) parameter record, or (N,), of each env
     action_bounds: np.ndarray  # int64 (2, K), lowest and highest of each element; K = 0: any
     final_obs: np.ndarray  # (N, *obs_shape), or (0, *obs_shape) where it is not needed
     no_actions: np.ndarray  # (0, *action_shape) of the action space's dtype
@@ -134,6 +134,10 @@ class PythonRunner:
             self.is_cut = not isinstance(error, Exception)
             raise
 
+    def set_params(self, params: np.ndarray) -> None:
+        """From now on use other parameter records."""
+        self._fixed = self._fixed._replace(params=params)
+
     def end_cut_job(self) -> None:
         """Do nothing: no thread continues the job."""
 
@@ -179,6 +183,7 @@ class CompiledRunner:
         self._job["autoreset_mode"] = fixed.autoreset_mode
         self._job["max_episode_steps"] = fixed.max_episode_steps
         self._job["num_envs"] = len(fixed.states)
+        self._job["num_params"] = 0 if fixed.params is None else len(fixed.params)
         self._job["own_actions"] = self._own_actions.ctypes.data
         for name in ("states", "runs", "params", "final_obs"):
             array = getattr(fixed, name)
@@ -253,6 +258,12 @@ class CompiledRunner:
             return num_ended
         finally:
             self._free[0] = None
+
+    def set_params(self, params: np.ndarray) -> None:
+        """From now on use other parameter records, between two jobs."""
+        self.end_cut_job()
+        self._fixed = self._fixed._replace(params=params)
+        self._job["params"], self._job["num_params"] = params.ctypes.data, len(params)
 
     def end_cut_job(self) -> None:
         """Complete a job that was cut short, before anything else touches the envs."""

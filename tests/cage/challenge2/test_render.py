@@ -139,7 +139,7 @@ def test_everything_that_can_be_on_a_card_fits():
     state["ot_running"] = 0
     snapshot = take_snapshot(state, scenario, Episode(100, -123.4))
     picture = draw_snapshot(snapshot).to_array()
-    assert picture.shape == draw_snapshot(stepped(0).snapshot()).to_array().shape
+    assert picture.shape == draw_snapshot(stepped(0).in_words()).to_array().shape
     assert "stopped" in to_text(overview(snapshot))
 
 

@@ -86,6 +86,8 @@ class Cage2VectorEnv(JitVectorEnv):
         episode_infos: Whether infos["episode"] reports returns and lengths of ended episodes.
         mask_infos: Whether infos["action_mask"] has what `action_masks` returns.
         render_mode: "ansi" or "rgb_array", what `render` returns.
+        params: Records of `world`, one per env, for reds or networks that differ between envs.
+        sampler: See `JitVectorEnv`.
 
     Raises:
         TypeError, ValueError: An argument is not what it should be; the message names it.
@@ -123,6 +125,8 @@ class Cage2VectorEnv(JitVectorEnv):
         episode_infos: bool = False,
         mask_infos: bool = False,
         render_mode: str | None = None,
+        params: Any = None,
+        sampler: Any = None,
     ) -> None:
         check_choice("render_mode", render_mode, (None, *RENDER_MODES))
         self._lengths = read_episode_lengths(episode_length, max_episode_steps)
@@ -132,7 +136,8 @@ class Cage2VectorEnv(JitVectorEnv):
         super().__init__(
             kernels,
             num_envs,
-            params=tables,
+            params=tables if params is None else params,
+            sampler=sampler,
             max_episode_steps=self._lengths[0] if len(self._lengths) == 1 else None,
             autoreset_mode=autoreset_mode,
             num_threads=num_threads,
@@ -151,21 +156,40 @@ class Cage2VectorEnv(JitVectorEnv):
         check_choice("observation", observation, OBSERVATIONS)
         if not isinstance(green, bool | np.bool_):
             raise TypeError(f"green is {green!r}, expected True or False")
-        agents, red_policy = read_red_agents(red_agent)
+        _, self._red_policy = read_red_agents(red_agent)
         kernels = cage_kernels(
-            self.scenario, observation=observation, dtype=obs_dtype, red_policy=red_policy
+            self.scenario, observation=observation, dtype=obs_dtype, red_policy=self._red_policy
         )
+        self._options = {"red_agent": red_agent, "green": green, "scenario": self.scenario}
+        self._observation = observation
+        is_drawn = len(self._lengths) > 1
+        return with_drawn_lengths(kernels) if is_drawn else kernels, self.world()
+
+    def world(self, **changed: Any) -> np.record:
+        """Return the parameter record of these envs with another `red_agent`, `green`, `scenario`.
+
+        A vector env takes one for all envs or one per env as `params`, and `set_params` one for
+        some of them: ``envs.set_params([0, 1], envs.world(red_agent="meander"))``. A red of one's
+        own is compiled, and can't be changed; a scenario must have as many hosts.
+        """
+        names = {"red_agent", "green", "scenario"}
+        if other := changed.keys() - names:
+            raise TypeError(
+                f"world has no {', '.join(sorted(other))}; it has {', '.join(sorted(names))}"
+            )
+        chosen = {**self._options, **changed}
+        agents, red_policy = read_red_agents(chosen["red_agent"])
+        if red_policy is not self._red_policy:
+            raise TypeError("a red of one's own is compiled: make another vector env for it")
         tables = compile_tables(
-            self.scenario,
+            chosen["scenario"],
             red_agents=agents,
-            green=bool(green),
-            tracks_scans=observation != "bits",
+            green=bool(chosen["green"]),
+            tracks_scans=self._observation != "bits",
         )
-        if observation == "memory":
-            tables = add_choices(tables, self.scenario)
-        if len(self._lengths) == 1:
-            return kernels, tables
-        return with_drawn_lengths(kernels), add_lengths(tables, self._lengths)
+        if self._observation == "memory":
+            tables = add_choices(tables, chosen["scenario"])
+        return tables if len(self._lengths) == 1 else add_lengths(tables, self._lengths)
 
     @property
     def true_state(self) -> np.ndarray:
@@ -235,9 +259,9 @@ class Cage2VectorEnv(JitVectorEnv):
         drawn = 0 if len(self._lengths) == 1 else int(self._true_state[LENGTH_FIELD][env_id])
         return self._lengths[drawn]
 
-    def snapshot(self, env_id: int = 0) -> Snapshot:
+    def in_words(self, env_id: int = 0) -> Snapshot:
         """Return one env spelled out in words."""
-        self._calls.require_ready("snapshot")
+        self._calls.require_ready("in_words")
         if not 0 <= env_id < self.num_envs:
             raise IndexError(f"env_id is {env_id}, expected 0..{self.num_envs - 1}")
         state, run = self._true_state[env_id], self._runs[env_id]
@@ -259,11 +283,11 @@ class Cage2VectorEnv(JitVectorEnv):
 
     def blue_table(self, env_id: int = 0) -> Table:
         """Return what blue sees of one env, for people: print it with `rich`."""
-        return text.blue_table(self.snapshot(env_id))
+        return text.blue_table(self.in_words(env_id))
 
     def true_table(self, env_id: int = 0) -> Table:
         """Return what is true in one env, for people: print it with `rich`."""
-        return text.true_table(self.snapshot(env_id))
+        return text.true_table(self.in_words(env_id))
 
     def render(self) -> tuple[Any, ...] | None:
         """Return a text or a picture of every env, as `render_mode` says."""
@@ -285,7 +309,7 @@ class Cage2VectorEnv(JitVectorEnv):
         """
         mode = mode or self.render_mode or "ansi"
         check_choice("mode", mode, RENDER_MODES)
-        snapshot = self.snapshot(env_id)
+        snapshot = self.in_words(env_id)
         if mode == "ansi":
             return text.to_text(text.overview(snapshot))
         from vecenv.cage.challenge2.view.picture import draw_snapshot

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,8 +58,21 @@ class _Games(JitVectorEnv):
 
     def __init__(self, kernels: EnvKernels, num_envs: int, options: Cage4Options, **rest: Any):
         self.options = options
-        rules, has_own_red = compile_rules(options), callable(options.red)
-        super().__init__(kernels, num_envs, params=rules, dry_run=has_own_red, **rest)
+        rest.setdefault("params", compile_rules(options))
+        super().__init__(kernels, num_envs, dry_run=callable(options.red), **rest)
+
+    def world(self, **changed: Any) -> np.record:
+        """Return the parameter record of these games with other options of `Cage4Options`.
+
+        A vector env takes one for all games or one per game as `params`, and `set_params` one for
+        some of them: ``games.set_params([0, 1], games.world(phishing_rate=0.05))``. A red of one's
+        own is compiled, and can't be changed.
+        """
+        if callable(red := changed.get("red")):
+            raise TypeError(
+                f"red is {red!r}: one of one's own is compiled; make another vector env"
+            )
+        return compile_rules(replace(self.options, **changed))
 
     def zone_rewards(self) -> np.ndarray:
         """Return what red and blocks cost in the latest step, by zone and cause.

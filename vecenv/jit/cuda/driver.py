@@ -26,6 +26,7 @@ ARGUMENTS = (
     "states",
     "runs",
     "params",
+    "num_params",  # 1: all envs share them
     "env_ids",  # int64 (num_rows,), or 0: row i is env i
     "chosen",  # bool (num_rows,), or 0: rows that a RESET resets; the others are observed
     "actions",
@@ -73,6 +74,7 @@ def run_thread(
     states,
     runs,
     params,
+    num_params,
     env_ids,
     chosen,
     actions,
@@ -116,7 +118,7 @@ def run_thread(
         max_episode_steps,
         states_at(states, num_envs),
         runs_at(runs, num_envs),
-        params_at(params, 1),
+        params_at(params, num_params),
         ids_at(env_ids, 0 if env_ids == 0 else num_rows),
         actions_at(actions, num_rows),
         obs_at(obs, num_rows),

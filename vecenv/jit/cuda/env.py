@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,11 +21,20 @@ from vecenv.core.spaces import BatchedSpaces
 from vecenv.jit import random
 from vecenv.jit.arrays import element_bounds
 from vecenv.jit.binding import uncompiled
+from vecenv.jit.branches import (
+    Branch,
+    draw_seeds,
+    read_branch,
+    read_rows,
+    read_sources,
+    refuse_branches,
+)
 from vecenv.jit.cuda.devices import Device, open_device, torch_dtype
 from vecenv.jit.cuda.driver import ARGUMENTS, BAD_ACTION, BAD_MASK, FAULT_SHIFT, IS_OVER
-from vecenv.jit.env import MODES, JitVectorEnv, read_seeds, read_state
+from vecenv.jit.env import MODES, JitVectorEnv, read_array, read_seeds, read_state
 from vecenv.jit.episodes import MASK, NO_LIMIT, OBSERVE, RESET, RUN_DTYPE, STEP
 from vecenv.jit.kernels import EnvKernels
+from vecenv.jit.worlds import flat_params, write_params
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +124,7 @@ class CudaVectorEnv(VecEnv):
             host = kernels
         else:
             with uncompiled():
-                host = JitVectorEnv(kernels, 1, **options)
+                host = JitVectorEnv(kernels, num_envs if "params" in options else 1, **options)
         self._host = self.on_host = host  # arguments, and all that is drawn or read on the CPU
         self.kernels = host.kernels
         self.max_episode_steps = host.max_episode_steps
@@ -178,8 +187,13 @@ class CudaVectorEnv(VecEnv):
         self._fault_word = self._faults.numpy()
         bounds = element_bounds(self.single_action_space)
         self._bounds = self._upload(bounds.reshape(-1))
-        params = host.params
-        self._params = None if params is None else self._upload(params.view(np.uint8).reshape(-1))
+        self._params: torch.Tensor | None = None
+        self._params_dtype = np.dtype([]) if host.params is None else host.params.dtype
+        if host.params is not None:
+            records = host.params if len(host.params) == num_envs else host.params[:1]
+            self._params = self._upload(_bytes(np.array(records)))
+            if host.has_own_params:
+                self._separate_params()
         self.last_returns = self._run_field("last_return")
         self.last_lengths = self._run_field("last_length")
         self.num_episodes = self._run_field("num_episodes")
@@ -196,6 +210,7 @@ class CudaVectorEnv(VecEnv):
             "states": _address(self._states),
             "runs": _address(self._runs),
             "params": _address(self._params),
+            "num_params": 0 if self._params is None else len(self._params),
             "bounds": _address(self._bounds),
             "final_obs": _address(self.final_obs),
             "faults": _address(self._faults),
@@ -532,6 +547,8 @@ class CudaVectorEnv(VecEnv):
             "states": _records(self._states, self.kernels.state_dtype),
             "runs": _records(self._runs, RUN_DTYPE),
         }
+        if self._params is not None and self.has_own_params:
+            arrays["params"] = _records(self._params, self._params_dtype)
         return self._host.described_state(arrays)
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
@@ -546,10 +563,104 @@ class CudaVectorEnv(VecEnv):
         self._calls.require_idle("load_state_dict")
         states, runs = read_state(state, self.num_envs, self.kernels.state_dtype)
         self._host.check_state(state, states)
+        if self._params is not None and (self.has_own_params or "params" in state):
+            params = read_array(state, "params", self.num_envs, self._params_dtype)
+            self._separate_params().copy_(torch.from_numpy(_bytes(params)))
         self._states.copy_(torch.from_numpy(_bytes(states)))
         self._runs.copy_(torch.from_numpy(_bytes(runs)))
         self._is_seeded = True
         self._calls.mark_reset()
+
+    @property
+    def has_own_params(self) -> bool:
+        """Whether each env has parameters of its own: records were given, or set, or drawn."""
+        return self._params is not None and (self._host.has_own_params or len(self._params) > 1)
+
+    def _separate_params(self) -> torch.Tensor:
+        """Give each env a record of its own, and return them as bytes (num_envs, size)."""
+        if self._params is None:
+            raise TypeError(f"{self.kernels.name} takes no params")
+        if len(self._params) < self.num_envs:
+            self._params = self._params.repeat(self.num_envs, 1)
+            self._set_address()
+        return self._params
+
+    def _set_address(self) -> None:
+        """Tell the launches where the parameters are."""
+        if hasattr(self, "_arguments"):
+            self._arguments[_PLACE["params"]] = _address(self._params)
+            self._arguments[_PLACE["num_params"]] = self.num_envs
+
+    def set_params(self, rows: Any, values: Any) -> None:
+        """Change parameters of some envs, see `JitVectorEnv.set_params`; this waits.
+
+        A CUDA graph that was captured while all envs shared one record goes on to read that.
+        """
+        self._calls.require_open("set_params")
+        every = np.arange(self.num_envs)
+        chosen = every if rows is None else read_rows("rows", rows, self.num_envs)
+        records = _records(self._separate_params(), self._params_dtype)
+        write_params(records, chosen, values, self.kernels.name)
+        self._separate_params()[:] = self._upload(_bytes(records))
+
+    def params_of(self, rows: Any = None) -> Any:
+        """Return the parameters of some envs as float32 (B, P), see `JitVectorEnv.params_of`."""
+        if self._params is None:
+            raise TypeError(f"{self.kernels.name} takes no params")
+        chosen = np.arange(self.num_envs)
+        chosen = chosen if rows is None else read_rows("rows", rows, self.num_envs)
+        records = np.resize(_records(self._params, self._params_dtype), self.num_envs)
+        return self._result(self._upload(flat_params(records[chosen])))
+
+    def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
+        """Copy envs to others in the midst of their episodes, see `JitVectorEnv.copy_rows`."""
+        sources, targets = read_sources(source, target, self.num_envs, self.num_envs, luck)
+        over = self.episode_over.cpu().numpy()
+        refuse_branches(self._calls, "copy_rows", sources, targets, over)
+        own = self._params if self.has_own_params else None
+        self._put(targets, (self._states, self._runs, own), sources, luck)
+
+    def snapshot(self, rows: Any = None) -> Branch:
+        """Return copies of envs on the CPU, see `JitVectorEnv.snapshot`, which can restore them."""
+        found = np.arange(self.num_envs)
+        found = found if rows is None else read_rows("rows", rows, self.num_envs)
+        over = self.episode_over.cpu().numpy()
+        refuse_branches(self._calls, "snapshot", found, np.unique(found), over)
+        at = self._upload(found)
+        params = None
+        if self._params is not None and self.has_own_params:
+            params = _records(self._params[at], self._params_dtype)
+        states = _records(self._states[at], self.kernels.state_dtype)
+        runs, facts = _records(self._runs[at], RUN_DTYPE), self._host.described_state({})
+        return Branch(self.kernels.name, states, runs, params, facts)
+
+    def restore(self, rows: Any, branch: Branch, *, luck: str = "same") -> None:
+        """Put the copies of a `snapshot` into envs, see `JitVectorEnv.restore`."""
+        own = np.zeros(0, self._params_dtype) if self.has_own_params else None
+        branch = read_branch(branch, self.kernels.name, self.kernels.state_dtype, own)
+        every, count = np.arange(len(branch.states)), len(branch.states)
+        sources, targets = read_sources(every, rows, count, self.num_envs, luck)
+        over = np.zeros(self.num_envs, np.bool_)
+        refuse_branches(self._calls, "restore", targets[:0], targets, over)
+        if branch.facts:
+            self._host.check_state(branch.facts, branch.states)
+        given = (branch.states, branch.runs, branch.params)
+        tensors = [None if one is None else self._upload(_bytes(one)) for one in given]
+        self._put(targets, tensors, sources, luck)
+
+    def _put(
+        self, targets: np.ndarray, given: Sequence[Any], sources: np.ndarray, luck: str
+    ) -> None:
+        """Copy rows of bytes to envs; `given` are states, streams and parameters, or None."""
+        to, of = self._upload(targets), self._upload(sources)
+        seeds = None
+        if luck == "fresh":
+            seeds = draw_seeds(_records(self._runs[to], RUN_DTYPE), targets)
+        for own, rows in zip((self._states, self._runs, self._params), given, strict=True):
+            if own is not None and rows is not None:
+                own[to] = rows[of]
+        if seeds is not None:
+            self._set_streams(targets, seeds)
 
     def render(self) -> tuple[Any, ...] | None:
         """Return what the same envs on the CPU draw, see `JitVectorEnv.render`."""
@@ -557,10 +668,13 @@ class CudaVectorEnv(VecEnv):
             return self._host.render()
         self._calls.require_ready("render")
         frames: list[Any] = []
-        for state in _records(self._states, self.kernels.state_dtype):
+        for env_id, state in enumerate(_records(self._states, self.kernels.state_dtype)):
             self._host.states[0] = state
             self._host._calls.mark_reset()
-            frames.extend(self._host.render() or ())
+            if self._params is not None and self.has_own_params:
+                own = _records(self._params[env_id : env_id + 1], self._params_dtype)
+                self._host.set_params([0], own)
+            frames.extend((self._host.render() or ())[:1])
         return tuple(frames)
 
     def close_extras(self, **kwargs: Any) -> None:

@@ -119,13 +119,8 @@ class MountainCarVectorEnv(JitVectorEnv):
         max_episode_steps: int = 200,
         **options: Any,
     ) -> None:
-        super().__init__(
-            MOUNTAIN_CAR,
-            num_envs,
-            params=pack_record(goal_velocity=float(goal_velocity)),
-            max_episode_steps=max_episode_steps,
-            **options,
-        )
+        kernels = MOUNTAIN_CAR.having(params=pack_record(goal_velocity=float(goal_velocity)))
+        super().__init__(kernels, num_envs, max_episode_steps=max_episode_steps, **options)
 
 
 class MountainCarContinuousVectorEnv(JitVectorEnv):
@@ -141,10 +136,6 @@ class MountainCarContinuousVectorEnv(JitVectorEnv):
         max_episode_steps: int = 999,
         **options: Any,
     ) -> None:
-        super().__init__(
-            MOUNTAIN_CAR_CONTINUOUS,
-            num_envs,
-            params=pack_record(goal_velocity=float(goal_velocity)),
-            max_episode_steps=max_episode_steps,
-            **options,
-        )
+        own = pack_record(goal_velocity=float(goal_velocity))
+        kernels = MOUNTAIN_CAR_CONTINUOUS.having(params=own)
+        super().__init__(kernels, num_envs, max_episode_steps=max_episode_steps, **options)

@@ -14,7 +14,7 @@ from vecenv.jit.random import uniform
 MAX_SPEED = 8.0
 MAX_TORQUE = 2.0
 STEP_SECONDS = 0.05
-THREE = np.float32(3.0)  # as Gymnasium, terms of the torque are float32
+# As Gymnasium, terms of the torque are float32.
 TORQUE_COST = np.float32(0.001)
 
 
@@ -30,7 +30,9 @@ def step(state, action, rng, params):
     theta, theta_dot = state.theta, state.theta_dot
     angle = (theta + math.pi) % (2.0 * math.pi) - math.pi
     cost = angle * angle + 0.1 * (theta_dot * theta_dot) + TORQUE_COST * (torque * torque)
-    acceleration = 3.0 * params.g / 2.0 * math.sin(theta) + THREE * torque
+    mass, length = params.mass, params.length
+    acceleration = 3.0 * params.g / (2.0 * length) * math.sin(theta)
+    acceleration += np.float32(3.0 / (mass * (length * length))) * torque
     theta_dot += acceleration * STEP_SECONDS
     state.theta_dot = min(max(theta_dot, -MAX_SPEED), MAX_SPEED)
     state.theta = theta + state.theta_dot * STEP_SECONDS
@@ -45,7 +47,8 @@ def observe(state, out, params):
 def draw(state, params):
     """Return a picture, uint8 (240, 240, 3)."""
     picture = new_picture(240, 240)
-    tip = 120 - 90 * math.sin(state.theta), 120 - 90 * math.cos(state.theta)
+    reach = 90 * float(params.length)
+    tip = 120 - reach * math.sin(state.theta), 120 - reach * math.cos(state.theta)
     draw_stroke(picture, (120, 120), tip, 18, (204, 77, 77))
     draw_stroke(picture, (120, 120), (120, 120), 8, (40, 40, 40))
     return picture
@@ -65,14 +68,15 @@ PENDULUM = EnvKernels(
 
 
 class PendulumVectorEnv(JitVectorEnv):
-    """Many pendulums; `g` is the acceleration of gravity, `options` as for `JitVectorEnv`."""
+    """Many pendulums; `g` is the acceleration of gravity, `options` as for `JitVectorEnv`.
+
+    Parameters that may differ between envs: `g` (m/s^2), `mass` (kg) and `length` (m).
+    """
 
     metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
 
     def __init__(
         self, num_envs: int = 1, *, g: float = 10.0, max_episode_steps: int = 200, **options: Any
     ) -> None:
-        params = pack_record(g=float(g))
-        super().__init__(
-            PENDULUM, num_envs, params=params, max_episode_steps=max_episode_steps, **options
-        )
+        kernels = PENDULUM.having(params=pack_record(g=float(g), mass=1.0, length=1.0))
+        super().__init__(kernels, num_envs, max_episode_steps=max_episode_steps, **options)

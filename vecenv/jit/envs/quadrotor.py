@@ -14,13 +14,10 @@ from gymnasium.spaces import Box
 
 from vecenv.jit.drawing import PICTURES, draw_stroke, new_picture
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.kernels import EnvKernels
+from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
-GRAVITY = 9.81
-MASS = 0.5  # kg
-ARM = 0.15  # m
-INERTIA = 0.004  # kg m^2
+HOVERING = 0.5 * 9.81  # N, what keeps a drone of the usual mass in the air
 STEP_SECONDS = 0.02
 SUBSTEPS = 2
 MAX_DISTANCE = 3.0  # in x and in z, m
@@ -29,7 +26,7 @@ START = 1.5  # m; positions begin within +- this
 ACTION_COST = 0.05
 
 
-def reset(state, rng):
+def reset(state, rng, params):
     """Begin at rest, somewhere, slightly tilted."""
     state.x = (2.0 * uniform(rng) - 1.0) * START
     state.z = (2.0 * uniform(rng) - 1.0) * START
@@ -37,16 +34,17 @@ def reset(state, rng):
     state.x_dot = state.z_dot = state.theta_dot = 0.0
 
 
-def step(state, action, rng):
-    """Fly with two thrusts, each from 0 (-1) over hovering (0) to twice that (1)."""
+def step(state, action, rng, params):
+    """Fly with two thrusts, each from 0 (-1) to twice what a usual drone hovers with (1)."""
     first = min(max(np.float64(action[0]), -1.0), 1.0)
     second = min(max(np.float64(action[1]), -1.0), 1.0)
-    hover, seconds = 0.5 * MASS * GRAVITY, STEP_SECONDS / SUBSTEPS
+    mass, gravity, seconds = params.mass, params.gravity, STEP_SECONDS / SUBSTEPS
+    hover = 0.5 * HOVERING
     thrust = hover * (2.0 + first + second)
-    spin = hover * (second - first) * ARM / INERTIA
+    spin = hover * (second - first) * params.arm / params.inertia
     for _ in range(SUBSTEPS):
-        state.x_dot -= seconds * thrust * math.sin(state.theta) / MASS
-        state.z_dot += seconds * (thrust * math.cos(state.theta) / MASS - GRAVITY)
+        state.x_dot -= seconds * thrust * math.sin(state.theta) / mass
+        state.z_dot += seconds * (thrust * math.cos(state.theta) / mass - gravity)
         state.theta_dot += seconds * spin
         state.x += seconds * state.x_dot
         state.z += seconds * state.z_dot
@@ -56,19 +54,20 @@ def step(state, action, rng):
     return nearness - ACTION_COST * (first * first + second * second), is_lost, False
 
 
-def observe(state, out):
+def observe(state, out, params):
     """Write position, sine and cosine of the tilt, and velocities; the target is the origin."""
     out[0], out[1] = state.x, state.z
     out[2], out[3] = math.sin(state.theta), math.cos(state.theta)
     out[4], out[5], out[6] = state.x_dot, state.z_dot, state.theta_dot
 
 
-def draw(state):
+def draw(state, params):
     """Return a picture, uint8 (240, 240, 3)."""
     picture, scale = new_picture(240, 240, (235, 242, 250)), 120 / MAX_DISTANCE
     draw_stroke(picture, (120, 120), (120, 120), 8, (220, 60, 50))
     x, y = 120 + scale * state.x, 120 - scale * state.z
-    dx, dy = 3 * ARM * scale * math.cos(state.theta), 3 * ARM * scale * math.sin(state.theta)
+    reach = 3 * float(params.arm) * scale
+    dx, dy = reach * math.cos(state.theta), reach * math.sin(state.theta)
     draw_stroke(picture, (x - dx, y + dy), (x + dx, y - dy), 4, (50, 60, 80))
     for sign in (-1, 1):
         rotor = x + sign * dx, y - sign * dy - 4
@@ -86,11 +85,16 @@ QUADROTOR = EnvKernels(
     step=step,
     observe=observe,
     render=draw,
+    params=pack_record(gravity=9.81, mass=0.5, arm=0.15, inertia=0.004),
 )
 
 
 class Quadrotor2DVectorEnv(JitVectorEnv):
-    """Many quadrotors; `options` as for `JitVectorEnv`."""
+    """Many quadrotors; `options` as for `JitVectorEnv`.
+
+    Parameters that may differ between envs: `gravity` (m/s^2), `mass` (kg), `arm` (m) and `inertia`
+    (kg m^2). Thrusts stay, so a heavier drone needs more than the middle of its actions.
+    """
 
     metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
 

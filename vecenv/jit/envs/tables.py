@@ -145,19 +145,23 @@ class TableVectorEnv(JitVectorEnv):
         self, num_envs: int = 1, max_episode_steps: int | None = None, **options: Any
     ) -> None:
         known = set(inspect.signature(self.env_class).parameters) - {"render_mode"}
-        env = self.env_class(**{name: options.pop(name) for name in known & options.keys()})
-        table = {**read_table(env), **self._extras(env)}
+        table = self.world(**{name: options.pop(name) for name in known & options.keys()})
         name = self.env_class.__name__.removesuffix("Env")
         kernels = table_kernels(name, *table["up_to"].shape[:2], type(self).draw)
-        if "masks" in table:
+        if "masks" in (table.dtype.names or ()):
             kernels = dataclasses.replace(kernels, action_mask=action_mask)
-        super().__init__(
-            kernels,
-            num_envs,
-            params=pack_record(**table),
-            max_episode_steps=max_episode_steps,
-            **options,
-        )
+        kernels = kernels.having(params=table)
+        super().__init__(kernels, num_envs, max_episode_steps=max_episode_steps, **options)
+
+    @classmethod
+    def world(cls, **options: Any) -> np.record:
+        """Return the parameter record of an env with these options of Gymnasium's class.
+
+        A vector env takes one for each env: ``params=[FrozenLakeVectorEnv.world(desc=map) for map
+        in maps]``, of maps of one size, and `set_params` one for some of them.
+        """
+        env = cls.env_class(**options)
+        return pack_record(**read_table(env), **cls._extras(env))
 
     @staticmethod
     def _extras(env: Any) -> dict[str, np.ndarray]:

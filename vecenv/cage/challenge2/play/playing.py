@@ -77,10 +77,10 @@ def play_episode(
     try:
         obs, _ = envs.reset(seed=seed)
         blue.begin()
-        yield envs.snapshot()
+        yield envs.in_words()
         for _ in range(envs.episode_length_of(0)):
             obs, *_ = envs.step(blue.act(obs))
-            yield envs.snapshot()
+            yield envs.in_words()
     finally:
         envs.close()
 
@@ -146,7 +146,7 @@ def record_episode(
     blue, envs = _seated(policy, seed, observation, options)
 
     def tell() -> dict[str, str]:
-        deeds = {side: getattr(envs.snapshot(), side) for side in ("blue", "red")}
+        deeds = {side: getattr(envs.in_words(), side) for side in ("blue", "red")}
         return {side: deed.with_outcome() for side, deed in deeds.items() if deed is not None}
 
     def act(obs: np.ndarray, is_first: bool, report: dict[str, Any]) -> np.ndarray:

@@ -1,0 +1,208 @@
+"""Parameters of compiled envs: one record for all, or one per env, which a sampler may draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.lib.recfunctions import structured_to_unstructured
+
+from vecenv.core.rows import aligned_zeros
+from vecenv.jit.games import as_njit
+from vecenv.jit.kernels import EnvKernels, as_record
+from vecenv.jit.random import uniform
+
+__all__ = ["as_sampler", "flat_params", "read_params", "write_params"]
+
+
+def read_params(
+    kernels: EnvKernels, params: Any, num_envs: int, *, per_env: bool
+) -> np.ndarray | None:
+    """Return the parameter records of envs, a copy: (num_envs,), or (1,) where all share one.
+
+    Args:
+        kernels: The kind of env; its own `params` are what is not given.
+        params: One record; an array (num_envs,) of records; a mapping from names of fields to a
+            value for all envs, or to an array with one value per env in front; or None.
+        num_envs: Number of envs.
+        per_env: Whether each env needs its own record in any case, as a sampler writes it.
+
+    Raises:
+        TypeError, ValueError: They do not fit the kernels or the number of envs; names the field.
+    """
+    own = kernels.params
+    if params is None or isinstance(params, Mapping):
+        if own is None:
+            if params is None:
+                return None
+            raise TypeError(
+                f"params must be one record, as `pack_record` makes, or several: {kernels.name} "
+                f"has no defaults that a {type(params).__name__} could change"
+            )
+        given = {} if params is None else params
+        is_many = any(_is_per_env(own, name, value, num_envs) for name, value in given.items())
+        found = _repeated(own, num_envs if is_many or per_env else 1)
+        write_params(found, slice(None), given, kernels.name)
+        return found
+    records = np.asarray(params)
+    if own is not None and records.dtype.names is not None and records.dtype.base != own.dtype.base:
+        raise TypeError(
+            f"params have the fields {_listed(records.dtype)}, expected those of {kernels.name}: "
+            f"{_listed(own.dtype)}. A dict of some of them will do, too"
+        )
+    if records.dtype.names is None or records.dtype.hasobject or records.size == 1:
+        one = as_record(params)  # which refuses what is no record
+        return _repeated(one, num_envs if per_env else 1)
+    if records.shape != (num_envs,):
+        raise ValueError(
+            f"params has shape {records.shape}, expected one record, or ({num_envs},): one per env"
+        )
+    found = aligned_zeros((num_envs,), np.dtype((np.void, records.dtype)))
+    found[...] = records
+    return found
+
+
+def _repeated(record: np.ndarray, count: int) -> np.ndarray:
+    found = aligned_zeros((count,), record.dtype)
+    found[...] = record
+    return found
+
+
+def _is_per_env(own: np.ndarray, name: str, value: Any, num_envs: int) -> bool:
+    """Whether a value of a field has one more axis in front, which must be that of the envs."""
+    if name not in (own.dtype.names or ()):
+        return False  # which `write_params` refuses
+    shape, expected = np.shape(value), own.dtype[name].shape
+    if len(shape) != len(expected) + 1:
+        return False
+    if shape[0] != num_envs:
+        raise ValueError(
+            f"params[{name!r}] has shape {shape}, expected {expected} for all envs, or "
+            f"{(num_envs, *expected)}: one value per env"
+        )
+    return True
+
+
+def write_params(records: np.ndarray, rows: Any, values: Any, name: str) -> None:
+    """Write parameters into some rows of records (N,); nothing is written if one does not fit.
+
+    Args:
+        records: (N,), of envs; written.
+        rows: What NumPy takes for an index of one axis.
+        values: A mapping from names of fields to values, one for all rows or one per row; or
+            records of the same dtype.
+        name: Of the kind of env, for messages.
+
+    Raises:
+        TypeError, ValueError: A name, dtype or shape is wrong.
+    """
+    chosen = records[rows]
+    if not isinstance(values, Mapping):
+        given = np.asarray(values)
+        if given.dtype.base != records.dtype.base or given.shape not in ((), (1,), chosen.shape):
+            raise TypeError(
+                f"parameters of {name} are {given.dtype} {given.shape}, expected a dict, or "
+                f"records with the fields {_listed(records.dtype)}, one or {len(chosen)}"
+            )
+        records[rows] = given.astype(records.dtype)
+        return
+    for key, value in values.items():
+        if key not in (records.dtype.names or ()):
+            raise ValueError(f"{name} has no parameter {key!r}; it has {_listed(records.dtype)}")
+        field, array = chosen[key], np.asarray(value)
+        is_number = array.dtype.kind in "biuf" and not (
+            array.dtype.kind == "f" and field.dtype.kind in "biu"
+        )
+        if not is_number and array.dtype.names is None:
+            raise TypeError(f"parameter {key!r} of {name} is {array.dtype}, expected {field.dtype}")
+        if np.isnan(array).any() if array.dtype.kind == "f" else False:
+            raise ValueError(f"parameter {key!r} of {name} is NaN")
+        try:
+            chosen[key] = array  # a copy, or a view of what is being written anyway
+        except ValueError as error:
+            raise ValueError(
+                f"parameter {key!r} of {name} has shape {array.shape}, expected "
+                f"{records.dtype[key].shape} for all, or {field.shape}: one per env"
+            ) from error
+    records[rows] = chosen
+
+
+def flat_params(records: np.ndarray) -> np.ndarray:
+    """Return the numbers of records (B,), float32 (B, P), field by field."""
+    return structured_to_unstructured(records, dtype=np.float32).reshape(len(records), -1)
+
+
+def as_sampler(kernels: EnvKernels, sampler: Any) -> Callable[..., Any]:
+    """Return a kernel `(params, rng)` for a sampler that may be a dict of ranges.
+
+    Args:
+        kernels: The kind of env, which names its parameters.
+        sampler: Such a kernel; or a mapping from names of fields to (lowest, highest), between
+            which each episode draws a float uniformly, and an integer with both ends.
+
+    Raises:
+        TypeError, ValueError: A range is none, or there is no such parameter.
+    """
+    if not isinstance(sampler, Mapping):
+        if not callable(sampler):
+            raise TypeError(
+                f"sampler is {sampler!r}, expected a kernel (params, rng) that writes parameters, "
+                "or a dict such as {'gravity': (5.0, 15.0)}"
+            )
+        return sampler
+    fields = {} if kernels.params is None else kernels.params.dtype.fields or {}
+    draw: Callable[..., Any] = _draw_nothing
+    for name, ends in sampler.items():
+        if name not in fields or fields[name][0].kind not in "iuf":
+            numbers = [key for key, (dtype, *_) in fields.items() if dtype.kind in "iuf"]
+            raise ValueError(
+                f"sampler: {kernels.name} has no number {name!r} among its parameters; it has "
+                f"{', '.join(numbers) or 'none'}"
+            )
+        try:
+            low, high = (float(end) for end in ends)
+        except (TypeError, ValueError):
+            low, high = 1.0, 0.0
+        is_float = fields[name][0].kind == "f"
+        if (
+            not low <= high
+            or not np.isfinite([low, high]).all()
+            or (not is_float and not (low.is_integer() and high.is_integer()))
+        ):
+            raise ValueError(
+                f"sampler[{name!r}] is {ends!r}, expected (lowest, highest), two finite "
+                f"{'numbers' if is_float else 'integers'}"
+            )
+        draw = _then(draw, name, low, high) if is_float else _then_whole(draw, name, low, high)
+    return draw
+
+
+def _draw_nothing(params, rng):
+    """Begin a chain of samplers."""
+
+
+def _then(before: Any, name: str, low: float, high: float) -> Callable[..., Any]:
+    """Return a kernel that draws one more parameter, a float."""
+    first = as_njit(before)
+
+    def draw(params, rng):
+        first(params, rng)
+        params[name] = low + (high - low) * uniform(rng)
+
+    return draw
+
+
+def _then_whole(before: Any, name: str, low: float, high: float) -> Callable[..., Any]:
+    """Return a kernel that draws one more parameter, an integer."""
+    first, lowest, count = as_njit(before), int(low), int(high) - int(low) + 1
+
+    def draw(params, rng):
+        first(params, rng)
+        params[name] = lowest + int(uniform(rng) * count)
+
+    return draw
+
+
+def _listed(dtype: np.dtype) -> str:
+    return ", ".join(dtype.names or ()) or "no fields"
