@@ -96,9 +96,10 @@ class Defender(nn.Module):
         nn.init.normal_(self.act.weight, std=0.01)
         nn.init.zeros_(self.act.bias)
         weight, bias = torch.zeros_like(self.direct.weight), torch.zeros(4)
-        for kind, name, factor in ((k, *x) for k, row in enumerate(PRIOR) for x in row.items()):
-            place = (weight[kind], HOST_FEATURES.index(name)) if name else (bias, kind)
-            place[0][place[1]] = factor * options.sharpness
+        for kind, factors in enumerate(PRIOR):
+            for name, factor in factors.items():
+                place = weight[kind, HOST_FEATURES.index(name)] if name else bias[kind]
+                place.fill_(factor * options.sharpness)
         self.direct.load_state_dict({"weight": weight, "bias": bias})
         self.critic = nn.Sequential(
             nn.Linear(num_truths, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
