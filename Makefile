@@ -156,12 +156,9 @@ check-lowest: $(VENV)/.python  ## the fast tests with the oldest versions that a
 	build/lowest/venv/bin/python -m pytest -n $(JOBS) $(ONCE) -W ignore::DeprecationWarning \
 		$(PYTEST_ARGS) -m "$(FAST)"
 
-# Not: what needs a revision, hours, or other libraries (each script says which).
-bench: $(VENV)/.installed-test  ## run the benchmarks that need nothing else
-	@set -e; for script in $$(grep -l '^if __name__ == "__main__"' benchmarks/*.py | \
-		grep -v -e /against -e /margins -e /zoo -e peers -e sb3 -e ray_scaling -e textbook \
-		-e /agents.py -e agents_learning); do \
-		echo "$(RUN) $$script"; PYTHONPATH=. $(RUN) $$script; done
+bench: $(VENV)/.installed-test  ## time CAGE 2 beside what bounds it, and this machine
+	PYTHONPATH=. $(RUN) benchmarks/cage2.py
+	$(RUN) -m vecenv bench
 
 against: $(VENV)/.installed-test  ## time this tree against revision REV (AGAINST_ARGS for more)
 	$(RUN) benchmarks/against.py $(REV) $(AGAINST_ARGS)

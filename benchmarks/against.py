@@ -565,8 +565,7 @@ for _count in (8, 2048):
             rng.standard_normal((129, num_envs), np.float32),
             *(rng.random((2, *shape)) < 0.01),
         ]
-        out = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        yield lambda: gae(*inputs, gamma=0.99, gae_lambda=0.95, out=out), 1
+        yield lambda: gae(*inputs, gamma=0.99, gae_lambda=0.95), 1
 
     row(f"gae 128 x {_count}", "buffers", "call")(_gae)
 

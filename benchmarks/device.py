@@ -338,8 +338,7 @@ def time_episodes(timer: Timer, options: dict[str, Any]) -> None:
             "boundaries": boundaries,
         })  # fmt: skip
     for size in SIZES:
-        out = buffer.sample(size, 0.95)
-        timer.measure(f"episodic: pairs {size}", partial(buffer.sample, size, 0.95, out=out))
+        timer.measure(f"episodic: pairs {size}", partial(buffer.sample, size, 0.95))
 
 
 def time_advantages(timer: Timer, num_envs: int) -> None:
@@ -348,13 +347,12 @@ def time_advantages(timer: Timer, num_envs: int) -> None:
     rewards = torch.from_numpy(rng.standard_normal(shape, np.float32)).to(timer.device)
     values = torch.from_numpy(rng.standard_normal((NUM_STEPS + 1, num_envs), np.float32))
     flags = torch.from_numpy(rng.random((2, *shape)) < 0.01).to(timer.device)
-    out = torch.zeros_like(rewards), torch.zeros_like(rewards)
     inputs = rewards, values.to(timer.device), flags[0], flags[1]
     finals = torch.zeros_like(rewards)
     options: Any = {"final_values": finals, "gamma": 0.99, "gae_lambda": 0.95}
-    size = sum(tensor.nbytes for tensor in (*inputs, finals, *out))
+    size = sum(tensor.nbytes for tensor in (*inputs, finals, rewards, rewards))
 
-    compute = partial(gae, *inputs, **options, out=out)
+    compute = partial(gae, *inputs, **options)
     timer.measure(f"gae 128 x {num_envs}", compute, size)
     if timer.device.type == "cuda":
         graph = torch.cuda.CUDAGraph()
@@ -405,7 +403,7 @@ def time_training(device: torch.device) -> None:
     ppo += ["--total-steps", "30000000"]
     sac = ["JitPendulum-v1", "--algo", "sac", "--num-envs", "64", "--update-ratio", "0.1"]
     sac += ["--total-steps", "60000"]
-    for options, graphs in itertools.product((ppo, sac), ("auto", "off")):
+    for options, graphs in itertools.product((ppo, sac), ("--graphs", "--no-graphs")):
         with tempfile.TemporaryDirectory() as folder:
             command = [
                 sys.executable,
@@ -414,7 +412,6 @@ def time_training(device: torch.device) -> None:
                 "train",
                 *options,
                 *given,
-                "--graphs",
                 graphs,
             ]
             print(f"\n{' '.join(command[1:])}", flush=True)

@@ -41,11 +41,11 @@ from time import perf_counter
 from typing import Any
 
 import against
+import baselines
 import gymnasium as gym
 import numpy as np
 from against import ROOT, Found
-from async_envs import NullEnv, PipedEnvs, SleepyEnv, calibrate
-from asynchronous import added_memory
+from async_envs import NullEnv, SleepyEnv, calibrate
 from measure import alternate, machine, markdown_table, repeated
 from work import make_columns
 
@@ -154,7 +154,7 @@ def null_envs(kind: str, repetitions: int, **options: Any) -> list[float]:
 
 def sleeping(repetitions: int) -> list[float]:
     """Keep 64 envs that sleep in flight, and receive 16 or more at a time."""
-    theirs = PipedEnvs(SleepyEnv, 64)
+    theirs = baselines.PipedEnvs(SleepyEnv, 64)
     ours = vecenv.AsyncVectorEnv([SleepyEnv] * 64, copy=False, num_workers=64)
     ours.reset(seed=0)
     actions = np.zeros(64, np.int64)
@@ -191,7 +191,9 @@ def memory(repetitions: int) -> list[float]:
     """Return what 200 envs that compute add to the memory of all processes, over Gymnasium's."""
     calibrate()
     kinds = vecenv.AsyncVectorEnv, gym.vector.AsyncVectorEnv
-    found = [[added_memory(kind, 200) for kind in kinds] for _ in range(min(3, repetitions))]
+    found = [
+        [baselines.added_memory(kind, 200) for kind in kinds] for _ in range(min(3, repetitions))
+    ]
     return [ours / theirs for ours, theirs in found]
 
 
@@ -239,22 +241,21 @@ def replay(
     With `n_step` cpprb has a single env and folds rewards when they are added, ours has 2 048 and
     folds when they are drawn. Prioritized draws are followed by new priorities for their rows.
     """
-    import replay as benchmark
     import torch
-    from replay_peers import ALPHA, BETA, Cpprb
 
     import buffers
 
     torch.set_num_threads(1)
     capacity, folds = 500_000, "n_step" in options
     is_prioritized = kind == "PrioritizedReplayBuffer"
-    theirs = Cpprb(capacity, 1, is_prioritized, options.get("n_step", 1))
-    benchmark.fill(theirs.add, capacity)
+    theirs = baselines.Cpprb(capacity, is_prioritized, options.get("n_step", 1))
+    baselines.fill(theirs.add, capacity)
     if is_prioritized:
-        options.update(alpha=ALPHA, beta=BETA)
-    ours = getattr(buffers, kind)(capacity, benchmark.OBS, benchmark.ACTIONS, seed=0, **options)
-    num_rows = options["num_envs"] if folds else benchmark.CHUNK
-    benchmark.fill(lambda columns: ours.add(**columns), capacity, num_rows)
+        options.update(alpha=baselines.ALPHA, beta=baselines.BETA)
+    spaces = baselines.OBS, baselines.ACTIONS
+    ours = getattr(buffers, kind)(capacity, *spaces, seed=0, **options)
+    num_rows = options["num_envs"] if folds else baselines.CHUNK
+    baselines.fill(lambda columns: ours.add(**columns), capacity, num_rows)
     if add:
         columns = make_columns(add)
         return ratio(lambda: ours.add(**columns), lambda: theirs.add(columns), repetitions)
@@ -272,20 +273,18 @@ def replay(
 
 
 def pairs(repetitions: int) -> list[float]:
-    """Draw 256 pairs of steps from 1 000 episodes, as `episodic.py` does."""
+    """Draw 256 pairs of steps from 1 000 episodes."""
     import torch
-    from episodic import BATCH, DISCOUNT, Episodes, make_buffer
 
     torch.set_num_threads(1)
-    episodes = Episodes(1000, 200, 5)
-    buffer = episodes.fill(make_buffer(200_000))
-    return ratio(lambda: buffer.sample(BATCH, DISCOUNT), episodes.draw_by_table, repetitions)
+    episodes, discount = baselines.Episodes(), baselines.DISCOUNT
+    buffer = episodes.buffer()
+    return ratio(lambda: buffer.sample(baselines.BATCH, discount), episodes.draw, repetitions)
 
 
 def writer(num_envs: int, repetitions: int) -> list[float]:
     """Return the time of a writer's step, which adds, in adds of one row by stable-baselines3."""
     import torch
-    from replay_peers import StableBaselines3
 
     from buffers import SharedReplayBuffer, TransitionWriter
 
@@ -296,35 +295,42 @@ def writer(num_envs: int, repetitions: int) -> list[float]:
     feeder.reset(envs.reset(seed=0)[0])
     actions = np.zeros(num_envs, np.int64)
     results = envs.step(actions)
-    theirs, columns = StableBaselines3(100_000, 1, False, 1), make_columns(1)
+    theirs, columns = baselines.StableBaselines3(100_000), make_columns(1)
     step = partial(feeder.step, actions, *results)
     return inverse(ratio(step, lambda: theirs.add(columns), repetitions))
 
 
 def frames(repetitions: int, *, size: int = 0) -> list[float]:
     """Draw stacks stored once, beside a gather of whole ones; without a size, GB of a million."""
-    import frames as benchmark
     import torch
 
     torch.set_num_threads(1)
     capacity = 20_000
-    buffer = benchmark.filled(capacity)
+    buffer = baselines.frames_once(capacity)
     if not size:
         return [buffer.nbytes / capacity * 1e6 / 1e9]
-    num_bytes = 2 * int(np.prod(benchmark.STACKS.shape))
-    gather = benchmark.gather_rows(torch.ones((capacity, num_bytes), dtype=torch.uint8), size)
-    batch = buffer.sample(size)
+    num_bytes = 2 * int(np.prod(baselines.STACKS.shape))
+    table = torch.ones((capacity, num_bytes), dtype=torch.uint8)
+    gather, batch = baselines.gather_rows(table, size), buffer.sample(size)
     return ratio(lambda: buffer.sample(size, out=batch), gather, repetitions)
 
 
 def gae(repetitions: int) -> list[float]:
     """Compute advantages of 128 x 2 048, beside the loop of stable-baselines3 in NumPy."""
-    import gae as benchmark
     import torch
 
+    import buffers
+
     torch.set_num_threads(1)
-    cases = benchmark.make_cases(128, 2048)
-    return ratio(cases[benchmark.FOUR], cases[benchmark.NUMPY_LOOP], repetitions)
+    rng, shape = np.random.default_rng(0), (128, 2048)
+    rewards = rng.standard_normal(shape, np.float32)
+    values = rng.standard_normal((129, 2048), np.float32)
+    flags = rng.random((2, *shape)) < 0.01
+    dones: Any = flags.any(0).astype(np.float32)
+    out = np.empty_like(rewards), np.empty_like(rewards)
+    options: Any = {"gamma": baselines.GAMMA, "gae_lambda": 0.95, "out": out}
+    ours = partial(buffers.gae, rewards, values, *flags, **options)
+    return ratio(ours, partial(baselines.gae_loop, rewards, values, dones, 0.95), repetitions)
 
 
 def sac(repetitions: int) -> list[float]:

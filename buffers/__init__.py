@@ -20,19 +20,16 @@ from buffers.core.errors import (
     BufferMisuseError,
     CheckpointError,
 )
-from buffers.core.generator import restore_generator
-from buffers.core.prefetch import Prefetch
 from buffers.core.sequences import SequenceBatch
 from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
 from buffers.episodic.buffer import EpisodicReplayBuffer
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.buffer import PerEnvReplayBuffer, SharedReplayBuffer
 from buffers.replay.multiprocess import MultiprocessReplayBuffer, ReplayWriter
-from buffers.replay.plan import FrameStack
 from buffers.replay.prioritized import PrioritizedReplayBuffer
 from buffers.rollout.buffer import EpisodeStats, RolloutBuffer
 from buffers.rollout.gae import gae
-from buffers.rollout.minibatches import RolloutBatch, RolloutSequenceBatch
+from buffers.rollout.minibatches import RolloutBatch
 from buffers.rollout.storage import RolloutSlot
 from buffers.trajectories import TrajectoryBuffer, TrajectoryStats
 from buffers.writer import TransitionWriter
@@ -45,18 +42,15 @@ __all__ = [
     "CheckpointError",
     "EpisodeStats",
     "EpisodicReplayBuffer",
-    "FrameStack",
     "GoalBatch",
     "MultiprocessReplayBuffer",
     "PairBatch",
     "PerEnvReplayBuffer",
-    "Prefetch",
     "PrioritizedReplayBuffer",
     "ReplayBatch",
     "ReplayWriter",
     "RolloutBatch",
     "RolloutBuffer",
-    "RolloutSequenceBatch",
     "RolloutSlot",
     "SequenceBatch",
     "SharedReplayBuffer",
@@ -65,5 +59,4 @@ __all__ = [
     "TrajectoryStats",
     "TransitionWriter",
     "gae",
-    "restore_generator",
 ]

@@ -20,7 +20,6 @@ from buffers.core.arguments import (
     tree_leaves,
 )
 from buffers.core.columns import torch_dtype
-from buffers.core.copies import Rebuilt, fill_block
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation, check_fits
 from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, obs_leaves
@@ -29,8 +28,9 @@ __all__ = ["TrajectoryBuffer", "TrajectoryStats"]
 
 _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
 _FLAGS = ("terminations", "truncations")
-_BUILT_IN = ("actions", "rewards", *_FLAGS)
-_TAKEN = frozenset(("obs", "next_obs", "env_ids", "self", "valid", *_BUILT_IN))
+_TAKEN = frozenset((
+    "obs", "next_obs", "env_ids", "self", "valid", "actions", "rewards", *_FLAGS
+))  # fmt: skip
 
 
 class TrajectoryStats(NamedTuple):
@@ -40,11 +40,7 @@ class TrajectoryStats(NamedTuple):
     mean_reward: float
 
 
-def _column(name: str, doc: str) -> Any:
-    return property(lambda self: self[name], doc=f"All {doc}; views, which `update` overwrites.")
-
-
-class TrajectoryBuffer(Rebuilt):
+class TrajectoryBuffer:
     """The steps of one update, as trajectories of different lengths, in memory used again.
 
     `update` replaces what was there. Trajectory after trajectory is copied to its place; nothing is
@@ -58,6 +54,9 @@ class TrajectoryBuffer(Rebuilt):
         action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
         extra_columns: Names and spaces of further values per step, such as `log_probs`.
         device: Where the steps live.
+
+    Attributes:
+        capacity: Steps there is memory for now.
 
     Raises:
         BufferMisuseError: An argument that does not fit.
@@ -94,38 +93,12 @@ class TrajectoryBuffer(Rebuilt):
         self._num_obs = len(obs)
         self._others = [leaf.path for leaf in self._leaves[self._num_obs :]]
         self._storage: list[torch.Tensor] = []
-        self._capacity = 0
-        self._offsets = np.zeros(1, np.int64)
         self._allocate(check_count("capacity", capacity))
-        spaces = observation_space, action_space
-        options = {"extra_columns": extra_columns, "device": self.device}
-        self._remember(TrajectoryBuffer, capacity, *spaces, **options)
-
-    def _copied_state(self) -> dict[str, Any]:
-        columns = [column[: len(self)].cpu().numpy() for column in self._storage]
-        return {"capacity": self._capacity, "offsets": self._offsets, "columns": columns}
-
-    def _take_copied_state(self, state: dict[str, Any]) -> None:
-        if state["capacity"] > self._capacity:
-            self._allocate(state["capacity"])
-        for column, pages in zip(self._storage, state["columns"], strict=True):
-            fill_block(column[: len(pages)], pages)
-        self._offsets = np.array(state["offsets"])
 
     def memory(self) -> dict[str, int]:
         """Bytes held now by name of column."""
         leaves = zip(self._leaves, self._storage, strict=True)
         return {leaf.path: column.nbytes for leaf, column in leaves}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held now."""
-        return sum(self.memory().values())
-
-    @property
-    def capacity(self) -> int:
-        """Steps there is memory for."""
-        return self._capacity
 
     @property
     def offsets(self) -> np.ndarray:
@@ -137,24 +110,17 @@ class TrajectoryBuffer(Rebuilt):
         return int(self._offsets[-1])
 
     def __getitem__(self, name: str) -> Any:
-        """All steps of a column (num_steps, ...), as views that the next update overwrites."""
+        """All steps of a column (num_steps, ...), as views that the next update overwrites.
+
+        Columns are "obs", nested like the space, "actions", "rewards" float32, "terminations" and
+        "truncations" bool, and the extra columns.
+        """
         views = [column[: len(self)] for column in self._storage]
         if name == "obs":
             return build_tree(self.observation_space, views[: self._num_obs])
         if name in self._others:
             return views[self._num_obs + self._others.index(name)]
         raise BufferMisuseError(f"no column {name!r}, only {sorted(['obs', *self._others])}")
-
-    obs = _column("obs", "observations (num_steps, *obs_shape), nested like the space")
-    actions = _column("actions", "actions (num_steps, *action_shape)")
-    rewards = _column("rewards", "rewards float32 (num_steps,)")
-    terminations = _column("terminations", "flags bool (num_steps,), where episodes terminated")
-    truncations = _column("truncations", "flags bool (num_steps,), where episodes were cut off")
-
-    @property
-    def extras(self) -> dict[str, torch.Tensor]:
-        """The extra columns by name, (num_steps, ...)."""
-        return {name: self[name] for name in self._others if name not in _BUILT_IN}
 
     @torch.no_grad()
     def update(self, trajectories: Sequence[Mapping[str, Any]]) -> TrajectoryStats:
@@ -177,11 +143,15 @@ class TrajectoryBuffer(Rebuilt):
         """
         columns = [self._read(*numbered) for numbered in enumerate(trajectories)]
         rewards = [column[self._num_obs + 1] for column in columns]
-        total, lengths = self._sum_rewards(rewards), [len(part) for part in rewards]
+        lengths, total = [len(part) for part in rewards], 0.0
+        for number, part in enumerate(rewards):
+            array = as_array("rewards", part, self.device)
+            check_rewards(array, f"trajectory {number}: ")
+            total += float(array.sum(dtype=np.float64))
         offsets = np.cumsum([0, *lengths])
         num_steps = int(offsets[-1])
-        if num_steps > self._capacity:
-            self._allocate(max(num_steps, 2 * self._capacity))
+        if num_steps > self.capacity:
+            self._allocate(max(num_steps, 2 * self.capacity))
         for column, parts in zip(self._storage, zip(*columns, strict=True), strict=bool(columns)):
             for target, part in zip(column[:num_steps].split(lengths), parts, strict=True):
                 target.copy_(part, non_blocking=True)
@@ -213,34 +183,19 @@ class TrajectoryBuffer(Rebuilt):
             found.append(tensor if chosen is None else tensor[chosen.to(tensor.device)])
         return found
 
-    def _sum_rewards(self, rewards: list[torch.Tensor]) -> float:
-        """Sum of all rewards, which must be finite; waits for the device once."""
-        if not rewards:
-            return 0.0
-        # In their own dtype, pairwise: another one would make torch convert them all first.
-        sums = torch.stack([part.sum().to(self.device, torch.float64) for part in rewards]).tolist()
-        for number, reward in enumerate(rewards):
-            if reward.dtype is torch.float64 or not math.isfinite(sums[number]):
-                array = as_array("rewards", reward, self.device)
-                check_rewards(array, f"trajectory {number}: ")
-                sums[number] = float(array.sum(dtype=np.float64))  # its own may not hold the sum
-        return math.fsum(sums)
-
     def _allocate(self, capacity: int) -> None:
         """Replace the storage; what was in it need not be kept, so it is given back first."""
         step = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in self._leaves)
         needed = capacity * step - sum(column.nbytes for column in self._storage)
         what, advice = f"a trajectory buffer of {capacity} steps", "lay in fewer steps at once"
         check_fits(what, needed, self.device, advice)
-        self._offsets, self._capacity = np.zeros(1, np.int64), 0
+        self._offsets, self.capacity = np.zeros(1, np.int64), 0
         self._storage = [column[:0].clone() for column in self._storage]
         place: Any = {"device": self.device}
-        with (
-            allocation(what, needed, self.device, advice, is_checked=True),
-            torch.inference_mode(False),
-        ):
+        needed = capacity * step
+        with allocation(what, needed, self.device, advice), torch.inference_mode(False):
             self._storage = [
                 torch.empty((capacity, *leaf.shape), dtype=torch_dtype(leaf.dtype), **place)
                 for leaf in self._leaves
             ]
-        self._capacity = capacity
+        self.capacity = capacity

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from buffers.core.arguments import (
@@ -60,8 +59,7 @@ class TransitionWriter:
         envs: The vector env, of Gymnasium's interface, or a group of agents (`envs.groups[name]`).
             Its `metadata["autoreset_mode"]`, `num_envs` and single spaces are read; it is not kept.
         buffer: Anything with `add(**columns)`, the columns being `obs, next_obs, actions, rewards,
-            terminations, truncations`, and `env_ids` if `add` has a parameter of that name; or
-            with `add_episode(episode)` alone.
+            terminations, truncations`, and `env_ids` if `add` has a parameter of that name.
 
     Raises:
         BufferMisuseError: The autoreset mode is missing or unknown, or the buffer is for another,
@@ -100,7 +98,9 @@ class TransitionWriter:
         self._action = action_leaf(envs.single_action_space)
         self._leaves = space_leaves(self._space, "obs")
         if not hasattr(buffer, "add"):
-            buffer = _EpisodeLists(buffer, self.num_envs, self._space)
+            raise BufferMisuseError(
+                f"the buffer, a {type(buffer).__name__}, has no method add(**columns) for steps"
+            )
         self._add, self._buffer = buffer.add, buffer
         self._cut = getattr(buffer, "cut_episodes", None)
         self._device = getattr(envs, "device", None)  # where their results lie
@@ -259,18 +259,18 @@ class TransitionWriter:
             raise BufferMisuseError(f"envs {in_flight} are in flight; receive their results first")
         columns, kept = self._read_sent(actions, extras, len(ids)), self._sent
         columns["actions"] = columns["actions"].astype(self._action.dtype, copy=False)
-        shapes, expected = (
-            {name: column.shape[1:] for name, column in part.items()} for part in (columns, kept)
+        kinds, expected = (
+            {name: (str(column.dtype), column.shape[1:]) for name, column in part.items()}
+            for part in (columns, kept)
         )
-        if shapes != expected:
+        if kinds != expected:
             if self._is_sent.any():
                 raise BufferMisuseError(
-                    f"extra columns have the shapes {shapes} per env, expected {expected} as for "
-                    "the envs in flight; give the same ones each time"
+                    f"extra columns are {kinds} per env, expected {expected} as for the envs in "
+                    "flight; give the same ones each time"
                 )
             kept = {n: np.zeros((self.num_envs, *c.shape[1:]), c.dtype) for n, c in columns.items()}
         for name, column in columns.items():
-            kept[name] = kept[name].astype(np.result_type(kept[name], column), copy=False)
             kept[name][ids] = column
         self._sent = kept
         self._is_sent[ids], self._goes_on = True, False
@@ -447,35 +447,3 @@ def _row_of(finals: Any, row: int) -> Any:
     if isinstance(finals, tuple):
         return tuple(_row_of(value, row) for value in finals)
     return finals[row]
-
-
-class _EpisodeLists:
-    """Gives `add` and `cut_episodes` to a buffer of another make that has `add_episode` alone."""
-
-    def __init__(self, buffer: Any, num_envs: int, observation_space: Space):
-        self._buffer, self._space = buffer, observation_space
-        # Of each step the other columns by name, the leaves before it, and those after it.
-        self._steps: list[list[tuple[dict[str, Any], list[Any], list[Any]]]]
-        self._steps = [[] for _ in range(num_envs)]
-
-    def add(self, *, obs: Any, next_obs: Any, env_ids: np.ndarray, **columns: np.ndarray) -> None:
-        """Append one step per environment; hand over the episodes that end."""
-        trees = [tree_leaves(self._space, tree, "obs") for tree in (obs, next_obs)]
-        for row, env_id in enumerate(env_ids.tolist()):
-            step = {name: column[row].copy() for name, column in columns.items()}
-            before, after = ([leaf[row].copy() for leaf in leaves] for leaves in trees)
-            self._steps[env_id].append((step, before, after))
-            if step["terminations"] or step["truncations"]:
-                self.cut_episodes(np.array([env_id]))
-
-    def cut_episodes(self, env_ids: np.ndarray) -> None:
-        """Hand over the open episodes of some environments as they are."""
-        for env_id in env_ids.tolist():
-            steps, self._steps[env_id] = self._steps[env_id], []
-            if steps:
-                rows = [before for _, before, _ in steps] + [steps[-1][2]]
-                obs = [np.stack(leaf) for leaf in zip(*rows, strict=True)]
-                columns = {
-                    name: np.stack([step[name] for step, *_ in steps]) for name in steps[0][0]
-                }
-                self._buffer.add_episode({"obs": build_tree(self._space, obs), **columns})

@@ -23,7 +23,7 @@ from torch.distributions import Categorical
 
 from buffers import RolloutBuffer
 from vecenv import make_vec_agents
-from vecenv.learn import EvaluationResult, evaluate_games
+from vecenv.learn import EvaluationResult, evaluate
 
 
 @dataclass
@@ -121,7 +121,7 @@ def main(options: Options) -> dict[str, EvaluationResult]:
 
     options.save.mkdir(parents=True, exist_ok=True)
     torch.save(agent.state_dict(), options.save / "agent.pt")
-    found = evaluate_games(act, envs, 100, seed=10_000)
+    found = evaluate(act, envs, 100, seed=10_000)
     envs.close()
     for group, result in found.items():
         print(f"{options.env}, {group}: {result}")

@@ -46,7 +46,7 @@ from vecenv import (
     make_vec,
     sample_actions,
 )
-from vecenv.backends import BACKENDS, COMPARED, MADE, TIMED, Backend
+from vecenv.backends import BACKENDS, COMPARED, MADE, Backend
 from vecenv.core.batches import take_rows
 from vecenv.core.infos import take_infos
 
@@ -869,11 +869,6 @@ def test_every_backend_is_in_the_docs_and_the_command_names_those_with_timing():
         assert getattr(importlib.import_module(module), attribute) is BACKENDS[name].load()
     compare = (DOCS / "compare.md").read_text()
     assert f"[--backends {','.join(COMPARED)}]" in compare
-    from vecenv.command import cli
-
-    listed = re.search(r"backend: (.+?)\.\n", cli.trace.__doc__ or "")
-    assert listed is not None
-    assert re.split(r", | or ", listed[1]) == list(TIMED)
 
 
 def test_rows_of_the_registry_differ_and_can_be_drawn_and_loaded():

@@ -1,21 +1,13 @@
-"""Pages: an episode in one file, and an env that a person plays in a browser."""
+"""Pages: an episode in one file."""
 
 import base64
-import http.client
 import io
 import json
 import re
-import signal
-import socket
-import subprocess
 import sys
-import threading
-import time
 import types
-from contextlib import contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import gymnasium as gym
 import numpy as np
@@ -26,7 +18,6 @@ from vecenv import SyncVectorEnv
 from vecenv.command.cli import main
 from vecenv.page.episode import MAX_BYTES, EpisodePage, record
 from vecenv.page.frames import Frames
-from vecenv.page.human import Game, env_orders, serve
 from vecenv.page.names import action_names
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028'\"&"
@@ -191,7 +182,7 @@ def test_frames_are_patches_of_what_has_changed():
             frame[number % 30, number % 40] = number
         frames.add(frame)
         shown.append(frame.copy())
-    data["frames"] = frames.to_list()
+    data["frames"] = frames.to_list(10**9)
     assert data["frames"][3] == 0
     assert data["frames"][5][:3] == [0, 5, 5]
     assert [k for k, patch in enumerate(data["frames"]) if patch and patch[0]] == [0, 50]
@@ -267,10 +258,6 @@ def test_a_long_episode_of_cage_fits_without_losses(env, steps, titles, tmp_path
         (["watch", "CartPole-v1", "--html", "no/a.html"], "no/a.html"),
         (["watch", "test_page:blank", "--html", "a.html"], "does not render pictures"),
         (["play", "CartPole-v1"], "policy is missing"),
-        (["play", "CartPole-v1", "--human", "--side", "red"], "has one side"),
-        (["play", "vecenv:Cage2-v0", "--human", "--policy", "x"], "leave it out"),
-        (["play", "test_page:Dots", "--human", "--port", "70000"], "port is 70000"),
-        (["play", "test_page:blank", "--human"], "does not render pictures"),
     ],
 )
 def test_what_can_not_be_shown_is_told_in_a_sentence(args, words, capsys, tmp_path, monkeypatch):
@@ -280,162 +267,6 @@ def test_what_can_not_be_shown_is_told_in_a_sentence(args, words, capsys, tmp_pa
     assert words in error
     assert len(error.splitlines()) == 1
     assert not list(tmp_path.iterdir())
-
-
-@contextmanager
-def served(idle_s=60.0, **options):
-    """Serve a game of `Dots`; yield a function that asks."""
-    envs = envs_of("Disabled", **options)
-    orders = env_orders(envs, action_names(envs, "Dots"))
-    game = Game(HOSTILE, envs, orders, lambda: envs.render()[0], seed=3)
-    urls, ends, stop = [], [], threading.Event()
-
-    def run():
-        try:
-            ends.append(serve(game, port=0, idle_s=idle_s, on_start=urls.append, stop=stop))
-        except Exception as error:
-            ends.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    deadline = time.monotonic() + 10
-    while not urls and time.monotonic() < deadline:
-        time.sleep(0.01)
-    url = urlsplit(urls[0])
-
-    def ask(path="state", body=None, token=url.path, **headers):
-        connection = http.client.HTTPConnection(url.hostname, url.port, timeout=10)
-        text = body if body is None or isinstance(body, str) else json.dumps(body)
-        connection.request("GET" if body is None else "POST", token + path, text, headers)
-        answer = connection.getresponse()
-        content = answer.read().decode()
-        connection.close()
-        is_json = answer.getheader("Content-Type") == "application/json"
-        return answer.status, json.loads(content) if is_json else content
-
-    ask.url, ask.ends, ask.thread = url, ends, thread
-    try:
-        yield ask
-    finally:
-        stop.set()
-        thread.join(15)
-        envs.close()
-        assert not thread.is_alive()
-
-
-def test_a_person_plays_an_episode():
-    with served(meanings=["left", HOSTILE, "right"]) as ask:
-        status, page = ask("")
-        assert status == 200
-        assert data_of(page)["parts"] == [["", ["left", HOSTILE, "right"]]]
-        assert "connect-src 'self'" in page
-        assert "<img src=x" not in page
-        _, state = ask()
-        assert (state["step"], state["reward"], state["seed"]) == (0, None, 3)
-        for _ in range(5):
-            assert state["over"] == ""
-            _, state = ask("play", {"turn": state["turn"], "order": [1]})
-        assert (state["step"], state["total"], state["over"]) == (5, "-2.5", "terminated")
-        picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(state["picture"]))))
-        rng = np.random.default_rng(5)
-        np.testing.assert_array_equal(picture, rng.integers(0, 256, (20, 30, 3), dtype=np.uint8))
-        _, state = ask("play", {"turn": state["turn"], "order": [1]})
-        assert (state["stale"], state["step"]) == (True, 5)
-        _, state = ask("play", {"turn": state["turn"], "reset": True})
-        assert (state["step"], state["seed"], state["over"]) == (0, 4, "")
-    assert ask.ends == ["it was stopped"]
-
-
-def test_two_windows_play_one_game_and_neither_steps_unseen():
-    with served(length=10**6) as ask:
-        _, state = ask()
-        answers = []
-        order = {"turn": state["turn"], "order": [0]}
-        threads = [
-            threading.Thread(target=lambda: answers.append(ask("play", order)[1])) for _ in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-        assert sorted("stale" in answer for answer in answers) == [False] + [True] * 7
-        assert ask()[1]["step"] == 1
-
-
-def test_strangers_and_nonsense_are_refused():
-    with served() as ask:
-        for options in ({"token": "/"}, {"token": "/wrong/"}, {"Host": "evil.example:80"}):
-            for body in (None, {"turn": 1, "reset": True}):
-                assert ask("play" if body else "state", body, **options)[0] == 403
-        assert ask("../../etc/passwd")[0] == 404
-        turn = ask()[1]["turn"]
-        for order in (None, [], [0, 0], [3], [-1], [True], [0.0], ["0"], {}, [[0]]):
-            status, words = ask("play", {"turn": turn, "order": order})
-            assert (status, words[:5]) == (400, "order")
-        for body in ("", "[", "[]", "[" * 9999, "x" * 70_000):
-            status, _ = ask("play", body)
-            assert status == 400
-        assert ask()[1]["turn"] == turn
-        # Browsers that go away in the middle, and ones that say nothing.
-        silent = [socket.create_connection((ask.url.hostname, ask.url.port), 5) for _ in range(5)]
-        for number, connection in enumerate(silent):
-            connection.sendall(b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n"[: 9 * number])
-            if number % 2:
-                connection.close()
-        assert ask()[0] == 200
-        for connection in silent:
-            connection.close()
-    assert ask.ends == ["it was stopped"]
-
-
-def test_the_server_ends_when_nobody_plays_or_the_env_fails():
-    with served(idle_s=0.2) as ask:
-        ask.thread.join(15)
-    assert ask.ends == ["nobody has played for 0.00333 minutes"]
-    with served(fails=True) as ask:
-        status, words = ask("play", {"turn": ask()[1]["turn"], "order": [0]})
-        assert status == 500
-        assert "no dots" in words
-        ask.thread.join(15)
-    assert "no dots" in str(ask.ends[0])
-
-
-def test_a_busy_port_is_told_with_one_that_is_free(capsys):
-    with served() as ask:
-        args = ["play", "test_page:Dots", "--human", "--port", str(ask.url.port)]
-        assert main(args) == 2
-        error = capsys.readouterr().err
-        assert f"port {ask.url.port} is busy; try --port " in error
-        free = int(error.split()[-1])
-        assert free not in (0, ask.url.port)
-
-
-@pytest.mark.parametrize(
-    ("space", "order", "action"),
-    [
-        (gym.spaces.Discrete(3, start=5), [2], 7),
-        (gym.spaces.MultiDiscrete([2, 4]), [1, 3], [1, 3]),
-        (gym.spaces.MultiBinary(3), [1, 0, 1], [1, 0, 1]),
-        (gym.spaces.Box(-2.0, 4.0, (2,)), [0, 1], [-2, 1]),
-        (gym.spaces.Box(-np.inf, np.inf, (1,)), [1], [0]),
-    ],
-)
-def test_orders_are_actions_of_the_space(space, order, action):
-    envs = envs_of(action_space=space)
-    orders = env_orders(envs, action_names(envs, "Dots"))
-    actions = orders.to_actions(order)
-    np.testing.assert_array_equal(actions[0], action)
-    assert envs.action_space.contains(actions)
-    assert len(orders.first) == len(orders.parts)
-    envs.close()
-
-
-def test_actions_that_no_person_can_choose_are_refused():
-    for space in (gym.spaces.Box(0, 1, (99,)), gym.spaces.MultiBinary(99), gym.spaces.Text(3)):
-        envs = envs_of(action_space=space)
-        with pytest.raises(ValueError, match="expected"):
-            env_orders(envs, action_names(envs, "Dots"))
-        envs.close()
 
 
 def test_names_of_actions():
@@ -469,50 +300,9 @@ def test_wide_pictures_are_not_made_small_on_narrow_screens():
     """Letters of a picture of 1000 pixels would have 4 pixels on a phone."""
     page = EpisodePage("wide", {}, fps=2)
     page.show(np.zeros((5, 1000, 3), np.uint8))
-    with served() as ask:
-        pages = {"data.width": page.to_html(), '$("picture").naturalWidth': ask("")[1]}
+    pages = {"data.width": page.to_html()}
     for width, text in pages.items():
         assert f"fit({width})" in text
         assert re.search(r'const fit = .*toggle\("large", width > 2 \* .*clientWidth\)', text)
         assert re.search(r"^\.picture \{.* overflow: auto;", text, re.M)
         assert re.search(r"^\.picture\.large #picture .* max-width: none;", text, re.M)
-
-
-def test_ctrl_c_ends_the_server_in_a_line():
-    args = ["play", "test_page:Dots", "--human", "--port", "0"]
-    code = f"import sys; from vecenv.command.cli import main; sys.exit(main({args}))"
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parent,
-    ) as process:
-        try:
-            assert "http://127.0.0.1:" in process.stdout.readline()
-            process.send_signal(signal.SIGINT)
-            _, error = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 130
-    assert error == "vecenv: stopped by Ctrl-C\n"
-
-
-@pytest.mark.slow
-def test_a_person_plays_red_in_cage2():
-    from vecenv.cage.challenge2.play.red_player import red_game
-
-    game, close = red_game("sleep", seed=0, episode_length=9)
-    try:
-        names = data_of(game.page())["parts"][0][1]
-        state = game.look()
-        possible = {name for name, can in zip(names, state["possible"][0], strict=True) if can}
-        assert {"Sleep", "Sweep User"} <= possible
-        assert all("User" in name for name in possible - {"Sleep"})
-        for name in ("Sweep User", "Scan User1", "Exploit User1", "Escalate User1"):
-            order = [names.index(name)]
-            assert state["possible"][0][order[0]], name
-            state = game.play({"turn": state["turn"], "order": order})
-        assert float(state["total"]) < 0
-    finally:
-        close()

@@ -9,7 +9,6 @@ import pytest
 from example_files import load_example
 from matplotlib.container import BarContainer
 
-from vecenv.command.bench import WORKLOADS, Bench
 from vecenv.compare.result import Case, Comparison
 from vecenv.compare.serving import Round
 
@@ -29,10 +28,6 @@ def draw_compare(path, monkeypatch):
     comparison().plot(path)
 
 
-def draw_bench(path, monkeypatch):
-    Bench([comparison()], list(WORKLOADS[:1]), 1.0, []).plot(path)
-
-
 def draw_peers(path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     importlib.import_module("peers").draw(
@@ -48,7 +43,7 @@ def draw_stepping(path, monkeypatch):
     load_example("compare_stepping").draw({2: methods}, path)
 
 
-@pytest.mark.parametrize("draw", [draw_compare, draw_bench, draw_peers, draw_stepping])
+@pytest.mark.parametrize("draw", [draw_compare, draw_peers, draw_stepping])
 def test_bars_begin_at_zero_and_log_axes_have_points(draw, tmp_path, monkeypatch):
     """A logarithmic axis has no zero: bars on it are as long as its end happens to make them."""
     figures, save = [], matplotlib.figure.Figure.savefig

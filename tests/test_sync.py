@@ -242,16 +242,12 @@ def test_timing_adds_up_named_phases_only_when_enabled():
     envs = SyncVectorEnv(counters([9]))
     with envs.timing.phase("policy"):
         pass
-    assert envs.timing.total_ns == {}
     envs.timing.enable()
     for _ in range(2):
-        with envs.timing.phase("policy"):
+        with envs.timing.phase("rollout"):
             envs.reset()
-    assert list(envs.timing.total_ns) == ["policy"]
-    assert envs.timing.total_ns["policy"] > 0
     envs.timing.disable()
     with envs.timing.phase("learner"):
         pass
-    assert list(envs.timing.total_ns) == ["policy"]
-    envs.timing.clear()
-    assert envs.timing.total_ns == {}
+    shares = envs.timing.report().shares
+    assert shares["rollout"] > 0 and not {"policy", "learner"} & set(shares)

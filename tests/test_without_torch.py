@@ -28,7 +28,7 @@ from vecenv.command.cli import main
 
 if __name__ == "__main__":
     raise SystemExit(main(["compare", "JitCartPole-v1", "--num-envs=2", "--round-s=0.01",
-                           "--rounds=1", "--backends=sync,async,jit", "--no-diversity"]))
+                           "--rounds=1", "--backends=sync,async,jit"]))
 """
 
 

@@ -1,6 +1,6 @@
 """The registry of backends: the one list of all methods of stepping envs.
 
-`make_vec`, `vecenv compare`, `trace` and `bench`, the advice of timing reports and the conformance
+`make_vec`, `vecenv compare` and `bench`, the advice of timing reports and the conformance
 matrix of the tests (tests/test_backends.py) read it. Rows stand in the order of tables, and those
 that ask less of a user before others, as `bench` advises the first that is about as fast as any. A
 further backend is a row here, and a module or folder of its own. Classes are named by strings, as

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -19,12 +20,11 @@ from vecenv.core.library_threads import forked_with_one_openblas_thread
 from vecenv.core.pickling import dumps, loads
 from vecenv.core.random_actions import RandomActions
 from vecenv.machine import pss_bytes
-from vecenv.workers.channel import Channel
 from vecenv.workers.starting import (
     ChildSetup,
-    choose_method,
     set_up_child,
     start_process,
+    why_fresh,
 )
 
 __all__ = [
@@ -83,7 +83,7 @@ def run_apart(
         *args: Further arguments, and the result, are pickled.
         timeout: Seconds for user code: unpickling of the factories included, start of the process
             excluded.
-        method: Start method, see `choose_method`.
+        method: Start method, see `why_fresh`.
 
     Raises:
         ProbeError: It has raised, taken too long, or ended its process.
@@ -91,8 +91,11 @@ def run_apart(
     process: Any = None
     try:
         with forked_with_one_openblas_thread(), interrupts_later():
-            how, name = choose_method(method), "vecenv-probe"
-            process, channel = start_process(how, _be_apart, name, factories, function, args)
+            task = _be_apart, "vecenv-probe", factories, function, args
+            try:
+                process, channel = start_process(why_fresh(method), *task)
+            except Exception as error:  # factories that can't be pickled
+                raise ProbeError(f"it can't be started: {error}") from error
         with contextlib.closing(channel):
             _receive(channel, process, Deadline(_START_S), "begun")
             what = f"ended after {timeout:g} s"
@@ -109,13 +112,13 @@ def run_apart(
             process.close()
 
 
-def _receive(channel: Channel, process: Any, deadline: Deadline, what: str) -> Any:
+def _receive(channel: socket.socket, process: Any, deadline: Deadline, what: str) -> Any:
     """Return the next message of a probe: its size, then its pickle."""
 
     def read(size: int) -> bytes:
         data = b""
         while len(data) < size:
-            if not wait_for_any([channel.reader], deadline.left()):
+            if not wait_for_any([channel], deadline.left()):
                 raise ProbeTimeout(f"it has not {what}")
             if not (part := channel.recv(size - len(data))):
                 raise EOFError
@@ -130,7 +133,7 @@ def _receive(channel: Channel, process: Any, deadline: Deadline, what: str) -> A
 
 
 def _be_apart(
-    channel: Channel, child: ChildSetup, function: Callable[..., Any], args: tuple[Any, ...]
+    channel: socket.socket, child: ChildSetup, function: Callable[..., Any], args: tuple[Any, ...]
 ) -> None:
     """Carry out a task in the process for it."""
 
@@ -138,7 +141,7 @@ def _be_apart(
         leave_if_copied()
         pickled = dumps(message)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it is ended already
-            channel.send_all(len(pickled).to_bytes(_SIZE_BYTES, "little") + pickled)
+            channel.sendall(len(pickled).to_bytes(_SIZE_BYTES, "little") + pickled)
 
     set_up_child(child, channel)
     warnings.simplefilter("ignore")  # what is made later for good repeats them

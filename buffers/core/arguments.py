@@ -16,14 +16,14 @@ import torch
 from gymnasium import Space, spaces
 
 from buffers.core.errors import BufferMisuseError
-from buffers.core.rows import Field, FrameLayout, RowLayout
+from buffers.core.rows import Field, RowLayout
 from buffers.core.spaces import Leaf
 
 __all__ = [
     "MAX_COUNT", "ColumnReader", "Transitions", "as_array", "as_tensor", "check_count",
     "check_place", "check_rewards", "read_array", "read_columns", "read_distinct_ids",
-    "read_episode", "read_flags", "read_nest", "read_number", "read_row_ids", "read_steps",
-    "read_tensor", "read_valid", "resolve_device", "tree_leaves",
+    "read_episode", "read_flags", "read_nest", "read_number", "read_steps", "read_tensor",
+    "read_valid", "resolve_device", "tree_leaves",
 ]  # fmt: skip
 
 MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is counted in 32 bits
@@ -40,16 +40,12 @@ _SMALL = 1e30  # a sum of squares of numbers that float32 has
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """The device as tensors name it: "cuda" becomes the current one, say cuda:0.
-
-    >>> resolve_device("cpu")
-    device(type='cpu')
-    """
+    """The device as tensors name it: "cuda" becomes the current one, say cuda:0."""
     try:
         asked = torch.device(device)
-        if asked.type == "cpu" or asked.index is not None:
-            return torch.device("cpu") if asked.type == "cpu" else asked
-        return torch.empty(0, device=asked).device
+        if asked.type == "cpu":
+            return torch.device("cpu")
+        return asked if asked.index is not None else torch.empty(0, device=asked).device
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         raise BufferMisuseError(
             f"device is {device!r}, expected one that torch can use here, such as 'cpu': "
@@ -60,25 +56,19 @@ def resolve_device(device: torch.device | str) -> torch.device:
 def check_place(name: str, tensor: torch.Tensor, device: torch.device | None) -> None:
     """Raise BufferMisuseError unless a tensor lies on the CPU or on a resolved device."""
     if tensor.device.type != "cpu" and tensor.device != device:
-        where = "the CPU" if device is None or device.type == "cpu" else f"the CPU or {device}"
-        raise BufferMisuseError(f"{name} lies on {tensor.device}, expected {where}; move it")
+        where = "" if device is None or device.type == "cpu" else f" or {device}"
+        raise BufferMisuseError(f"{name} lies on {tensor.device}, expected the CPU{where}; move it")
 
 
 def _check_names(given: Mapping[str, Any], required: Set[str], optional: Set[str]) -> None:
     """Raise BufferMisuseError for columns that are unknown or missing."""
-    unknown = sorted(set(given) - required - optional, key=str)
-    missing = sorted(required - set(given))
-    if unknown or missing:
-        problem = f"unknown: {unknown}" if unknown else f"missing: {missing}"
+    if not required <= set(given) <= required | optional:
+        unknown, missing = set(given) - required - optional, sorted(required - set(given))
+        problem = f"unknown: {sorted(unknown, key=str)}" if unknown else f"missing: {missing}"
         raise BufferMisuseError(
             f"columns are {sorted(given, key=str)}, expected {sorted(required)} and possibly "
             f"{sorted(optional)}; {problem}"
         )
-
-
-def _check_shape(name: str, shape: Sequence[int], expected: Sequence[int]) -> None:
-    if tuple(shape) != tuple(expected):
-        raise BufferMisuseError(f"{name} has shape {tuple(shape)}, expected {tuple(expected)}")
 
 
 def as_array(name: str, given: Any, device: torch.device | None = None) -> np.ndarray:
@@ -93,11 +83,10 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
         return given
     if isinstance(given, torch.Tensor):
         check_place(name, given, device)
+        given = given.detach().cpu()
+        given = given.float() if given.dtype is torch.bfloat16 else given
     try:
-        if not isinstance(given, torch.Tensor):
-            return np.asarray(given)
-        tensor = given.detach().cpu()
-        return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+        return given.numpy() if isinstance(given, torch.Tensor) else np.asarray(given)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         kind = type(given).__name__
         raise BufferMisuseError(
@@ -109,27 +98,25 @@ def as_tensor(name: str, given: Any) -> torch.Tensor:
     """A plain tensor, of whatever shape and dtype, where it lies; without gradients."""
     if isinstance(given, torch.Tensor):
         plain = given if type(given) is torch.Tensor else given.as_subclass(torch.Tensor)
-        return plain.detach() if plain.requires_grad else plain
+        return plain.detach()
     array = as_array(name, given)
     # What torch does not take, or not in silence: other byte orders, steps back, read-only memory.
-    flags = array.flags
-    if not (array.dtype.isnative and flags.writeable and flags.aligned and flags.c_contiguous):
+    if not (array.dtype.isnative and array.flags.carray):
         array = np.array(array, array.dtype.newbyteorder("="), order="C")
     try:
         return torch.from_numpy(array)
-    except TypeError:
+    except TypeError as error:
+        kind = type(given).__name__
         raise BufferMisuseError(
-            f"{name} must be a tensor or an array, got {type(given).__name__}: torch has no dtype "
-            f"{array.dtype}"
+            f"{name} must be a tensor or an array, got {kind}: {error}"
         ) from None
 
 
 def check_count(name: str, number: Any, most: int | None = None) -> int:
     """The number as an int; raise BufferMisuseError unless it is a positive integer up to most."""
-    try:
+    count = 0
+    with contextlib.suppress(TypeError):
         count = operator.index(number)
-    except TypeError:
-        count = 0
     if count < 1 or number is True:
         raise BufferMisuseError(f"{name} must be a positive integer, got {number!r}")
     if most is not None and count > most:
@@ -141,9 +128,8 @@ def read_columns(columns: Any, known: Sequence[str]) -> frozenset[str] | None:
     """The names of the columns to draw, one at least, out of `known`; or None for all."""
     if columns is None:
         return None
-    names: tuple[Any, ...] = ()
-    if isinstance(columns, Iterable) and not isinstance(columns, str | bytes | Mapping):
-        names = tuple(columns)
+    is_listed = isinstance(columns, Iterable) and not isinstance(columns, str | bytes | Mapping)
+    names: tuple[Any, ...] = tuple(columns) if is_listed else ()
     if names and all(type(name) is str and name in known for name in names):
         return frozenset(names)
     raise BufferMisuseError(
@@ -164,19 +150,17 @@ def read_number(name: str, number: Any, most: float = 1.0) -> float:
 
 
 def read_array(
-    name: str,
-    given: Any,
-    shape: tuple[int, ...],
-    dtype: np.dtype,
+    name: str, given: Any, shape: tuple[int, ...], dtype: np.dtype,
     device: torch.device | None = None,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """An array of exactly this shape whose values the dtype can hold.
 
     Floats may lose precision, integers no value; flags may be integers 0 and 1, and come back as
     bool. A tensor may lie on the device, too.
     """
     array = as_array(name, given, device)
-    _check_shape(name, array.shape, shape)
+    if array.shape != tuple(shape):
+        raise BufferMisuseError(f"{name} has shape {array.shape}, expected {tuple(shape)}")
     if dtype == _BOOL and array.dtype.kind in "iu":
         return read_flags(name, array)
     if not _holds_values(dtype, array):
@@ -193,12 +177,11 @@ def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype)
     One that has to be looked at comes to the host.
     """
     tensor = as_tensor(name, given)
-    _check_shape(name, tensor.shape, shape)
-    is_real = dtype.is_floating_point and not tensor.is_complex()
-    if tensor.dtype is dtype or is_real:
+    is_held = tensor.dtype is dtype or (dtype.is_floating_point and not tensor.is_complex())
+    if is_held and tensor.shape == tuple(shape):
         return tensor
     own = torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
-    return as_tensor(name, read_array(name, tensor, tensor.shape, own, tensor.device))
+    return as_tensor(name, read_array(name, tensor, tuple(shape), own, tensor.device))
 
 
 def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
@@ -206,8 +189,7 @@ def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
     if array.dtype == dtype:
         return True
     if dtype.kind not in "iu" or array.dtype.kind not in "iu":
-        rule: Any = "safe" if dtype.kind in "iu" else "same_kind"
-        return np.can_cast(array.dtype, dtype, rule)
+        return np.can_cast(array.dtype, dtype, "safe" if dtype.kind in "iu" else "same_kind")
     cast = array.astype(dtype)
     return bool(((cast == array) & ((cast >= 0) == (array >= 0))).all())
 
@@ -230,8 +212,7 @@ def check_rewards(rewards: np.ndarray, what: str = "") -> None:
     # Unlike `dot`, `vdot` does not warn of sums that are not finite.
     if rewards.ndim == 1 and np.vdot(rewards, rewards) < _SMALL:
         return
-    with np.errstate(over="ignore"):
-        stored = rewards.astype(np.float32)
+    stored = _stored(rewards, _FLOAT32)
     wrong = np.flatnonzero(~np.isfinite(stored))
     if len(wrong):
         raise BufferMisuseError(
@@ -254,16 +235,20 @@ def _read_rewards(given: Any, device: torch.device) -> np.ndarray:
 
 
 def _read_ids(
-    env_ids: Any, device: torch.device | None, num_rows: int | None, expected: str
-) -> np.ndarray:
-    """Integers int64 (K,), a copy; of K rows if that is given."""
+    env_ids: Any, device: torch.device | None, num_rows: int | None, num_envs: int | None,
+    expected: str,
+) -> np.ndarray:  # fmt: skip
+    """Integers int64 (K,) below num_envs, a copy; of K rows; either if it is given."""
     ids = as_array("env_ids", env_ids, device)
     is_shaped = ids.ndim == 1 and num_rows in (None, len(ids))
     if not is_shaped or (ids.size and ids.dtype.kind not in "iu"):
         raise BufferMisuseError(
             f"env_ids has dtype {ids.dtype} and shape {ids.shape}, expected {expected}"
         )
-    return ids.astype(np.int64)
+    ids = ids.astype(np.int64)
+    if num_envs is not None and len(wrong := ids[(ids < 0) | (ids >= num_envs)]):
+        raise BufferMisuseError(f"env_ids has {wrong[0]}, expected {expected}")
+    return ids
 
 
 def read_distinct_ids(
@@ -278,43 +263,11 @@ def read_distinct_ids(
     given = as_array("env_ids", env_ids, device)
     if given.dtype == _BOOL and given.shape == (num_envs,):
         return np.flatnonzero(given)
-    ids = _read_ids(given, device, None, f"integers (K,) or a mask bool ({num_envs},)")
-    ordered = np.sort(ids)
-    if ids.size and (
-        ordered[0] < 0 or ordered[-1] >= num_envs or (ordered[1:] == ordered[:-1]).any()
-    ):
-        raise BufferMisuseError(
-            f"env_ids is {ids.tolist()}, expected different numbers from 0 to {num_envs - 1}"
-        )
+    expected = f"different numbers from 0 to {num_envs - 1}, (K,), or a mask bool ({num_envs},)"
+    ids = _read_ids(given, device, None, num_envs, expected)
+    if len(np.unique(ids)) < len(ids):
+        raise BufferMisuseError(f"env_ids is {ids.tolist()}, expected {expected}")
     return ids
-
-
-def read_row_ids(
-    env_ids: Any, num_rows: int, num_envs: int, device: torch.device | None = None
-) -> np.ndarray:
-    """Env ids int64 (K,), one per row; or (0,) where rows are whole steps, or nobody asks for ids.
-
-    Args:
-        env_ids: What the user gave; None for whole steps.
-        num_rows: K.
-        num_envs: Number of environments, 0 if the buffer keeps no track of them.
-        device: Where a tensor may lie besides the CPU.
-    """
-    if env_ids is None:
-        if num_envs and num_rows % num_envs:
-            raise BufferMisuseError(
-                f"got {num_rows} rows without env_ids, expected a multiple of num_envs = "
-                f"{num_envs}: whole steps of all envs in order; pass env_ids with one id per row"
-            )
-        return _NO_IDS
-    ids = _read_ids(env_ids, device, num_rows, f"integers ({num_rows},)")
-    wrong = ids[(ids < 0) | (ids >= num_envs)]
-    if num_envs and len(wrong):
-        raise BufferMisuseError(
-            f"env_ids has {wrong[0]}, expected numbers from 0 to {num_envs - 1}, as num_envs is "
-            f"{num_envs}"
-        )
-    return ids if num_envs else _NO_IDS
 
 
 def read_valid(valid: Any, num_rows: int, device: torch.device | None = None) -> np.ndarray:
@@ -324,21 +277,20 @@ def read_valid(valid: Any, num_rows: int, device: torch.device | None = None) ->
 
 def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
     """List what lies at the leaves of a nest that must be shaped like the space."""
-    got: Any = type(tree).__name__
-    nest: Any = tree
     parts: Mapping[Any, Space]
+    nest: Any = tree
     if isinstance(space, spaces.Dict):
         parts, expected = space.spaces, f"dict with the keys {sorted(map(str, space.spaces))}"
         fits = isinstance(tree, Mapping) and set(tree) == set(parts)
-        got = sorted(map(str, tree)) if isinstance(tree, Mapping) else got
     elif isinstance(space, spaces.Tuple):
         parts, expected = dict(enumerate(space.spaces)), f"tuple of {len(space.spaces)} items"
         fits = isinstance(tree, tuple | list) and len(tree) == len(parts)
-        got = f"{len(tree)} items" if isinstance(tree, tuple | list) else got
     else:
         return [tree]
     if not fits:
-        raise BufferMisuseError(f"{name} must be a {expected}, got {got}")
+        content = f" of {len(tree)} items" if isinstance(tree, tuple | list) else ""
+        content = f" with {sorted(map(str, tree))}" if isinstance(tree, Mapping) else content
+        raise BufferMisuseError(f"{name} must be a {expected}, got {type(tree).__name__}{content}")
     return [
         leaf
         for key, child in parts.items()
@@ -347,13 +299,9 @@ def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
 
 
 def read_nest(
-    name: str,
-    given: Any,
-    space: Space,
-    leaves: Sequence[Leaf | Field],
-    count: int,
+    name: str, given: Any, space: Space, leaves: Sequence[Leaf | Field], count: int,
     device: torch.device | None = None,
-) -> list[np.ndarray]:
+) -> list[np.ndarray]:  # fmt: skip
     """Observations, nested like the space, of K rows as arrays (K, *shape), in its order.
 
     `leaves` are those of the space, with the name "obs".
@@ -372,14 +320,6 @@ def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
         return np.ascontiguousarray(array, dtype)
 
 
-def _read_field(
-    name: str, given: Any, field: Field, count: int, device: torch.device
-) -> np.ndarray:
-    """A column (K, *shape) of the dtype of the field."""
-    array = read_array(name, given, (count, *field.shape), field.dtype, device)
-    return _stored(array, field.dtype)
-
-
 class ColumnReader:
     """Reads the columns of steps.
 
@@ -396,7 +336,6 @@ class ColumnReader:
         kinds = {name: layout.fields[name] for name in ("obs", *self._others)} if is_flat else {}
         kinds |= {"next_obs": kinds["obs"]} if is_flat else {}
         self._flat = [(name, f.shape, np.dtype(f.dtype.str)) for name, f in kinds.items()]
-        self._expected, self._shape = self._flat, None  # for adds of as many rows as the last
 
     def read(
         self, columns: Mapping[str, Any], device: torch.device, optional: Set[str] = frozenset()
@@ -418,16 +357,19 @@ class ColumnReader:
             _check_names(given, self._names, optional)
         layout, rewards = self._layout, _read_rewards(given["rewards"], device)
         count, found = len(rewards), {"rewards": rewards}
+        frames, leaves = layout.frames, [layout.fields[path] for path in layout.obs]
+        if frames is not None:
+            leaves = [leaves[0]._replace(shape=frames.stack_shape)]
         for name, prefix in (("obs", ""), ("next_obs", "next_")):
-            if layout.frames is not None:
-                found[name] = _read_frames(name, given[name], layout.frames, count, device)
-                continue
-            leaves = tree_leaves(layout.observation_space, given[name], name)
-            for path, leaf in zip(layout.obs, leaves, strict=True):
-                field, path = layout.fields[path], prefix + path
-                found[path] = _read_field(path, leaf, field, count, device)
+            space = layout.observation_space
+            arrays = read_nest(name, given[name], space, leaves, count, device)
+            for field, array in zip(leaves, arrays, strict=True):
+                array = array if frames is None else frames.split(array)
+                found[prefix + field.path] = _stored(array, field.dtype)
         for name in (*self._others, *(optional & given.keys())):
-            found[name] = _read_field(name, given[name], layout.fields[name], count, device)
+            field = layout.fields[name]
+            array = read_array(name, given[name], (count, *field.shape), field.dtype, device)
+            found[name] = _stored(array, field.dtype)
         return found
 
     def _is_stored(self, columns: Mapping[str, Any]) -> bool:
@@ -435,12 +377,12 @@ class ColumnReader:
         rewards = columns.get("rewards")
         if not self._flat or len(columns) != len(self._names) or type(rewards) is not np.ndarray:
             return False
-        if rewards.shape != self._shape:
-            self._shape = rewards.shape
-            self._expected = [(n, (*rewards.shape, *inner), own) for n, inner, own in self._flat]
-        for name, shape, dtype in self._expected:
+        rows = rewards.shape
+        for name, shape, dtype in self._flat:
             value = columns.get(name)
-            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+            if type(value) is not np.ndarray or value.dtype is not dtype:
+                return False
+            if value.shape != rows + shape:
                 return False
         return rewards.ndim == 1 and rewards.dtype in _FLOATS
 
@@ -450,18 +392,31 @@ class ColumnReader:
     ) -> Transitions:  # fmt: skip
         """Read what `add` of a ring takes, without the rows that are not valid.
 
-        The arguments are those of `read`, `read_row_ids` and `read_valid`; `valid` is None for all.
+        `num_envs` is 0 if the buffer keeps no track of envs.
         """
-        arrays = self.read(columns, device)
+        arrays, frames, is_valid = self.read(columns, device), self._layout.frames, None
         count = len(arrays["rewards"])
-        if env_ids is None and valid is None and not (num_envs and count % num_envs):
-            return arrays, _NO_IDS, None, None
-        ids = read_row_ids(env_ids, count, num_envs, device)
-        if valid is None:
-            return arrays, ids, None, None
-        is_valid = read_valid(valid, count, device)
-        arrays = {path: array[is_valid] for path, array in arrays.items()}
-        if not num_envs:
+        ids = _NO_IDS  # of whole steps, or where nobody asks for them
+        if env_ids is not None:
+            expected = f"integers ({count},)" + (f" from 0 to {num_envs - 1}" if num_envs else "")
+            ids = _read_ids(env_ids, device, count, num_envs or None, expected)
+            ids = ids if num_envs else _NO_IDS
+        elif num_envs and count % num_envs:
+            raise BufferMisuseError(
+                f"got {count} rows without env_ids, expected a multiple of num_envs = {num_envs}: "
+                "whole steps of all envs in order; pass env_ids with one id per row"
+            )
+        if valid is not None:
+            is_valid = read_valid(valid, count, device)
+            arrays = {path: array[is_valid] for path, array in arrays.items()}
+        if frames is not None:
+            row = frames.first_break(arrays["obs"], arrays["next_obs"])
+            if row is not None:
+                raise BufferMisuseError(
+                    f"row {row}: next_obs is not obs moved on by a frame, the oldest first along "
+                    f"axis {frames.axis} of {frames.stack_shape}; leave frame_stack out"
+                )
+        if is_valid is None or not num_envs:
             return arrays, ids, None, None
         ids = ids if len(ids) else np.arange(count) % num_envs
         stops, cuts = _find_gaps(ids, is_valid)
@@ -469,13 +424,10 @@ class ColumnReader:
 
 
 def read_steps(
-    columns: Mapping[str, Any],
-    layout: RowLayout,
-    device: torch.device,
-    optional: Set[str] = frozenset(),
+    columns: Mapping[str, Any], layout: RowLayout, device: torch.device
 ) -> dict[str, np.ndarray]:
-    """As `ColumnReader.read`, with rewards as they are stored."""
-    found = ColumnReader(layout).read(columns, device, optional)
+    """As `ColumnReader.read`, with rewards as they are stored, and boundaries if there are some."""
+    found = ColumnReader(layout).read(columns, device, {"boundaries"})
     return {**found, "rewards": _stored(found["rewards"], _FLOAT32)}
 
 
@@ -485,10 +437,6 @@ def _find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, n
     Returns:
         bool (K,), rows whose environment's next row here is left out; and the environments whose
         first row here is left out.
-
-    >>> stops, cuts = _find_gaps(np.array([0, 1, 0, 1]), np.array([True, False, False, True]))
-    >>> stops.tolist(), cuts.tolist()
-    ([True, False, False, False], [1])
     """
     order = np.argsort(env_ids, kind="stable")
     ids, is_out = env_ids[order], ~is_valid[order]
@@ -497,26 +445,6 @@ def _find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, n
     stops = np.zeros(len(ids), np.bool_)
     stops[order[:-1]] = is_out[1:] & ~is_first[1:]
     return stops, ids[is_first & is_out]
-
-
-def _read_frames(
-    name: str, given: Any, frames: FrameLayout, count: int, device: torch.device
-) -> np.ndarray:
-    """Frames (K, F, *shape) of stacks, or (K, 1, *shape) if only the newest of each was given."""
-    array = as_array(name, given, device)
-    single = frames.shape
-    if not frames.is_merged:  # the axis of the stack may be there, as of gray pictures
-        single = (*single[: frames.axis], 1, *single[frames.axis :])
-    shapes = [(count, *shape) for shape in (frames.stack_shape, frames.shape, single)]
-    if array.shape not in shapes:
-        raise BufferMisuseError(
-            f"{name} has shape {array.shape}, expected {shapes[0]}, stacks of {frames.num_frames} "
-            f"frames, or {shapes[1]}, the newest frame of each"
-        )
-    is_stack = array.shape == shapes[0]
-    array = read_array(name, array, array.shape, frames.dtype)
-    parts = frames.split(array) if is_stack else array.reshape((count, 1, *frames.shape))
-    return _stored(parts, frames.dtype)
 
 
 def read_episode(
@@ -532,43 +460,35 @@ def read_episode(
         raise BufferMisuseError(
             f"an episode must be a dict of columns, got {type(episode).__name__}"
         )
-    flags, fields = (*_FLAGS, "boundaries"), layout.fields
+    flags, given = (*_FLAGS, "boundaries"), dict(episode)
     _check_names(episode, {"obs", "actions", "rewards", *layout.extras}, {"next_obs", *flags})
-    rewards = _read_rewards(episode["rewards"], device)
-    count, found = len(rewards), {"rewards": _stored(rewards, _FLOAT32)}
+    count = len(_read_rewards(episode["rewards"], device))
     if count == 0:
         raise BufferMisuseError("the episode has no step; expected one at least")
-
-    def read_obs(name: str, length: int) -> dict[str, np.ndarray]:
-        leaves = tree_leaves(layout.observation_space, episode[name], name)
-        return {
-            path: _read_field(name + path.removeprefix("obs"), leaf, fields[path], length, device)
-            for path, leaf in zip(layout.obs, leaves, strict=True)
-        }
-
-    has_next = "next_obs" in episode
-    obs = read_obs("obs", count if has_next else count + 1)
-    following = read_obs("next_obs", count) if has_next else obs
-    last = {path: array[-1:] for path, array in following.items()}
-    for path, array in obs.items() if has_next else ():
-        same = (array[1:] == following[path][:-1]) | (array[1:] != array[1:])  # or NaN
+    if "next_obs" not in episode:
+        leaves = [layout.fields[path] for path in layout.obs]
+        space = layout.observation_space
+        arrays = read_nest("obs", episode["obs"], space, leaves, count + 1, device)
+        given["obs"] = layout.build_obs([array[:-1] for array in arrays])
+        given["next_obs"] = layout.build_obs([array[1:] for array in arrays])
+    if not episode.keys() & {*_FLAGS}:
+        given["truncations"] = np.arange(count) == count - 1
+    given = {**dict.fromkeys(flags, np.zeros(count, np.bool_)), **given}
+    found = read_steps(given, layout, device)
+    last = {path: found[f"next_{path}"][-1:] for path in layout.obs}
+    for path in layout.obs:
+        array, following = found[path][1:], found.pop(f"next_{path}")[:-1]
+        same = (array == following) | (array != array)  # or NaN
         wrong = np.flatnonzero(~same.all(axis=tuple(range(1, same.ndim))))
         if len(wrong):
             raise BufferMisuseError(
                 f"next_obs of step {wrong[0]} differs from obs of step {wrong[0] + 1} in {path}; "
                 "in one episode they are the same observation: split it there"
             )
-    for name in ("actions", *layout.extras, *flags):
-        if name in episode:
-            found[name] = _read_field(name, episode[name], fields[name], count, device)
-    if not episode.keys() & {*_FLAGS}:
-        found["truncations"] = np.arange(count) == count - 1
-    for name in flags:
-        found.setdefault(name, np.zeros(count, np.bool_))
     over = (found["terminations"] | found["truncations"])[:-1]
     if over.any():
         raise BufferMisuseError(
             f"the episode ends in step {int(np.argmax(over))}, but has {count} steps; split it "
             "there, or use the column boundaries for what does not end an episode"
         )
-    return {**{path: array[:count] for path, array in obs.items()}, **found}, last, count
+    return found, last, count

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
 
-from buffers.core.copies import each_tensor
-
-__all__ = ["Batch"]
+__all__ = ["Batch", "each_tensor"]
 
 
 class Batch:
@@ -45,24 +43,18 @@ class Batch:
 
     def __getattr__(self, name: str) -> torch.Tensor:
         """A column the user added."""
-        if name.startswith("_") or name in self._names():
-            raise AttributeError(
-                f"this {type(self).__name__} has no {name!r}; if it was drawn with columns=, name "
-                "it there"
-            )
-        if name in self.extras:
+        if not name.startswith("_") and name not in self._names() and name in self.extras:
             return self.extras[name]
+        extras = [] if name in self._names() else [*getattr(self, "extras", ())]
         raise AttributeError(
-            f"a {type(self).__name__} has no {name!r}; its columns are "
-            f"{', '.join(self._asdict())}, and its extras {', '.join(self.extras) or 'none'}"
+            f"a {type(self).__name__} has no {name!r}; its columns are some of "
+            f"{', '.join((*self._fields, *self._others, *extras))}; if it was drawn with columns=, "
+            "name it there"
         )
 
     def __repr__(self) -> str:
-        """Sizes and dtypes; no values."""
-        parts = [f"{name} {_describe(column)}" for name, column in self._asdict().items()]
-        if self.extras:
-            parts.append(f"extras {_describe(self.extras)}")
-        return f"{type(self).__name__}({len(self)} rows: {', '.join(parts)})"
+        """The number of rows, and names of columns."""
+        return f"{type(self).__name__}({len(self)} rows of {', '.join(self._asdict())})"
 
     def _asdict(self) -> dict[str, Any]:
         """The columns by name, without the extra ones; those that are None are left out."""
@@ -102,15 +94,12 @@ class Batch:
         return type(self)._made_of, (own,)
 
 
-def _describe(column: Any) -> str:
-    """Dtype, shape and, unless it is the CPU, device of a tensor or of each tensor of a nest.
-
-    >>> _describe({"a": torch.zeros(2, 3), "b": (torch.zeros(2, dtype=torch.bool),)})
-    '{a: float32 (2, 3), b: (bool (2,),)}'
-    """
-    if isinstance(column, Mapping):
-        return f"{{{', '.join(f'{key}: {_describe(part)}' for key, part in column.items())}}}"
-    if isinstance(column, tuple):
-        return f"({', '.join(map(_describe, column))}{',' * (len(column) == 1)})"
-    place = "" if column.device.type == "cpu" else f" on {column.device}"
-    return f"{str(column.dtype).removeprefix('torch.')} {tuple(column.shape)}{place}"
+def each_tensor(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
+    """The same nest of dicts, tuples and lists with what the function returns for each tensor."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {name: each_tensor(item, function) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(each_tensor(item, function) for item in value)
+    return value

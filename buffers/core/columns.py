@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import torch
 
-from buffers.core.copies import fill_block
 from buffers.core.errors import BufferMisuseError
-from buffers.core.memory import allocation, check_fits, zeroed_bytes
+from buffers.core.memory import allocation, zeroed_bytes
 
-__all__ = ["Allocate", "Column", "ColumnSpec", "allocate_columns", "spec_bytes", "torch_dtype"]
+__all__ = ["Allocate", "ColumnSpec", "allocate_columns", "torch_dtype"]
 
 Allocate = Callable[..., Any]  # allocate(shape, dtype) -> zeroed array, or tensor on the device
 
@@ -46,83 +45,58 @@ class Column:
     Attributes:
         spec: What it is.
         tensor: Over the same memory as `host`, or of its own on another device.
+        host: The NumPy pages, or None if it lives on the device only.
         is_twofold: Host and device hold a copy each.
         nbytes: Bytes held, on host and device together.
     """
 
-    __slots__ = ("_pages", "_there", "is_twofold", "nbytes", "spec", "tensor")
-
     def __init__(
         self, spec: ColumnSpec, device: torch.device, staged: bool, allocate: Allocate | None
     ):
-        self.spec, self._pages = spec, None
-        dtype, is_given = torch_dtype(spec.dtype), spec.is_shared and allocate is not None
-        is_here = not staged or spec.place != "device"
-        if is_here and is_given and allocate is not None and not spec.is_on_device:
-            self._pages = _checked(spec, allocate(spec.shape, spec.dtype), None)
-        elif is_here and device.type == "cuda" and spec.place == "both":
-            # Pinned memory can be copied without waiting.
-            pinned = torch.zeros(spec.shape, dtype=dtype, device="cpu", pin_memory=True)
-            self._pages = pinned.numpy()
-        elif is_here:  # memory of torch is aligned to cache lines
-            self._pages = zeroed_bytes(spec.nbytes).numpy().view(spec.dtype).reshape(spec.shape)
-        host = None if self._pages is None else torch.from_numpy(self._pages)
-        if spec.is_on_device and allocate is not None:
-            self.tensor = _checked(spec, allocate(spec.shape, spec.dtype), device)
-        elif host is None or (staged and spec.place == "both"):
+        self.spec, self.host = spec, cast(Any, None)
+        dtype, given = torch_dtype(spec.dtype), allocate if spec.is_shared else None
+        if not staged or spec.place != "device":
+            if given is not None and not spec.is_on_device:
+                self.host = _checked(spec, given(spec.shape, spec.dtype), None)
+            elif device.type == "cuda" and spec.place == "both":
+                # Pinned memory can be copied without waiting.
+                pinned = torch.zeros(spec.shape, dtype=dtype, device="cpu", pin_memory=True)
+                self.host = pinned.numpy()
+            else:  # memory of torch is aligned to cache lines
+                self.host = zeroed_bytes(spec.nbytes).numpy().view(spec.dtype).reshape(spec.shape)
+        self._there: Any = None if self.host is None else torch.from_numpy(self.host)
+        self.is_twofold = self._there is not None and staged and spec.place == "both"
+        if spec.is_on_device and given is not None:
+            self.tensor = _checked(spec, given(spec.shape, spec.dtype), device)
+        elif self._there is None or self.is_twofold:
             self.tensor = torch.zeros(spec.shape, dtype=dtype, device=device)
         else:
-            self.tensor = host
-        self._there, self.is_twofold = host, host is not None and self.tensor is not host
+            self.tensor = self._there
         self.nbytes = spec.nbytes * (2 if self.is_twofold else 1)
-
-    @property
-    def host(self) -> np.ndarray:
-        """The NumPy pages; only for columns that have some."""
-        assert self._pages is not None, f"{self.spec.name} lives on the device only"
-        return self._pages
-
-    def rows(self) -> tuple[torch.Tensor, ...]:
-        """Views of the tensor, one for each index of the first axis."""
-        return self.tensor.unbind(0)
 
     def upload(self, where: slice = slice(None)) -> None:
         """Enqueue the copy of the host pages, or some rows, to the device, if there are two."""
-        if self.is_twofold and self._there is not None:
-            self.tensor[where].copy_(self._there[where], non_blocking=True)
-
-    def copied_pages(self) -> list[np.ndarray]:
-        """What a copy of the column is made of: its memory, on host and device, as host arrays."""
-        host = [] if self._pages is None else [self._pages]
-        return [self.tensor.cpu().numpy(), *host] if self.is_twofold or not host else host
-
-    def take_copied_pages(self, pages: list[np.ndarray]) -> None:
-        """Copy what `copied_pages` of an equal column returned into this one."""
-        fill_block(self.tensor, pages[0])
         if self.is_twofold:
-            np.copyto(self.host, pages[1])
+            self.tensor[where].copy_(self._there[where], non_blocking=True)
 
 
 def _checked(spec: ColumnSpec, given: Any, device: torch.device | None) -> Any:
-    """What `allocate` returned: an array, or a tensor on a device.
-
-    Raises:
-        BufferMisuseError: It is something else than asked for.
-    """
-    is_array, kind = isinstance(given, np.ndarray), type(given).__name__
-    if is_array or isinstance(given, torch.Tensor):
-        there = "" if is_array else f" on {given.device}"
-        kind = f"{kind} {given.dtype} {tuple(given.shape)}{there}"
-    if device is None:
-        fits = isinstance(given, np.ndarray) and given.flags.carray and given.dtype == spec.dtype
-        wanted = f"a NumPy array {spec.dtype} {spec.shape}, C-contiguous and writeable"
+    """What `allocate` returned, an array, or a tensor on a device; raise BufferMisuseError else."""
+    dtype = spec.dtype if device is None else torch_dtype(spec.dtype)
+    if isinstance(given, np.ndarray):
+        there, is_whole = None, given.flags.carray
     else:
-        dtype = torch_dtype(spec.dtype)
-        fits = isinstance(given, torch.Tensor) and (given.device, given.dtype) == (device, dtype)
-        fits = fits and given.is_contiguous()
-        wanted = f"a contiguous tensor {dtype} {spec.shape} on {device}"
-    if not fits or tuple(given.shape) != spec.shape:
-        raise BufferMisuseError(f"allocate returned {kind} for {spec.name}, expected {wanted}")
+        is_whole = isinstance(given, torch.Tensor) and given.is_contiguous()
+        there = given.device if is_whole else None
+    shape: Any = getattr(given, "shape", None)
+    if not is_whole or (given.dtype, tuple(shape), there) != (dtype, spec.shape, device):
+        told = type(given).__name__
+        told += "" if shape is None else f" {getattr(given, 'dtype', '')} {tuple(shape)}"
+        place = "a NumPy array" if device is None else f"a tensor on {device}"
+        raise BufferMisuseError(
+            f"allocate returned {told} for {spec.name}, expected {place}, {dtype} {spec.shape}, "
+            "C-contiguous and writeable"
+        )
     return given
 
 
@@ -131,42 +105,23 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def spec_bytes(specs: Iterable[ColumnSpec], staged: bool) -> tuple[int, int]:
-    """Bytes the columns will take on the host and, if staged, on the device besides."""
-    specs = list(specs)
-    host = sum(spec.nbytes for spec in specs if not staged or spec.place != "device")
-    device = sum(spec.nbytes for spec in specs if staged and spec.place != "host")
-    return host, device
-
-
 def allocate_columns(
-    what: str,
-    specs: Iterable[ColumnSpec],
-    device: torch.device,
-    *,
-    staged: bool,
-    allocate: Allocate | None,
-    advice: str,
-) -> dict[str, Column]:
+    what: str, specs: Iterable[ColumnSpec], device: torch.device, *, staged: bool,
+    allocate: Allocate | None, advice: str,
+) -> dict[str, Column]:  # fmt: skip
     """Allocate all columns, zeroed, after comparing their size with the free memory.
 
-    Args:
-        what: Names the buffer in messages.
-        specs: The columns.
-        device: Where the tensors live.
-        staged: Host and device have memory of their own, as always if the device is not the CPU.
-        allocate: Supplies the pages of columns the environment reads or writes; None for own.
-        advice: What to do if the memory does not suffice.
+    If `staged`, host and device have memory of their own, as always if the device is not the CPU.
 
     Raises:
         BufferMemoryError: More is needed than is free; nothing was allocated.
         BufferMisuseError: `allocate` returned something else than asked for.
     """
     specs = list(specs)
-    host_bytes, device_bytes = spec_bytes(specs, staged)
-    if staged and device.type == "cpu":
-        host_bytes, device_bytes = host_bytes + device_bytes, 0
-    if device_bytes:
-        check_fits(what, device_bytes, device, advice)
-    with allocation(what, host_bytes, torch.device("cpu"), advice):
+    host_bytes = sum(spec.nbytes for spec in specs if not staged or spec.place != "device")
+    device_bytes = sum(spec.nbytes for spec in specs if staged and spec.place != "host")
+    with (
+        allocation(what, device_bytes, device, advice),
+        allocation(what, host_bytes, torch.device("cpu"), advice),
+    ):
         return {spec.name: Column(spec, device, staged, allocate) for spec in specs}

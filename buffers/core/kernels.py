@@ -14,27 +14,31 @@ of the next word, so it fits into a checkpoint and can be continued anywhere.
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import lower_builtin, type_callable
 
-from buffers.core.compiling import njit
+from vecenv.core.compiling import cached_njit
 
-__all__ = [
-    "address_of", "bounded", "copy_at", "copy_item_at", "prefetch", "random_word", "unit_float",
-]  # fmt: skip
+__all__ = ["address_of", "bounded", "copy_item_at", "njit", "prefetch", "random_word", "unit_float"]
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
-_SECOND_CACHE = (
-    2  # where a line is put, as LLVM says it; more requests wait there than in the first
-)
+_SECOND_CACHE = 2  # as LLVM says where a line is put; more requests wait there than in the first
 _BYTES = ir.IntType(8).as_pointer()
 _ONE, _HALF = np.uint64(1), np.uint64(32)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _UNIT = 2.0**-53
+
+
+def njit(*, cache: bool = True, **options: Any) -> Callable[[Any], Any]:
+    """Compile a function by `cached_njit`, which keeps code on disk, with options of Numba's."""
+    return functools.partial(cached_njit, **options)
 
 
 def address_of(array):
@@ -51,22 +55,10 @@ def copy_at(target, source, count):
     ctypes.memmove(int(target), int(source), int(count))
 
 
-@type_callable(address_of)
-def _type_address_of(context):
-    def typer(array):
-        return types.intp(array)
-
-    return typer
-
-
-@type_callable(prefetch)
-def _type_prefetch(context):
-    return lambda source, offset: types.none(source, types.intp)
-
-
-@type_callable(copy_at)
-def _type_copy_at(context):
-    return lambda target, source, count: types.none(types.intp, types.intp, types.intp)
+_INT, _NONE = types.intp, types.none
+type_callable(address_of)(lambda context: lambda array: _INT(array))  # noqa: PLW0108
+type_callable(prefetch)(lambda context: lambda source, offset: _NONE(source, _INT))
+type_callable(copy_at)(lambda context: lambda to, source, count: _NONE(_INT, _INT, _INT))
 
 
 def _start(context, builder, kind, array):
@@ -98,12 +90,8 @@ def _copy_at(context, builder, signature, args):
 
 
 # What the cache of compiled kernels looks at, as their own code only calls these.
-for _function, _generate in (
-    (address_of, _address_of),
-    (prefetch, _prefetch),
-    (copy_at, _copy_at),
-):
-    setattr(_function, "compiled_as", _generate)  # noqa: B010
+for _made in ((address_of, _address_of), (prefetch, _prefetch), (copy_at, _copy_at)):
+    setattr(_made[0], "compiled_as", _made[1])  # noqa: B010
 
 
 @njit(nogil=True, cache=True, forceinline=True)
@@ -111,21 +99,13 @@ def copy_item_at(target, source, count):
     """As `copy_at`; sizes up to 512 become a few moves, of which the last two may overlap."""
     if count > _MAX_INLINE:
         copy_at(target, source, count)
-    elif count >= 64:
-        for done in range(0, count - 63, 64):
-            copy_at(target + done, source + done, 64)
-        copy_at(target + count - 64, source + count - 64, 64)
     elif count >= 32:
-        copy_at(target, source, 32)
+        for done in range(0, count - 31, 32):
+            copy_at(target + done, source + done, 32)
         copy_at(target + count - 32, source + count - 32, 32)
-    elif count >= 16:
-        copy_at(target, source, 16)
-        copy_at(target + count - 16, source + count - 16, 16)
-    elif count >= 8:
-        copy_at(target, source, 8)
-        copy_at(target + count - 8, source + count - 8, 8)
     elif count >= 4:
-        copy_at(target, source, 4)
+        for done in range(0, count - 3, 4):
+            copy_at(target + done, source + done, 4)
         copy_at(target + count - 4, source + count - 4, 4)
     else:
         for k in range(count):

@@ -49,42 +49,28 @@ class FrameLayout(NamedTuple):
     dtype: np.dtype
     stack_shape: tuple[int, ...]  # of an observation
     axis: int  # of the observation, along which the frames lie
-    pads_zeros: bool  # what a frame that begins an episode alone has before it: zeros, or itself
-    is_checked: bool
 
     @property
     def nbytes(self) -> int:
         """Bytes of a frame."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    @property
-    def is_merged(self) -> bool:
-        """Whether the frames share their axis, such as that of the colors, with the stack."""
-        return len(self.shape) == len(self.stack_shape)
-
-    @property
-    def num_pieces(self) -> int:
-        """In how many pieces a frame lies in a stack, as batches have it in memory."""
-        return math.prod(self.shape[: self.axis]) if self.is_merged else 1
-
-    @property
-    def memory_shape(self) -> tuple[int, ...]:
-        """Shape of a stack in memory of batches: frame by frame where a view can have it."""
-        return self.stack_shape if self.num_pieces > 1 else (self.num_frames, *self.shape)
-
     def split(self, stacks: Any) -> Any:
         """View stacks (K, *stack_shape), arrays or tensors, as their frames (K, F, *shape)."""
-        axis = self.axis + 1
-        if self.is_merged:
-            lead, rest = stacks.shape[:axis], stacks.shape[axis + 1 :]
-            stacks = stacks.reshape((*lead, self.num_frames, self.shape[self.axis], *rest))
-        return _move_axis(stacks, axis, 1)
+        return _move_axis(stacks, self.axis + 1, 1)
 
     def join(self, stacks: Any) -> Any:
-        """View arrays or tensors (K, *memory_shape) as stacks (K, *stack_shape)."""
-        if self.is_merged:
-            return stacks.reshape((len(stacks), *self.stack_shape))
+        """View frames (K, F, *shape) as stacks (K, *stack_shape)."""
         return _move_axis(stacks, 1, self.axis + 1)
+
+    def first_break(self, obs: np.ndarray, next_obs: np.ndarray) -> int | None:
+        """The first row of split stacks whose next_obs is not obs moved on by a frame, or None."""
+        before, after = (
+            np.ascontiguousarray(x).reshape(len(x), self.num_frames, self.nbytes // x.itemsize)
+            for x in (obs, next_obs)
+        )  # bytes are compared
+        is_off = (before.view(np.uint8)[:, 1:] != after.view(np.uint8)[:, :-1]).any((1, 2))
+        return int(np.argmax(is_off)) if is_off.any() else None
 
 
 def _move_axis(values: Any, source: int, target: int) -> Any:
@@ -110,9 +96,10 @@ class RowLayout(NamedTuple):
         """Words (8 bytes) per row."""
         return self.stride // 8
 
-    def describe(self) -> list[list[Any]]:
-        """Path, shape, dtype and offset of each field, as lists that survive JSON."""
-        return [[f.path, list(f.shape), f.dtype.str, f.offset] for f in self.fields.values()]
+    def describe(self) -> dict[str, str]:
+        """What is known of each field, by path; JSON has all of it."""
+        fields = self.fields.values()
+        return {path: f"{dtype} {shape} at byte {at}" for path, shape, dtype, at in fields}
 
     def build_obs(self, leaves: list[Any]) -> Any:
         """Nest the leaves of an observation like the space."""
@@ -131,23 +118,24 @@ class RowPacker:
         self.fields: dict[str, Field] = {}
         self.end = 0
 
+    def align(self, grain: int) -> int:
+        """Go on at a multiple of so many bytes, and return it."""
+        self.end += -self.end % grain
+        return self.end
+
     def add(self, leaves: Iterable[Leaf], grain: int | None = None) -> int:
         """Append fields in this order, each at a multiple of its item; return where they begin.
 
-        Args:
-            leaves: What to append.
-            grain: What begin and end of the block are multiples of; None takes the largest item.
+        Begin and end of the block are multiples of `grain`, if None of its largest item.
         """
         leaves = list(leaves)
         if grain is None:
             grain = max((leaf.dtype.itemsize for leaf in leaves), default=1)
-        self.end += -self.end % grain
-        start = self.end
+        start = self.align(grain)
         for path, shape, dtype in leaves:
-            self.end += -self.end % dtype.itemsize
-            self.fields[path] = Field(path, shape, dtype, self.end)
+            self.fields[path] = Field(path, shape, dtype, self.align(dtype.itemsize))
             self.end += self.fields[path].nbytes
-        self.end += -self.end % grain
+        self.align(grain)
         return start
 
 
@@ -155,9 +143,6 @@ def row_stride(size: int, grain: int) -> int:
     """Distance of rows of `size` bytes: whole cache lines where that costs an eighth at most.
 
     Rows that begin at a cache line are read a third faster.
-
-    >>> row_stride(430, 16), row_stride(70, 16)
-    (448, 80)
     """
     to_line = -size % _LINE
     return size + (to_line if to_line * 8 <= size else -size % grain)

@@ -2,29 +2,25 @@
 
 A sequence is L steps that follow one another in an episode. Any step may be the first, or, with an
 overlap, every (L - overlap)-th from the start of its episode. The first `burn_in` steps bring a
-recurrent state up to date and are not learned from, unless the sequence begins with its episode,
-where the state needs no bringing up to date. With `pad` a sequence may run out before L steps, as
-long as one is left to learn from.
+recurrent state up to date and are not learned from, unless the sequence begins with its episode.
+With `pad` a sequence may run out before L steps, as long as one is left to learn from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
-from buffers.core.arguments import MAX_COUNT, check_count, check_place, read_tensor
-from buffers.core.batches import Batch
-from buffers.core.columns import torch_dtype
-from buffers.core.copies import each_tensor
+from buffers.core.arguments import MAX_COUNT, check_count
+from buffers.core.batches import Batch, each_tensor
 from buffers.core.errors import BufferMisuseError
-from buffers.core.rows import RowLayout
 
 __all__ = [
-    "SequenceBatch", "SequenceOptions", "memory_of", "read_new_states", "read_sequences",
-    "read_states", "zero_padding",
+    "SequenceBatch", "SequenceOptions", "memory_of", "read_sequences", "read_states",
+    "zero_padding",
 ]  # fmt: skip
 
 
@@ -82,31 +78,18 @@ class SequenceOptions(NamedTuple):
         return 1 if self.pad else self.length
 
     def masks(self, mask: torch.Tensor, steps: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Say which steps are first ones, and which are to be learned from.
-
-        Args:
-            mask: bool (B, L), steps that are there.
-            steps: int32 (B, L), their numbers in their episodes.
-        """
-        is_first = mask & (steps == 0)
-        learn = mask
-        if self.burn_in:
-            learn = mask.clone()
-            learn[:, : self.burn_in] &= is_first[:, :1]
+        """Which steps are first ones, and to be learned from, of (B, L) that are there."""
+        is_first, learn = mask & (steps == 0), mask.clone()
+        learn[:, : self.burn_in] &= is_first[:, :1]
         return {"learn_mask": learn, "is_first": is_first}
 
 
 def read_sequences(length: Any, burn_in: Any, overlap: Any, pad: Any) -> SequenceOptions:
-    """Check the arguments that say which sequences there are.
-
-    Raises:
-        BufferMisuseError: One of them is wrong, or they do not go together.
-    """
+    """Check the arguments; raise BufferMisuseError if one is wrong, or they contradict another."""
     length = check_count("sequence_length", length, MAX_COUNT)
     burn_in = check_count("burn_in", burn_in) if burn_in != 0 else 0
-    kept = length - 1 if overlap is None else 0
-    if overlap is not None and overlap != 0:
-        kept = check_count("overlap", overlap)
+    overlap = length - 1 if overlap is None else overlap
+    kept = check_count("overlap", overlap) if overlap != 0 else 0
     if max(burn_in, kept) >= length:
         raise BufferMisuseError(
             f"burn_in is {burn_in} and overlap is {kept} of sequence_length {length}, which leaves "
@@ -117,11 +100,7 @@ def read_sequences(length: Any, burn_in: Any, overlap: Any, pad: Any) -> Sequenc
 
 
 def read_states(names: Sequence[str] | str, extras: Sequence[str]) -> tuple[str, ...]:
-    """Check the names of extra columns that hold recurrent states.
-
-    Raises:
-        BufferMisuseError: There is no such column.
-    """
+    """Check names of extra columns with recurrent states; raise BufferMisuseError for others."""
     found = (names,) if isinstance(names, str) else tuple(names)
     for name in found:
         if name not in extras:
@@ -132,31 +111,8 @@ def read_states(names: Sequence[str] | str, extras: Sequence[str]) -> tuple[str,
     return found
 
 
-def read_new_states(
-    states: Mapping[str, Any], batch: SequenceBatch, layout: RowLayout, device: torch.device
-) -> dict[str, torch.Tensor]:
-    """New values (B, L, ...) of extra columns, on the device.
-
-    Raises:
-        BufferMisuseError: There is no such column, or a shape or dtype does not fit.
-    """
-    found = {}
-    for name in read_states(tuple(states), layout.extras):
-        field, given = layout.fields[name], states[name]
-        if isinstance(given, torch.Tensor):
-            check_place(name, given, device)
-        dtype = torch_dtype(field.dtype)
-        tensor = read_tensor(name, given, (*batch.mask.shape, *field.shape), dtype)
-        found[name] = tensor.to(device, dtype)
-    return found
-
-
 def memory_of(batch: Any, owner: object) -> Any:
-    """What the buffer knows the sequences of a batch by.
-
-    Raises:
-        BufferMisuseError: The batch is not one that `owner` has drawn.
-    """
+    """What the buffer knows a batch by; raise BufferMisuseError if `owner` has not drawn it."""
     memory = batch.memory if isinstance(batch, SequenceBatch) else None
     if memory is None or memory.owner is not owner:
         raise BufferMisuseError(

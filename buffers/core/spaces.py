@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+_MULTI = ("MultiDiscrete", "nvec", "start")
 _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -85,44 +86,32 @@ def action_leaf(space: Space) -> Leaf:
 def extra_leaves(
     extra_columns: Mapping[str, Space] | None, taken: Set[str], what: str = "extra column"
 ) -> list[Leaf]:
-    """The extra columns of a buffer, each a single array under its name.
-
-    Args:
-        extra_columns: Names and spaces, from the user; None for none.
-        taken: Names that the buffer, its methods or its batches use themselves.
-        what: Names them in messages.
+    """The extra columns of a buffer, each a single array under its name; `what` names them.
 
     Raises:
         BufferMisuseError: A name is taken or no identifier, or a space is no single array.
     """
     leaves = []
     for name, space in (extra_columns or {}).items():
-        if not isinstance(name, str) or name in taken or not name.isidentifier():
+        is_name = isinstance(name, str) and name not in taken and name.isidentifier()
+        if not is_name or not isinstance(space, _ARRAY_SPACES):
             raise BufferMisuseError(
-                f"{what} {name!r} has a name that is taken or is no identifier; choose one "
-                f"other than {sorted(taken)}"
+                f"{what} {name!r} has a name that is taken or is no identifier, or its space "
+                f"{space} is no Box, Discrete, MultiDiscrete or MultiBinary; choose a name other "
+                f"than {sorted(taken)}, and give one column for each array"
             )
-        found = space_leaves(space, name)
-        if len(found) != 1 or found[0].path != name:
-            raise BufferMisuseError(
-                f"{what} {name!r} has the space {space}, expected Box, Discrete, "
-                "MultiDiscrete or MultiBinary; give one column for each array"
-            )
-        leaves += found
+        leaves += space_leaves(space, name)
     return leaves
 
 
-def build_tree(space: Space, leaves: Sequence[Any]) -> Any:
+def build_tree(space: Space, leaves: Iterable[Any]) -> Any:
     """Nest leaves, listed in the order of the space, in dicts and tuples like the space."""
-    return _build(space, iter(leaves))
-
-
-def _build(space: Space, leaves: Iterator[Any]) -> Any:
+    ordered = iter(leaves)
     if isinstance(space, spaces.Dict):
-        return {key: _build(child, leaves) for key, child in space.spaces.items()}
+        return {key: build_tree(child, ordered) for key, child in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(_build(child, leaves) for child in space.spaces)
-    return next(leaves)
+        return tuple(build_tree(child, ordered) for child in space.spaces)
+    return next(ordered)
 
 
 def describe_space(space: Space) -> list[Any]:
@@ -139,9 +128,8 @@ def describe_space(space: Space) -> list[Any]:
         return ["MultiBinary", list(space.shape)]
     if isinstance(space, spaces.Discrete):
         return ["Discrete", int(space.n), int(space.start), str(np.dtype(space.dtype))]
-    names = ("low", "high") if isinstance(space, spaces.Box) else ("nvec", "start")
+    kind, *names = ("Box", "low", "high") if isinstance(space, spaces.Box) else _MULTI
     arrays = (torch.from_numpy(np.array(getattr(space, name))) for name in names)
-    kind = "Box" if isinstance(space, spaces.Box) else "MultiDiscrete"
     return [kind, *arrays, str(np.dtype(space.dtype))]
 
 
@@ -151,21 +139,19 @@ def space_of(described: Any) -> Space:
     Raises:
         ValueError, TypeError, and what the spaces raise: It describes none.
     """
-    kind, *parts = described
+    kind, first, *others = described
     if kind == "Dict":
-        return spaces.Dict(OrderedDict((key, space_of(child)) for key, child in parts[0]))
+        return spaces.Dict(OrderedDict((key, space_of(child)) for key, child in first))
     if kind == "Tuple":
-        return spaces.Tuple([space_of(child) for child in parts[0]])
+        return spaces.Tuple([space_of(child) for child in first])
     if kind == "MultiBinary":
-        return spaces.MultiBinary(parts[0])
-    if kind not in ("Box", "Discrete", "MultiDiscrete"):
-        raise ValueError(f"there is no space {kind!r:.99}")
-    first, second, dtype = parts
+        return spaces.MultiBinary(first)
+    second, dtype = others
     if kind == "Box":
         low, high = first.numpy(), second.numpy()
         return spaces.Box(low.copy(), high.copy(), dtype=low.dtype)
-    if dtype not in _INTEGERS:
-        raise ValueError(f"there is no {kind} space of {dtype!r:.99}")
+    if kind not in ("Discrete", "MultiDiscrete") or dtype not in _INTEGERS:
+        raise ValueError(f"there is no {kind!r:.99} space of {dtype!r:.99}")
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(first.numpy(), dtype, start=second.numpy())
     other = {} if dtype == "int64" else {"dtype": dtype}  # Gymnasium 1.1 has no other

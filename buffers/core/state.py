@@ -11,57 +11,61 @@ import contextlib
 import errno
 import os
 import pickle
-import re
-import stat
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from buffers.core.copies import Rebuilt
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
-from buffers.core.guard import exclusive
 from vecenv.files import whole_file
 
 __all__ = [
-    "Block",
-    "LoadedState",
-    "SavedBuffer",
-    "StatefulBuffer",
-    "Wanted",
-    "check_bools",
-    "check_settings",
-    "contradiction",
-    "name_fields",
-    "read_state",
-]
+    "Block", "LoadedState", "SavedBuffer", "StatefulBuffer", "Wanted", "check_bools",
+    "check_settings", "contradiction", "read_state",
+]  # fmt: skip
 
 Block = np.ndarray | torch.Tensor
 Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
-_PLAIN_DTYPE = re.compile(r"\|[biu]1|<[iu][248]|<f[248]|<f16")  # others have a syntax of their own
 
 
 class LoadedState(NamedTuple):
     """A state that is about to be taken over."""
 
-    meta: Mapping[str, Any]  # what is in it beside arrays
     small: dict[str, np.ndarray]  # copies of all arrays but the large ones
     large: Mapping[str, Sequence[np.ndarray]]  # those, as blocks that follow one another
 
 
-class StatefulBuffer(Rebuilt):
+class StatefulBuffer:
     """Gives a buffer `state_dict` and `load_state_dict`.
 
-    A class says what its state is by the methods that raise NotImplementedError here; those of
-    `Rebuilt` besides.
+    A class says what its state is by the methods that raise NotImplementedError here. For copies,
+    by `copy` and pickle, it calls `self._remember(TheClass, *arguments)` at the end of its
+    constructor, with those, also by name, that make an empty buffer of the same kind, but for
+    `seed`: a copy is made anew and filled, so that all views of its memory are of the same memory
+    again, and none of the old one's. It lacks attributes that were added.
     """
+
+    _made_by: tuple[type, tuple[Any, ...], dict[str, Any]]
 
     _large: tuple[str, ...] = ()  # arrays of which there are no copies besides
     _growing: tuple[str, ...] = ()  # arrays of no certain length
+
+    def _remember(self, maker: type, *arguments: Any, **options: Any) -> None:
+        self._made_by = maker, arguments, options
+
+    def _check_copyable(self) -> None:
+        """Raise if what the object holds is not copied."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._check_copyable()
+        return _rebuild, (type(self), *self._made_by), self._copied_blocks()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._take_state(state)
 
     def _described(self) -> dict[str, Any]:
         """What is saved beside arrays: version, settings, fields; JSON has all of it."""
@@ -69,7 +73,7 @@ class StatefulBuffer(Rebuilt):
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
         """Raise BufferMisuseError unless a state was made by a buffer like this one."""
-        raise NotImplementedError
+        check_settings(meta, self._described())
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
         """The arrays by name, each as blocks that follow one another; views of memory will do."""
@@ -91,17 +95,14 @@ class StatefulBuffer(Rebuilt):
         """Take over a state that was checked; raise BufferMemoryError, having changed nothing."""
         raise NotImplementedError
 
-    @exclusive
     def state_dict(self) -> dict[str, Any]:
         """All that is held, as copies: tensors, numbers, strings, lists, dicts."""
-        self._guard.rewind()
-        arrays = {
-            name: torch.from_numpy(np.concatenate([*map(_on_host, blocks)]))
-            for name, blocks in self._saved_arrays().items()
+        state = self._copied_blocks()
+        return {
+            name: torch.from_numpy(np.concatenate(value)) if _is_array(value) else value
+            for name, value in state.items()
         }
-        return {**self._described(), **arrays}
 
-    @exclusive
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where the buffer stood that `state_dict` was called on.
 
@@ -112,26 +113,38 @@ class StatefulBuffer(Rebuilt):
         """
         self._take_state(state)
 
+    def _copied_blocks(self) -> dict[str, Any]:
+        """As `state_dict`, of lists of arrays, over the memory itself where that is on the host."""
+        saved = self._saved_arrays().items()
+        return {**self._described(), **{name: [*map(_on_host, blocks)] for name, blocks in saved}}
+
     def _take_state(self, state: Mapping[str, Any]) -> None:
         self._check_described(state)
         wanted = self._wanted_arrays()
-        if missing := sorted(set(wanted) - set(state)):
-            raise BufferMisuseError(f"state has no {missing}; pass what state_dict() returned")
-        if besides := sorted({n for n, v in state.items() if _is_array(v)} - {*wanted}):
+        found = {name for name, value in state.items() if _is_array(value) or name in wanted}
+        if found != set(wanted):
             raise BufferMisuseError(
-                f"state has the columns {besides} besides, which a buffer like this one, with its "
-                "storage, does not save"
+                f"state has the columns {sorted(found)}, but a buffer like this one saves "
+                f"{sorted(wanted)}; pass what state_dict() returned"
             )
         blocks = {name: _state_blocks(name, state[name], *like) for name, like in wanted.items()}
         small = {name: np.concatenate(blocks[name]) for name in blocks if name not in self._large}
-        loaded = LoadedState(state, small, {n: blocks[n] for n in self._large if n in blocks})
+        loaded = LoadedState(small, {n: blocks[n] for n in self._large if n in blocks})
         self._check_arrays(loaded)
-        self._guard.rewind()
         self._take(loaded)
 
 
+def _rebuild(
+    cls: type[Any], maker: type[Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
+) -> Any:
+    """An object of a class, as the constructor of `maker`, one of its bases, leaves it."""
+    made = object.__new__(cls)
+    maker.__init__(made, *arguments, **options)
+    return made
+
+
 class SavedBuffer(StatefulBuffer):
-    """Gives a buffer `save` and `load` too, and copies by the same state.
+    """Gives a buffer `save` and `load` too.
 
     Attributes:
         _kind: Of the class, in files.
@@ -139,21 +152,11 @@ class SavedBuffer(StatefulBuffer):
 
     _kind: str
 
-    def _copied_state(self) -> dict[str, Any]:
-        """As `state_dict`, of arrays over the memory itself where that is on the host."""
-        self._guard.rewind()
-        saved = self._saved_arrays().items()
-        return {**self._described(), **{name: [*map(_on_host, blocks)] for name, blocks in saved}}
-
-    def _take_copied_state(self, state: dict[str, Any]) -> None:
-        self._take_state(state)
-
     def _file_state(self) -> dict[str, Any]:
         """What `save` writes."""
-        state = {"kind": self._kind, **self._copied_state()}
+        state = {"kind": self._kind, **self._copied_blocks()}
         return {n: [*map(torch.from_numpy, v)] if _is_array(v) else v for n, v in state.items()}
 
-    @exclusive
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that is held into a file, all or nothing.
 
@@ -172,7 +175,6 @@ class SavedBuffer(StatefulBuffer):
             except RuntimeError as error:  # of torch's writer, when the disk refuses
                 raise OSError(f"{path} can't be written: {str(error).splitlines()[0]}") from error
 
-    @exclusive
     def load(self, path: str | os.PathLike[str]) -> None:
         """Continue where the buffer stood that `save` was called on.
 
@@ -212,40 +214,40 @@ def read_state(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
             if (changed := archive.testzip()) is not None:
                 raise ValueError(f"the bytes of {changed} have changed")
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if not isinstance(state, dict):
-            raise TypeError(f"it has a {type(state).__name__}")
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a place that the file does not have
-            raise
-        reason = "it is cut off"
+        found = state.get("kind")
     except (
-        RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError, IndexError,
-        OverflowError, pickle.UnpicklingError, zipfile.BadZipFile,
+        OSError, RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError,
+        IndexError, OverflowError, pickle.UnpicklingError, zipfile.BadZipFile,
     ) as error:  # fmt: skip
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of places behind its end
+            raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    else:
-        if type(found := state.get("kind")) is str and found == kind:
-            return state
-        raise CheckpointError(f"{path} is of a {found!r:.99}, expected a {kind}")
-    raise CheckpointError(
-        f"{path} is damaged, cut off, or no checkpoint of a buffer: {reason:.200}"
-    )
+        raise CheckpointError(
+            f"{path} is damaged, cut off, or no checkpoint of a buffer: {reason:.200}"
+        ) from None
+    if type(found) is str and found == kind:
+        return state
+    raise CheckpointError(f"{path} is of a {found!r:.99}, expected a {kind}")
 
 
 def _require_regular(path: str | os.PathLike[str]) -> None:
     """Raise OSError for what can't be read as a whole; a pipe is not waited for."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
+    os.stat(path)
+    if not os.path.isfile(path):
         why = "is no regular file, which a checkpoint has to be"
         raise OSError(errno.EINVAL, why, str(path))
 
 
-def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def check_settings(state: Any, own: Mapping[str, Any]) -> None:
     """Refuse a state, from a file or not, of a buffer that was made otherwise than this one.
 
-    `found` are the settings in the state, numbers, strings, lists or dicts of these, `own` those of
-    the buffer, as JSON gives them back; raises BufferMisuseError, which lists differences.
+    `own` are the settings, as JSON gives them back, that the state is to have; raises
+    BufferMisuseError, which lists differences.
     """
-    if differences := _differences("", found, own):
+    if not isinstance(state, Mapping):
+        kind = type(state).__name__
+        raise BufferMisuseError(f"state is a {kind}, expected what state_dict() returned")
+    if differences := _differences("", {name: state.get(name) for name in own}, own):
         raise BufferMisuseError(
             f"state differs from this buffer: {'; '.join(differences[:20])}; load it into a buffer "
             "made with the same spaces, sizes and options"
@@ -254,68 +256,34 @@ def check_settings(found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 def _differences(path: str, found: Any, own: Any) -> list[str]:
     if isinstance(found, Mapping) and isinstance(own, Mapping):
-        places = {name: _shortened(f"{path} {name}".strip(), str) for name in (*own, *found)}
-        parts = (_differences(p, found.get(n), own.get(n)) for n, p in places.items())
+        names = [*own, *(name for name in found if name not in own)]
+        parts = (_differences(f"{path} {n!s:.99}".strip(), found.get(n), own.get(n)) for n in names)
         return [difference for part in parts for difference in part]
     is_same_kind = type(found) is type(own) or {type(found), type(own)} == {int, float}
     with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of lists with arrays
         if is_same_kind and bool(found == own):
             return []
-    return [f"{path} is {_shortened(found, str)}, expected {own}"]
-
-
-def name_fields(described: Iterable[Any] | None) -> dict[str, str]:
-    """Dtype and shape of the fields of a row by name, for `check_settings`.
-
-    Args:
-        described: Path, shape, dtype and offset of each.
-
-    >>> name_fields([["obs['speed']", [3], "<f4", 16]])
-    {"obs['speed']": 'float32 (3,)'}
-
-    Raises:
-        BufferMisuseError: That is no such description.
-    """
-
-    def named(dtype: Any) -> str:
-        is_plain = isinstance(dtype, str) and _PLAIN_DTYPE.fullmatch(dtype)
-        return str(np.dtype(dtype)) if is_plain else _shortened(dtype, str)
-
-    try:
-        fields = described or ()
-        return {str(path): f"{named(dtype)} {tuple(shape)}" for path, shape, dtype, _ in fields}
-    except (TypeError, ValueError) as error:
-        reason = _shortened(error)
-        raise BufferMisuseError(f"state has fields that cannot be read: {reason}") from None
+    return [f"{path} is {found!s:.200}, expected {own}"]
 
 
 def check_bools(
     name: str, blocks: Iterable[np.ndarray], places: Iterable[tuple[int, int | None]] = ((0, None),)
 ) -> None:
-    """Raise BufferMisuseError if a state has bytes of bools that are neither 0 nor 1.
+    """Raise BufferMisuseError if rows (K, ...) of a state have bools that are neither 0 nor 1.
 
-    What takes such a byte for a bool may count it wrongly, and write too far.
-
-    Args:
-        name: Of the array.
-        blocks: Rows (K, ...).
-        places: Where bools lie in a row: from which byte on, and how many.
+    `places` say from which byte of a row on bools lie, and how many.
     """
-    places, number = list(places), 0
+    places = list(places)
     for block in blocks:
         rows = block.view(np.uint8).reshape(len(block), block[:1].nbytes)
         for begin, size in places:
-            end = None if size is None else begin + size
-            number += int(np.count_nonzero(rows[:, begin:end] > 1))
-    if number:
-        raise contradiction(f"{number} bytes of bools in {name} are no bools")
+            if (rows[:, begin : None if size is None else begin + size] > 1).any():
+                raise contradiction(f"bytes of bools in {name} are no bools")
 
 
 def contradiction(reason: str) -> BufferMisuseError:
     """The error for a state whose parts do not fit one another."""
-    return BufferMisuseError(
-        f"state contradicts itself; it was changed after it was made: {reason}"
-    )
+    return BufferMisuseError(f"state contradicts itself; it was changed since: {reason}")
 
 
 def _on_host(block: Block) -> np.ndarray:
@@ -344,15 +312,12 @@ def _state_blocks(
         if isinstance(block, torch.Tensor) and block.layout == torch.strided:
             with contextlib.suppress(TypeError, RuntimeError):  # bfloat16 and the like
                 found = block.detach().cpu().numpy()
-        is_array = isinstance(found, np.ndarray) and found.dtype == dtype
-        sizes = found.shape if is_array and found.ndim == len(shape) else ()
-        if len(sizes) != len(shape) or any(
-            own not in (None, n) for n, own in zip(sizes, shape, strict=True)
-        ):
+        fits = isinstance(found, np.ndarray) and (found.dtype, found.ndim) == (dtype, len(shape))
+        if not fits or any(n not in (None, m) for n, m in zip(shape, found.shape, strict=True)):
             if name == "generator":
                 raise other_generator()
-            has_shape = hasattr(block, "shape")
-            told = f"{block.dtype} {tuple(block.shape)}" if has_shape else _shortened(block)
+            is_shaped = hasattr(block, "shape")
+            told = f"{block.dtype} {tuple(block.shape)}" if is_shaped else f"{block!r:.200}"
             wanted = tuple("any" if n is None else n for n in shape)
             raise BufferMisuseError(
                 f"state holds {told} for {name}, expected {dtype} {wanted}; pass what "
@@ -360,9 +325,3 @@ def _state_blocks(
             )
         blocks.append(np.ascontiguousarray(found))
     return blocks
-
-
-def _shortened(value: Any, show: Callable[[Any], str] = repr) -> str:
-    """A value of a file in a message, which is not to be as long as the file."""
-    text = show(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -13,10 +13,8 @@ from gymnasium import Space, spaces
 
 from buffers.core.arguments import check_rewards, read_array, read_nest
 from buffers.core.errors import BufferMisuseError
-from buffers.core.rows import FrameLayout, RowLayout
+from buffers.core.rows import RowLayout
 from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
-from buffers.replay.once import first_break
-from buffers.replay.plan import plan_frames
 
 __all__ = [
     "DatasetError", "EpisodeDataset", "RawEpisode", "leaves_of", "load_library", "reading",
@@ -26,7 +24,7 @@ __all__ = [
 _FLAGS = ("terminations", "truncations", "boundaries")
 _TAKEN = frozenset((
     "obs", "next_obs", "actions", "rewards", *_FLAGS,
-    "unflagged_ends", "episode_index", "frame_index",  # of files
+    "episode_index", "frame_index",  # of files
 ))  # fmt: skip
 
 _DAMAGED = (
@@ -114,7 +112,6 @@ class EpisodeDataset:
             "actions": action_space,
             **self.extra_columns,
         }
-        self._lengths: np.ndarray | None = None
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Read, check and yield the episodes in their order.
@@ -122,54 +119,23 @@ class EpisodeDataset:
         Raises:
             DatasetError: An episode does not fit; the message names file, episode, step and field.
         """
-        return self._episodes(None)
-
-    def _episodes(self, frames: FrameLayout | None) -> Iterator[dict[str, Any]]:
-        """The same; with the frames of a buffer only episodes whose observations are such stacks.
-
-        Of a last step that terminated the next observation may be its own, as where it is not
-        known: then it is moved on by the newest frame once more.
-        """
         for where, columns in self._read():
             try:
-                episode = self._checked(where, columns)
+                yield self._checked(where, columns)
             except BufferMisuseError as error:
                 prefix = "" if isinstance(error, DatasetError) else f"{where}: "
                 raise DatasetError(f"{prefix}{error}") from None
-            if frames is not None and frames.is_checked:
-                if episode["terminations"][-1]:
-                    episode["obs"] = _with_moved_on(episode["obs"], frames)
-                if (found := first_break(frames, episode["obs"])) is not None:
-                    raise DatasetError(f"{where}, step {found[0]}: {found[1]}")
-            yield episode
 
     @property
     def episode_lengths(self) -> np.ndarray:
-        """int64 (num_episodes,), steps of each episode; the first time it reads and checks all.
-
-        Later on, and in the two below, it is as when all was read the last time.
+        """int64 (num_episodes,), steps of each episode; reads and checks all.
 
         Raises:
             DatasetError: As of iterating, or there is no step.
         """
-        lengths = self._count(None) if self._lengths is None else self._lengths
-        return lengths.copy()
-
-    @property
-    def num_episodes(self) -> int:
-        """Number of episodes; reads all the first time."""
-        return len(self.episode_lengths)
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps; reads all the first time."""
-        return int(self.episode_lengths.sum())
-
-    def _count(self, frames: FrameLayout | None) -> np.ndarray:
-        lengths = np.array([len(e["rewards"]) for e in self._episodes(frames)], np.int64)
+        lengths = np.array([len(episode["rewards"]) for episode in self], np.int64)
         if not len(lengths):
             raise DatasetError(f"{self.name} has no step")
-        self._lengths = lengths
         return lengths
 
     def to_buffer(self, kind: Callable[..., BufferT], **options: Any) -> BufferT:
@@ -184,8 +150,7 @@ class EpisodeDataset:
         Raises:
             DatasetError: As of `fill`; no buffer was made.
         """
-        frames = plan_frames(self.observation_space, options.get("frame_stack"))
-        lengths = self._count(frames)
+        lengths = self.episode_lengths
         num_envs: Any = options.get("num_envs")
         is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else it is refused
         num_rings = int(num_envs) if hasattr(kind, "counts") and is_number else 1
@@ -199,41 +164,39 @@ class EpisodeDataset:
         own |= {"max_episodes": len(lengths)} if hasattr(kind, "add_episode") else {"num_envs": 1}
         if self.extra_columns:
             own["extra_columns"] = self.extra_columns
-        return self._fill(kind(**{**own, **options}), lengths)
+        made = kind(**{**own, **options})
+        self._check_spaces(made)
+        return self._fill(made, lengths)
 
     def fill(self, buffer: BufferT) -> BufferT:
         """Add all episodes to a buffer, one by one, after all were checked: data is read twice.
 
         Rings that know their envs get episode k as of env k modulo `num_envs`; open episodes of
-        theirs are cut. An episode that ends without a flag counts as cut. Where an episode
-        terminates with its last observation repeated, as of data without next observations, a
-        buffer with `frame_stack` gets the newest frame repeated.
+        theirs are cut. An episode that ends without a flag counts as cut.
 
         Args:
-            buffer: An `EpisodicReplayBuffer` or a replay buffer with the same spaces and extra
-                columns, and room for all steps: none is overwritten.
+            buffer: An `EpisodicReplayBuffer`, or a replay buffer without `frame_stack`, with the
+                same spaces and extra columns, and room for all steps: none is overwritten.
 
         Returns:
             The buffer.
 
         Raises:
-            DatasetError: As of iterating, or there is no step; or the buffer has other spaces, or
-                not enough room, or `frame_stack`, and an observation is no stack that has moved on
-                from the one before. Nothing was changed.
+            DatasetError: As of iterating, or there is no step; or the buffer has other spaces,
+                `frame_stack`, or not enough room. Nothing was changed.
         """
         self._check_spaces(buffer)
-        return self._fill(buffer, self._count(row_layout(buffer).frames))
+        return self._fill(buffer, self.episode_lengths)
 
     def _fill(self, buffer: BufferT, lengths: np.ndarray) -> BufferT:
         target: Any = buffer
-        self._check_spaces(target)
         self._check_room(target, lengths)
         if hasattr(target, "add_episode"):
             for episode in self:
                 target.add_episode(episode)
             return buffer
         target.cut_episodes()
-        for number, episode in enumerate(self._episodes(row_layout(target).frames)):
+        for number, episode in enumerate(self):
             leaves = leaves_of(self.observation_space, episode.pop("obs"))
             obs, next_obs = (
                 build_tree(self.observation_space, [leaf[part] for leaf in leaves])
@@ -253,6 +216,10 @@ class EpisodeDataset:
         if not any(hasattr(buffer, name) for name in ("order", "add_episode")):
             raise self._not_into(type(buffer).__name__)
         layout = row_layout(buffer)
+        if layout.frames:
+            raise DatasetError(
+                f"{self.name} has whole stacks of frames; make the buffer without frame_stack"
+            )
         extras = {leaf.path: (leaf.shape, leaf.dtype) for leaf in self._others[1:]}
         others = {name: layout.fields[name][1:3] for name in layout.extras}
         for name, own, other in (
@@ -282,15 +249,10 @@ class EpisodeDataset:
             needs.append(("episodes", "max_episodes", len(lengths), room))
         for what, size, needed, room in needs:
             if needed > room:
-                held_already = getattr(buffer, size) - room
-                advice = f"make its {size} larger, as to_buffer does"
-                if held_already == needed:
-                    advice += (
-                        ", or don't fill it again: so many a folder has that was filled before"
-                    )
                 raise DatasetError(
-                    f"{self.name} has {needed} {what}, but the buffer, which has {held_already}, "
-                    f"has room for {room} more; {advice}"
+                    f"{self.name} has {needed} {what}, but the buffer, which has "
+                    f"{getattr(buffer, size) - room}, has room for {room} more; make its {size} "
+                    "larger, as to_buffer does"
                 )
 
     def _checked(self, where: str, columns: dict[str, Any]) -> dict[str, Any]:
@@ -385,16 +347,6 @@ def _refuse(where: str, name: str, array: np.ndarray, wrong: np.ndarray, expecte
         step, *place = (int(axis[0]) for axis in np.nonzero(wrong))
         shown, value = f"{name}{place if place else ''}", array[(step, *place)]
         raise DatasetError(f"{where}, step {step}: {shown} is {value}, expected {expected}")
-
-
-def _with_moved_on(obs: np.ndarray, frames: FrameLayout) -> np.ndarray:
-    """Stacks (T + 1, *stack_shape) of which the last, if it is the one before, has moved on."""
-    if not np.array_equal(obs[-1], obs[-2]) or first_break(frames, obs[-2:]) is None:
-        return obs
-    moved = np.array(obs, order="C")  # nobody else's, and split into views
-    stacks = frames.split(moved)
-    stacks[-1, :-1] = stacks[-2, 1:]
-    return moved
 
 
 def _shown(value: Any) -> str:

@@ -22,14 +22,13 @@ _CHUNK_BYTES = 1 << 16
 _D4RL = {
     "obs": "observations", "next_obs": "next_observations", "actions": "actions",
     "rewards": "rewards", "terminations": "terminals", "truncations": "timeouts",
-    "boundaries": "boundaries", "unflagged_ends": "unflagged_ends",
-    "episode_index": "episode_index", "extras": "infos/",
+    "boundaries": "boundaries", "episode_index": "episode_index", "extras": "infos/",
 }  # fmt: skip
 _LEROBOT = {
     "obs": "observation", "next_obs": "next_observation", "actions": "action",
     "rewards": "next.reward", "terminations": "next.terminated", "truncations": "next.truncated",
-    "boundaries": "boundaries", "unflagged_ends": "unflagged_ends",
-    "episode_index": "episode_index", "frame_index": "frame_index", "extras": "",
+    "boundaries": "boundaries", "episode_index": "episode_index", "frame_index": "frame_index",
+    "extras": "",
 }  # fmt: skip
 
 
@@ -50,9 +49,9 @@ def from_hdf5(
 
     Args:
         path: The file.
-        observation_space: Of a single environment.
-        action_space: Of a single environment.
-        columns: Other names, as in `from_arrays`.
+        observation_space: Of a single environment, like the next.
+        action_space: As of `from_arrays`, like all that follow.
+        columns: Other names.
         extra_columns: Names and spaces of further columns.
         check_bounds: Refuse values that the spaces do not contain.
 
@@ -63,8 +62,6 @@ def from_hdf5(
     h5py: Any = load_library("h5py")
     asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
     name = os.fspath(path)
-    if not Path(name).exists():
-        raise DatasetError(f"{name} can't be read: there is no such file")
     there: dict[str, tuple[int, ...]] = {}  # rows and bytes of each
 
     def note(key: Any, item: Any) -> None:
@@ -85,7 +82,6 @@ def from_hdf5(
             part = slice(begin, begin + rows)
             with reading(f"{name}, rows from {begin} on,"), h5py.File(name, "r") as file:
                 block = {key: np.asarray(file[key][part]) for key in wanted}
-            check_lengths(name, {key: len(array) for key, array in block.items()})
             yield name, block
 
     return asked.dataset(name, read, keys)
@@ -95,10 +91,9 @@ def to_hdf5(source: Any, path: str | os.PathLike[str]) -> Path:
     """Write a buffer, or a data set, into a new HDF5 file like D4RL's; needs h5py.
 
     It has `next_observations` and, besides D4RL's columns, `episode_index` and `boundaries`, and
-    extra columns under `infos/`; so `from_hdf5` gives back the same episodes, bit for bit. Of an
-    episode that ends without a flag, as one that was still open, the last step has `timeouts`, for
-    readers that look at the flags alone, and `unflagged_ends`. The file appears under its name when
-    it is whole.
+    extra columns under `infos/`; so `from_hdf5` gives back the same episodes, bit for bit, but for
+    one thing: of an episode that ends without a flag, as one that was still open, the last step has
+    `timeouts`. The file appears under its name when it is whole.
 
     Args:
         source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.
@@ -157,9 +152,9 @@ def from_parquet(
         path: A file, or a folder with all files below it, in the order of their names; of a folder
             with `meta/info.json` those below `data`, and the number of frames is compared with
             what it says.
-        observation_space: Of a single environment.
-        action_space: Of a single environment.
-        columns: Other names, as in `from_arrays`.
+        observation_space: Of a single environment, like the next.
+        action_space: As of `from_arrays`, like all that follow.
+        columns: Other names.
         extra_columns: Names and spaces of further columns.
         check_bounds: Refuse values that the spaces do not contain.
 
@@ -170,8 +165,6 @@ def from_parquet(
     parquet: Any = load_library("pyarrow.parquet")
     asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
     root, info = Path(path), Path(path, "meta", "info.json")
-    if not root.exists():
-        raise DatasetError(f"{root} can't be read: there is no such file")
     folder = root / "data" if info.is_file() else root
     files = sorted(folder.rglob("*.parquet")) if root.is_dir() else [root]
     if not files:
@@ -225,12 +218,8 @@ def _array(file: Path, key: str, batch: Any, begin: int) -> np.ndarray:
 
     def refuse(is_wrong: np.ndarray, what: str) -> None:
         if is_wrong.any():
-            row = int(np.argmax(is_wrong)) * batch.num_rows // len(is_wrong)
-            where, names = f"row {begin + row}", ("episode_index", "frame_index")
-            if {*names} <= set(batch.schema.names):
-                episode, step = (batch.column(name)[row].as_py() for name in names)
-                where = f"episode {episode}, step {step}"
-            raise DatasetError(f"{file}, {where}: {key} {what}")
+            row = begin + int(np.argmax(is_wrong)) * batch.num_rows // len(is_wrong)
+            raise DatasetError(f"{file}, row {row}: {key} {what}")
 
     while hasattr(column.type, "value_type") and not column.null_count:
         lengths = np.asarray(column.value_lengths().to_numpy(zero_copy_only=False), np.int64)
@@ -250,9 +239,8 @@ def to_parquet(source: Any, path: str | os.PathLike[str]) -> Path:
     Columns: `observation.state`, or `observation.KEY` for nested spaces; `next_observation` in the
     same way, `action`, `next.reward`, `next.terminated`, `next.truncated`, `boundaries`,
     `episode_index`, `frame_index`, and extra columns by their names; arrays are lists of fixed
-    lengths. So `from_parquet` gives back the same episodes, bit for bit; of one that ends without a
-    flag the last step has `next.truncated` and `unflagged_ends`. The file appears under its name
-    when it is whole.
+    lengths. So `from_parquet` gives back the same episodes, bit for bit, but that one that ends
+    without a flag has `next.truncated` then. The file appears under its name when it is whole.
 
     Args:
         source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.

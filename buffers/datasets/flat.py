@@ -20,7 +20,6 @@ __all__ = [
 ]  # fmt: skip
 
 _logger = logging.getLogger("vecenv")
-_said: set[tuple[str, int]] = set()  # what the log has been told
 BLOCK_BYTES = 1 << 25  # read or written at once
 
 Keys = dict[str, list[str]]  # of a file, by our names; of obs one for each leaf
@@ -35,7 +34,6 @@ NAMES: dict[str, tuple[str, ...]] = {
     "terminations": ("terminals", "terminations", "next.terminated"),
     "truncations": ("timeouts", "truncations", "next.truncated"),
     "boundaries": ("boundaries",),
-    "unflagged_ends": ("unflagged_ends",),
     "episode_index": ("episode_index",),
     "frame_index": ("frame_index",),
 }
@@ -90,6 +88,7 @@ class FlatColumns(NamedTuple):
 
     def dataset(self, name: str, read: Callable[[], Blocks], keys: Keys) -> EpisodeDataset:
         """A data set of episodes that lie behind one another in the blocks that `read` yields."""
+        said = list[str]()  # to the log, which all is read for more than once
 
         def episodes() -> Iterator[RawEpisode]:
             num_left_out = 0
@@ -98,10 +97,9 @@ class FlatColumns(NamedTuple):
                 num_left_out += is_cut
                 if episode is not None:
                     yield RawEpisode(where, episode)
-            if num_left_out and (name, num_left_out) not in _said:
-                _said.add((name, num_left_out))
-                told = "%s: %d last steps of episodes are left out, whose next observation it lacks"
-                _logger.warning(told, name, num_left_out)
+            if num_left_out and not said:
+                said.append(f"{name}: {num_left_out} last steps of episodes are left out, ")
+                _logger.warning("%swhose next observation it lacks", *said)
 
         return EpisodeDataset(
             name, episodes, self.observation_space, self.action_space,
@@ -234,7 +232,7 @@ def _numbers(where: str, key: str, columns: dict[str, np.ndarray]) -> np.ndarray
 def _starts(where: str, columns: dict[str, np.ndarray], keys: Keys, begin: int) -> np.ndarray:
     """Whether each row, the first of which does, begins an episode, bool (K,)."""
     starts = np.zeros(len(next(iter(columns.values()))), np.bool_)
-    for name in [name for name in (*_ENDS, "unflagged_ends") if name in keys]:
+    for name in [name for name in _ENDS if name in keys]:
         key, is_index = keys[name][0], name == "episode_index"
         found = _numbers(where, key, columns)
         is_right = np.isfinite(found) & (found == np.floor(found))
@@ -249,8 +247,7 @@ def _starts(where: str, columns: dict[str, np.ndarray], keys: Keys, begin: int) 
                 f"{where}: episode_index goes from {found[back[0]]} back to {found[back[0] + 1]}; "
                 "the rows of an episode must follow one another, and episodes ascend"
             )
-        if name in _ENDS:
-            starts[1:] |= found[1:] != found[:-1] if is_index else found[:-1] != 0
+        starts[1:] |= found[1:] != found[:-1] if is_index else found[:-1] != 0
     starts[:1] = True
     return starts
 
@@ -267,16 +264,12 @@ def _episode(
         array = columns[parts[0]]
         if name in _OBS:
             found[name] = build_tree(space, [columns[key] for key in parts])
-        elif name in ("rewards", *_ENDS[:2], "boundaries", "unflagged_ends"):
+        elif name in ("rewards", *_ENDS[:2], "boundaries"):
             found[name] = array[:, 0] if array.ndim == 2 and array.shape[1] == 1 else array
         elif name not in ("episode_index", "frame_index"):
             found[name] = array
     count = len(next(iter(columns.values())))
     found.setdefault("rewards", np.zeros(count, np.float32))
-    unflagged = found.pop("unflagged_ends", None)
-    if unflagged is not None and bool(unflagged[-1]) and "truncations" in found:
-        found["truncations"] = found["truncations"].copy()
-        found["truncations"][-1] = False
     if "next_obs" in found:
         return found, False
     if "terminations" in found and bool(found["terminations"][-1]):
@@ -304,13 +297,11 @@ def flat_blocks(
             keys = [separator.join((names[name], *path)) for path in paths]
             columns += zip(keys, [leaf[part] for leaf in leaves], strict=True)
         count = len(episode["rewards"])
-        ends = {"unflagged_ends": np.zeros(count, np.bool_)}
         if not (episode["terminations"][-1] or episode["truncations"][-1]):
             # Or who only looks at the flags would join it and the next one.
             episode["truncations"] = episode["truncations"].copy()
-            episode["truncations"][-1] = ends["unflagged_ends"][-1] = True
+            episode["truncations"][-1] = True
         episode |= {"episode_index": np.full(count, number), "frame_index": np.arange(count)}
-        episode |= ends
         for name, array in episode.items():
             if name in names or name in dataset.extra_columns:
                 columns.append((names.get(name, names["extras"] + name), array))

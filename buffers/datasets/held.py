@@ -29,8 +29,8 @@ def from_buffer(buffer: Any, *, check_bounds: bool = True) -> EpisodeDataset:
 
     Args:
         buffer: An `EpisodicReplayBuffer`, or a replay buffer that knows the env of each
-            transition: with `track_env`, with num_envs=1, or a `PerEnvReplayBuffer`. With `n_step`
-            above 1 it must store next observations, and those whole (no `frame_stack`).
+            transition, with `track_env`, with num_envs=1, or a `PerEnvReplayBuffer`; and has single
+            steps (n_step=1).
         check_bounds: Refuse values that the spaces do not contain, which buffers take; the
             functions that read files refuse them, too.
 
@@ -47,21 +47,16 @@ def from_buffer(buffer: Any, *, check_bounds: bool = True) -> EpisodeDataset:
         options: dict[str, Any] = {"extra_columns": extras, "check_bounds": check_bounds}
         return EpisodeDataset(kind, lambda: _episodes_of(buffer), *single, **options)
     columns = buffer.rows()
-    if buffer.num_envs is None:
+    is_told = hasattr(buffer, "counts") or "env_ids" in columns
+    if buffer.num_envs != 1 and not is_told:
         raise DatasetError(
-            f"the {kind} does not know of which env its transitions are; make it with num_envs=1, "
-            "or with num_envs=N and track_env=True"
+            f"the {kind} does not know of which of its envs, num_envs={buffer.num_envs}, a "
+            "transition is; make it with num_envs=1, or with num_envs=N and track_env=True"
         )
-    if buffer.num_envs > 1 and not hasattr(buffer, "counts") and "env_ids" not in columns:
+    if buffer.n_step > 1:
         raise DatasetError(
-            f"the {kind} does not know which of its {buffer.num_envs} envs a transition is of; "
-            "make it with track_env=True"
-        )
-    if buffer.n_step > 1 and "next_obs" not in columns:
-        advice = "n_step=1" if row_layout(buffer).frames else "store_next=True, or n_step=1"
-        raise DatasetError(
-            f"the {kind} has n_step={buffer.n_step} and no next observations of single steps; "
-            f"make it with {advice}"
+            f"the {kind} has n_step={buffer.n_step}, so its rewards and next observations are not "
+            "those of single steps; make it with n_step=1"
         )
     obs, names = row_layout(buffer).obs or ["obs"], (*_COLUMNS, *extras)
     keys = {name: [name] for name in (*names, "episode_index")}
@@ -103,7 +98,13 @@ def _transitions_of(buffer: Any, obs: Sequence[str], names: Sequence[str]) -> Bl
         rows = order[env_ids == env_id]
         for begin in range(0, len(rows), size):
             has_before = begin > 0  # the row before tells whether the first goes on
-            block = _gather(buffer, rows[begin - has_before : begin + size], obs, names)
+            # Which also finds observations that are stored once.
+            batch = buffer.get(rows[begin - has_before : begin + size])
+            block = {name: getattr(batch, name).cpu().numpy() for name in names}
+            for prefix in ("", "next_"):
+                leaves = leaves_of(buffer.observation_space, getattr(batch, f"{prefix}obs"))
+                for path, leaf in zip(obs, leaves, strict=True):
+                    block[f"{prefix}{path}"] = leaf.cpu().numpy()
             starts = np.ones(len(block["rewards"]), np.bool_)
             starts[1:] = (block["terminations"] | block["truncations"])[:-1]
             for path in obs:
@@ -114,23 +115,6 @@ def _transitions_of(buffer: Any, obs: Sequence[str], names: Sequence[str]) -> Bl
             block["episode_index"] = number + np.cumsum(starts[has_before:])
             number = int(block["episode_index"][-1])
             yield type(buffer).__name__, block
-
-
-def _gather(
-    buffer: Any, rows: torch.Tensor, obs: Sequence[str], names: Sequence[str]
-) -> dict[str, np.ndarray]:
-    """Single steps, by key."""
-    if buffer.n_step == 1:  # get also finds observations that are stored once
-        batch = buffer.get(rows)
-        source = {name: getattr(batch, name) for name in ("obs", "next_obs", *_COLUMNS)}
-        source, place = source | batch.extras, slice(None)
-    else:
-        source, place = buffer.rows(), rows.to(buffer.device)
-    flat = {name: source[name] for name in names}
-    for prefix in ("", "next_"):
-        leaves = leaves_of(buffer.observation_space, source[f"{prefix}obs"])
-        flat |= {f"{prefix}{path}": leaf for path, leaf in zip(obs, leaves, strict=True)}
-    return {name: column[place].cpu().numpy() for name, column in flat.items()}
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

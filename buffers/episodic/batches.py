@@ -24,7 +24,6 @@ class PairBatch(Batch):
     terminations: torch.Tensor  # bool (B,), of the step of obs
     truncations: torch.Tensor  # bool (B,)
     extras: dict[str, torch.Tensor]  # (B, ...), the columns the user added
-    memory: Any  # None in copies, which are no `out` for the buffer
 
     _fields = (
         "obs", "future_obs", "offsets", "actions", "rewards", "terminations", "truncations",

@@ -23,7 +23,6 @@ from buffers.core.arguments import (
 )
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
-from buffers.core.guard import Guard, exclusive
 from buffers.core.memory import check_fits
 from buffers.core.rows import RowLayout, row_views
 from buffers.core.sequences import (
@@ -37,23 +36,20 @@ from buffers.core.sequences import (
 from buffers.core.state import (
     Block,
     LoadedState,
-    Wanted,
     check_bools,
     check_settings,
     contradiction,
-    name_fields,
 )
 from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
 from buffers.episodic.draws import STRATEGIES, Draws, Steps, is_by_episode
 from buffers.episodic.gather import Columns, Gather
-from buffers.episodic.goals import GoalFunction, Relabelling
+from buffers.episodic.goals import GoalFunction, check_goals, relabel
 from buffers.episodic.open_episodes import OpenEpisodes
 from buffers.episodic.table import FLAGS, PAIRS, WINDOWS, EpisodeTable, plan_layout
 
 __all__ = ["EpisodicReplayBuffer"]
 
 _VERSION = 2
-_MOST_ADDED = 2**62  # episodes ever added; what is added later has to be counted, too
 _ANY_STEP = SequenceOptions(1, 0, 1, True)
 _OF_STEPS = dict.fromkeys(("actions", "rewards", "terminations", "truncations"), 0)
 _PAIRS = {"obs": 0, "future_obs": 1, **_OF_STEPS}  # which list of rows columns are of
@@ -68,6 +64,7 @@ class SequenceMemory(NamedTuple):
 
 
 _NUMBER_BYTES = 64  # of a step that is drawn: its row, the next one's, what they are made of
+_UNSEEN_BYTES = 1 << 26  # that may be there without looking
 
 
 class EpisodicReplayBuffer(DrawnBuffer):
@@ -113,8 +110,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
     """
 
     _kind = "EpisodicReplayBuffer"
-    _large = ("rows",)
-    _draws_by = ("sample", "sample_sequences", "sample_stacks", "sample_goals")
+    _large, _growing = ("rows",), ("lengths", "open_lengths", "open_rows", "rows")
     takes_steps = False  # rows without env_ids may be of other envs; `add` checks its columns
 
     def __init__(
@@ -135,16 +131,14 @@ class EpisodicReplayBuffer(DrawnBuffer):
         self.observation_space, self.action_space = observation_space, action_space
         self.device = resolve_device(device)
         known = None if num_envs is None else check_count("num_envs", num_envs, MAX_COUNT)
-        self._guard = Guard(self.device)
         is_staged = staged or self.device.type != "cpu"
         with torch.inference_mode(False):  # the tensors outlive the mode they were made in
             self._table = EpisodeTable(layout, self.device, is_staged)
         self._draws, self._gather = Draws(self._table, seed), Gather(self._table)
         self._row = layout.row
         self._all_pairs = self._wanted(None, **_PAIRS)
-        self.num_envs = self._given_envs = (
-            known  # states with open episodes of another number are refused
-        )
+        # States with open episodes of another number than was given are refused.
+        self.num_envs = self._given_envs = known
         self._open = None if known is None else OpenEpisodes(known, self._table)
         self._remember(
             EpisodicReplayBuffer, capacity, observation_space, action_space, num_envs=num_envs,
@@ -152,31 +146,10 @@ class EpisodicReplayBuffer(DrawnBuffer):
             staged=staged,
         )  # fmt: skip
 
-    @staticmethod
-    def nbytes_for(
-        capacity: int,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        max_episodes: int | None = None,
-        extra_columns: Mapping[str, Space] | None = None,
-        staged: bool = False,
-    ) -> int:
-        """Bytes the constructor would allocate for episodes; allocates nothing.
-
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> EpisodicReplayBuffer.nbytes_for(200_000, Box(-1, 1, (52,)), Discrete(7))
-        59700112
-        """
-        layout = plan_layout(capacity, observation_space, action_space, max_episodes, extra_columns)
-        return sum(layout.sizes(staged).values())
-
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
-        return {
-            **self._table.sizes,
-            "open_episodes": 0 if self._open is None else self._open.nbytes,
-        }
+        opened = 0 if self._open is None else self._open.nbytes
+        return {**self._table.sizes, "open_episodes": opened}
 
     @property
     def _generator(self) -> Any:
@@ -192,11 +165,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         return self._table.live.end - self._table.live.begin
 
     @property
-    def first_episode(self) -> int:
-        """Number, counted from the first ever added, of the oldest episode held."""
-        return self._table.live.first_episode
-
-    @property
     def episode_lengths(self) -> np.ndarray:
         """int64 (num_episodes,), steps of each episode from the oldest to the newest; a copy."""
         return self._table.lengths.copy()
@@ -206,7 +174,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         """int64 (num_envs,), steps of each environment's open episode; a copy."""
         return np.zeros(0, np.int64) if self._open is None else self._open.lengths.copy()
 
-    @exclusive
     def add_episode(self, episode: Mapping[str, Any]) -> None:
         """Store a whole episode of T steps, from 1 to the capacity.
 
@@ -233,7 +200,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
             fields[path][count] = array[0]
         self._table.insert(rows, np.array([count]))
 
-    @exclusive
     def add(self, env_ids: Any = None, *, valid: Any = None, **columns: Any) -> None:
         """Append one step to the open episode of each of some environments.
 
@@ -252,7 +218,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 next_obs; nothing was changed.
             BufferMemoryError: Memory for open episodes is missing; nothing was changed.
         """
-        arrays = read_steps(columns, self._row, self.device, {"boundaries"})
+        arrays = read_steps(columns, self._row, self.device)
         count = len(arrays["rewards"])
         is_valid = None if valid is None else read_valid(valid, count, self.device)
         opened = self._open
@@ -288,7 +254,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         opened.append(ids)
         opened.close(ends)
 
-    @exclusive
     def cut_episodes(self, env_ids: Any = None) -> None:
         """End open episodes where they are, as when environments were reset; they are stored.
 
@@ -300,14 +265,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
         Raises:
             BufferMisuseError: An id is out of range or repeated; nothing was changed.
         """
-        num_envs = self.num_envs
-        if num_envs is None:  # not known before any step
-            num_envs, env_ids = 2**31, [] if env_ids is None else env_ids
-        ids = read_distinct_ids(env_ids, num_envs, self.device)
-        if self._open is not None:
-            self._open.close(ids)
+        if self._open is not None:  # else there was no step yet
+            self._open.close(read_distinct_ids(env_ids, self._open.num_envs, self.device))
 
-    @exclusive
     def episode(self, index: int) -> dict[str, Any]:
         """Copy an episode out.
 
@@ -335,14 +295,12 @@ class EpisodicReplayBuffer(DrawnBuffer):
         bounds, extras = found.pop("room") + steps, found.pop("extras")
         return {"obs": obs, **found, "bounds": bounds, **extras}
 
-    @exclusive
     def sample(
         self,
         batch_size: int,
         discount: float = 1.0,
         *,
         over: str = "steps",
-        out: PairBatch | None = None,
         columns: Iterable[str] | None = None,
     ) -> PairBatch:
         """Draw steps, and for each a later step k steps on, not beyond its bound.
@@ -355,7 +313,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
             discount: From 0 to 1.
             over: "steps" draws every step that is possible with equal probability, "episodes" an
                 episode first, so that steps of short episodes come more often.
-            out: A batch returned before, of the same size, to be overwritten.
             columns: Names of the columns to draw, such as ("obs", "future_obs"); None for all. The
                 pairs are the same; `offsets` are always there.
 
@@ -365,52 +322,35 @@ class EpisodicReplayBuffer(DrawnBuffer):
         Raises:
             BufferMisuseError: An argument does not fit, or no step has a later one in its bound.
         """
-        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        batch_size = self._read_size(batch_size)
         discount = read_number("discount", discount)
         by_episode = is_by_episode(over)
         self._check_pairs()
         wanted = self._all_pairs
         if columns is not None:
-            wanted = self._wanted(self._chosen(columns, PairBatch), **_PAIRS)
-        if out is None:
-            taken = self._gather.new(wanted, (batch_size,))
-            offsets = torch.empty(batch_size, dtype=torch.int64, device=self.device)
-        else:
-            taken, offsets = self._check_out(out, batch_size, None if columns is None else wanted)
-        rows = self._draws.pairs(batch_size, discount, by_episode, offsets)
-        self._gather.fill(taken, rows)
-        if out is not None:
-            return out
-        found = {**self._gather.columns(taken), "offsets": offsets, "memory": (taken, offsets)}
+            chosen = read_columns(columns, (*PairBatch._fields, *self._row.extras))
+            wanted = self._wanted(chosen, **_PAIRS)
+        rows, offsets = self._draws.pairs(batch_size, discount, by_episode)
+        found = {**self._gather.take(wanted, rows, (batch_size,)), "offsets": offsets}
         return PairBatch(**found) if columns is None else PairBatch._made_of(found)
 
     def _check_pairs(self) -> None:
         """Raise BufferMisuseError if no step has a later one in its bound."""
-        if not self._table.total(PAIRS):
-            self._require_episode()
-            raise BufferMisuseError(
-                f"the buffer has {len(self)} steps, but none with a later one in its bound; add "
-                "episodes of two steps or more first"
-            )
+        self._require(
+            self._table.total(PAIRS),
+            f"the buffer has {len(self)} steps, but none with a later one in its bound; add "
+            "episodes of two steps or more first",
+        )
 
-    def _check_out(self, out: Any, batch_size: int, wanted: Columns | None) -> Any:
-        """The memory of a batch that is to be written again, if it fits."""
-        memory = out.memory if isinstance(out, PairBatch) else None
-        if memory is None or memory[0].owner is not self._gather or len(out) != batch_size:
-            size = f" of {len(out)} rows" if isinstance(out, PairBatch) else ""
+    def _require(self, count: int, message: str) -> None:
+        """Raise BufferMisuseError if there is nothing to draw from."""
+        if not self.num_episodes:
             raise BufferMisuseError(
-                f"out is {type(out).__name__}{size}, expected a PairBatch of {batch_size} rows "
-                "that sample of this buffer returned"
+                "the buffer holds no whole episode yet, and only whole ones are drawn from; add "
+                "steps until an episode ends, or end open ones by cut_episodes()"
             )
-        if wanted is not None and {*wanted} != {*memory[0].wanted}:
-            raise BufferMisuseError(
-                f"out has other columns than {sorted(name for name, _ in wanted)}; pass a batch "
-                "drawn with the same"
-            )
-        return memory
-
-    def _chosen(self, columns: Iterable[str] | None, kind: type[Any]) -> frozenset[str] | None:
-        return read_columns(columns, (*kind._fields, *self._row.extras))
+        if not count:
+            raise BufferMisuseError(message)
 
     def _wanted(self, chosen: frozenset[str] | None, **lists: int) -> Columns:
         """The columns to gather: those chosen, or all.
@@ -420,7 +360,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         lists |= dict.fromkeys(self._row.extras, 0)
         return tuple(pair for pair in lists.items() if chosen is None or pair[0] in chosen)
 
-    @exclusive
     def sample_sequences(
         self,
         batch_size: int,
@@ -450,11 +389,11 @@ class EpisodicReplayBuffer(DrawnBuffer):
         Raises:
             BufferMisuseError: An argument does not fit, or no episode is long enough.
         """
-        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         options = read_sequences(sequence_length, burn_in, overlap, pad)
         names = read_states(initial_states, self._row.extras)
-        chosen, length = self._chosen(columns, SequenceBatch), options.length
-        self._check_numbers(batch_size, length)
+        chosen = read_columns(columns, (*SequenceBatch._fields, *self._row.extras))
+        length = options.length
+        batch_size = self._read_size(batch_size, length)
         starts = self._draw_windows(batch_size, options, over)
         places = torch.arange(length, device=self.device)
         mask = places < (starts.length - starts.step)[:, None]
@@ -487,40 +426,34 @@ class EpisodicReplayBuffer(DrawnBuffer):
         numbers = oldest + (rows - oldest) % self._table.layout.num_rows  # when it was drawn
         return ((numbers >= self._table.live.first_row) & (rows >= 0)).nonzero()[:, 0]
 
-    def _check_numbers(self, batch_size: int, length: int) -> None:
-        """Raise BufferMemoryError if what is computed of the rows of a batch does not fit."""
-        what = f"a batch of {batch_size} x {length} steps"
-        check_fits(what, _NUMBER_BYTES * batch_size * length, self.device, "draw fewer at once")
+    def _read_size(self, batch_size: Any, length: int = 1) -> int:
+        """The size of a batch; raise BufferMemoryError if it and its row numbers do not fit."""
+        size = check_count("batch_size", batch_size, MAX_COUNT)
+        nbytes = (_NUMBER_BYTES + 2 * self._row.stride) * size * length
+        if nbytes > _UNSEEN_BYTES:
+            what = f"a batch of {size} x {length} steps"
+            check_fits(what, nbytes, self.device, "draw fewer at once")
+        return size
 
     def _draw_windows(self, batch_size: int, options: SequenceOptions, over: str) -> Steps:
         """Draw the first steps of sequences."""
         by_episode = is_by_episode(over)
-        if not self._table.count_windows(options):
-            self._require_episode()
-            raise BufferMisuseError(
-                f"none of the {self.num_episodes} episodes has {options.needed_at_start} steps; "
-                "add longer ones, or ask for shorter sequences"
-            )
+        self._require(
+            self._table.count_windows(options),
+            f"none of the {self.num_episodes} episodes has {options.needed_at_start} steps; add "
+            "longer ones, or ask for shorter sequences",
+        )
         return self._draws.steps(WINDOWS, options.period, batch_size, by_episode)
-
-    def _require_episode(self) -> None:
-        if not self.num_episodes:
-            raise BufferMisuseError(
-                "the buffer holds no whole episode yet, and only whole ones are drawn from; add "
-                "steps until an episode ends, or end open ones by cut_episodes()"
-            )
 
     def _columns_of_rows(self) -> tuple[RowLayout, dict[str, torch.Tensor]]:
         return self._row, self._table.columns
 
-    @exclusive
     def sample_stacks(
         self,
         batch_size: int,
         num_frames: int,
         *,
         over: str = "steps",
-        columns: Iterable[str] | None = None,
     ) -> StackBatch:
         """Draw steps with the last observations of their episode stacked.
 
@@ -530,24 +463,21 @@ class EpisodicReplayBuffer(DrawnBuffer):
             batch_size: B.
             num_frames: K.
             over: As in `sample_sequences`.
-            columns: Names of the columns to draw; None for all. `steps` are always there.
 
         Raises:
             BufferMisuseError: An argument does not fit, or the buffer is empty.
         """
-        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
-        chosen = self._chosen(columns, StackBatch)
         num_frames = check_count("num_frames", num_frames, MAX_COUNT)
-        self._check_numbers(batch_size, num_frames)
+        batch_size = self._read_size(batch_size, num_frames)
         steps = self._draw_windows(batch_size, _ANY_STEP, over)
         ages, rows = torch.arange(num_frames, device=self.device) - num_frames + 1, self._draws.rows
         lists = torch.stack([
             rows(steps, torch.maximum(ages + later, -steps.step[:, None])) for later in (0, 1)
         ])  # fmt: skip
-        lead, frames = (batch_size, num_frames), self._wanted(chosen, obs=0, next_obs=1)
+        lead, frames = (batch_size, num_frames), self._wanted(None, obs=0, next_obs=1)
         frames = tuple(pair for pair in frames if pair[0] not in self._row.extras)
         stacked = self._gather.take(frames, lists.view(2, -1), lead)
-        found = self._gather.take(self._wanted(chosen, **_OF_STEPS), rows(steps)[None], lead[:1])
+        found = self._gather.take(self._wanted(None, **_OF_STEPS), rows(steps)[None], lead[:1])
         return StackBatch._made_of({**stacked, **found, "steps": steps.step.to(torch.int32)})
 
     def sample_goals(
@@ -562,8 +492,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
         desired: str = "desired_goal",
         compute_reward: GoalFunction | None = None,
         compute_terminated: GoalFunction | None = None,
-        pass_tensors: bool = False,
-        columns: Iterable[str] | None = None,
     ) -> GoalBatch:
         """Draw steps with goals that were reached in hindsight.
 
@@ -585,9 +513,6 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 columns in place of infos: copies, the function's to change. Its numbers (B,)
                 replace `rewards` where the goal was replaced. None leaves rewards as they were.
             compute_terminated: The same for `terminations`.
-            pass_tensors: Pass both functions tensors on the device instead, copies too.
-            columns: Names of the columns to draw; None for all. `goal_offsets` and `relabelled` are
-                always there; a function whose column is not drawn is not called.
 
         Returns:
             `goal_obs` is the observation that holds the goal. If the space has no such keys nothing
@@ -597,12 +522,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
             BufferMisuseError: An argument does not fit, the buffer is empty, or a function returned
                 something else than a finite number per step.
         """
-        batch_size = check_count("batch_size", batch_size, MAX_COUNT)
+        batch_size, keys = self._read_size(batch_size), (achieved, desired)
         functions = {"compute_reward": compute_reward, "compute_terminated": compute_terminated}
-        chosen = self._chosen(columns, GoalBatch)
-        self._check_numbers(batch_size, 1)
-        relabelling = Relabelling(self._row, (achieved, desired), functions, chosen, pass_tensors)
-        needed = relabelling.needed()
+        has_goals = check_goals(self.observation_space, keys, functions)
         if not isinstance(strategy, str) or strategy not in STRATEGIES:
             raise BufferMisuseError(f"strategy is {strategy!r}, expected one of {[*STRATEGIES]}")
         relabel_ratio = read_number("relabel_ratio", relabel_ratio)
@@ -612,17 +534,12 @@ class EpisodicReplayBuffer(DrawnBuffer):
                 f"discount is {discount} with strategy={strategy!r}; it is a law of distances, "
                 "which 'future' and 'bound' have"
             )
-        law = strategy, relabel_ratio, discount
-        return relabelling.apply(self._goals(batch_size, over, law, needed))
+        batch = self._goals(batch_size, over, (strategy, relabel_ratio, discount))
+        if has_goals:
+            relabel(batch, keys, functions)
+        return batch
 
-    @exclusive
-    def _goals(
-        self,
-        batch_size: int,
-        over: str,
-        law: tuple[str, float, float],
-        columns: frozenset[str] | None,
-    ) -> GoalBatch:
+    def _goals(self, batch_size: int, over: str, law: tuple[str, float, float]) -> GoalBatch:
         """Steps and the observations that are to give their goals; nothing is replaced yet."""
         if law[0] == "bound":
             by_episode = is_by_episode(over)
@@ -632,21 +549,12 @@ class EpisodicReplayBuffer(DrawnBuffer):
             steps = self._draw_windows(batch_size, _ANY_STEP, over)
         offsets, relabelled = self._draws.goals(steps, *law)
         lists = torch.stack([self._draws.rows(steps, later) for later in (0, 1, offsets)])
-        wanted = self._wanted(columns, obs=0, next_obs=1, goal_obs=2, **_OF_STEPS)
+        wanted = self._wanted(None, obs=0, next_obs=1, goal_obs=2, **_OF_STEPS)
         found = self._gather.take(wanted, lists, (batch_size,))
         return GoalBatch._made_of({**found, "goal_offsets": offsets, "relabelled": relabelled})
 
     def _described(self) -> dict[str, Any]:
-        fields = self._row.describe()
-        return {"state_version": _VERSION, "fields": fields, "first_episode": self.first_episode}
-
-    def _check_described(self, meta: Mapping[str, Any]) -> None:
-        fields, first = (meta.get("fields"), self._row.describe()), meta.get("first_episode")
-        check_settings({"state_version": meta.get("state_version")}, {"state_version": _VERSION})
-        check_settings(*({"field": name_fields(described)} for described in fields))
-        check_settings(*({"layout": described} for described in fields))
-        if type(first) is not int or not 0 <= first <= _MOST_ADDED:
-            raise contradiction(f"its first episode is {first!r:.99}")
+        return {"state_version": _VERSION, "fields": self._row.describe()}
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
         lengths, rows = np.zeros(0, np.int64), np.zeros((0, self._row.num_words), np.int64)
@@ -661,22 +569,15 @@ class EpisodicReplayBuffer(DrawnBuffer):
             "rows": [*self._table.live_rows()],
         }
 
-    def _wanted_arrays(self) -> Wanted:
-        generator, int64 = self._generator.get_state(), np.dtype(np.int64)
-        lengths: Wanted = dict.fromkeys(("lengths", "open_lengths"), (int64, (None,)))
-        rows: Wanted = dict.fromkeys(("open_rows", "rows"), (int64, (None, self._row.num_words)))
-        return {**lengths, "generator": (generator.dtype, generator.shape), **rows}
-
     def _check_arrays(self, state: LoadedState) -> None:
-        _, small, large = state
+        small, large = state
         lengths, open_lengths = small["lengths"], small["open_lengths"]
         if self._given_envs is not None and len(open_lengths):  # of none any number will do
             check_settings({"num_envs": len(open_lengths)}, {"num_envs": self._given_envs})
         self._check_generator(small["generator"])
         if lengths.min(initial=1) < 1 or open_lengths.min(initial=0) < 0:
             raise contradiction("it has episodes without steps")
-        longest = int(lengths.max(initial=1))  # no sum overflows up to the capacity
-        steps = longest if longest > self.capacity else int(lengths.sum())
+        steps = sum(lengths.tolist())  # which does not overflow
         if steps > self.capacity or len(lengths) > self.max_episodes:
             raise BufferMisuseError(
                 f"state has {len(lengths)} episodes of {steps} steps, but the buffer holds "
@@ -702,5 +603,5 @@ class EpisodicReplayBuffer(DrawnBuffer):
             lengths = lengths if len(lengths) else np.zeros(opened.num_envs, np.int64)
             opened.restore(lengths, small["open_rows"])
             self._open, self.num_envs = opened, opened.num_envs
-        self._table.restore(state.large["rows"], small["lengths"], state.meta["first_episode"])
+        self._table.restore(state.large["rows"], small["lengths"])
         self._generator.set_state(small["generator"])

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
-from buffers.core.kernels import prefetch, random_word, unit_float
+from buffers.core.kernels import njit, prefetch, random_word, unit_float
 from buffers.episodic.table import HOLE, PAIRS, EpisodeTable
 
 __all__ = ["STRATEGIES", "Draws", "Steps", "is_by_episode", "offsets_below"]
@@ -51,7 +50,7 @@ class Draws:
         self._is_compiled = not table.is_staged
         self.generator: Any
         if self._is_compiled:
-            self.generator = HostGenerator(seed, saved_as=np.uint64)
+            self.generator = HostGenerator(seed)
         else:
             self.generator = DeviceGenerator(seed, table.device)
 
@@ -99,24 +98,22 @@ class Draws:
         """How far the bounds of the steps in rows int64 (B,) are, int64 (B,)."""
         return self._table.columns["room"].index_select(0, rows).long()
 
-    def pairs(
-        self, batch_size: int, discount: float, by_episode: bool, offsets: torch.Tensor
-    ) -> Any:
+    def pairs(self, batch_size: int, discount: float, by_episode: bool) -> tuple[Any, torch.Tensor]:
         """Rows int64 (2, B) of steps and later ones, an array where they are the host's.
 
-        How much later, offsets int64 (B,), is written.
+        And how much later these are, int64 (B,).
         """
         if self._is_compiled:
             table, words = self._table, self.generator.words
-            rows = np.empty((2, batch_size), np.int64)
+            rows, offsets = np.empty((2, batch_size), np.int64), np.empty(batch_size, np.int64)
             log = math.log(discount) if discount > 0 else -math.inf
             law = table.live.begin, table.live.end, log, by_episode
-            draw_pairs(table.rows.numpy(), table.table, words, law, rows, offsets.numpy())
-            return rows
+            draw_pairs(table.rows.numpy(), table.table, words, law, rows, offsets)
+            return rows, torch.from_numpy(offsets)
         steps = self.steps(PAIRS, 1, batch_size, by_episode)
         rows = self.rows(steps)
-        offsets.copy_(offsets_below(self.uniforms(1, batch_size)[0], self.rooms(rows), discount))
-        return torch.stack([rows, (rows + offsets) % self._num_rows])
+        later = offsets_below(self.uniforms(1, batch_size)[0], self.rooms(rows), discount)
+        return torch.stack([rows, (rows + later) % self._num_rows]), later
 
     def goals(
         self, steps: Steps, strategy: str, relabel_ratio: float, discount: float

@@ -3,44 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from buffers.core.columns import torch_dtype
-from buffers.core.compiling import njit
-from buffers.core.kernels import address_of, copy_item_at
-from buffers.core.memory import check_fits
+from buffers.core.kernels import address_of, copy_item_at, njit
 from buffers.episodic.table import EpisodeTable
 
-__all__ = ["Columns", "Gather", "Taken"]
+__all__ = ["Columns", "Gather"]
 
 Columns = tuple[tuple[str, int], ...]  # columns by name, and which of the lists of rows each is of
 
 _OBS = frozenset(("obs", "next_obs", "future_obs", "goal_obs"))  # columns like the observations
 _ALIGNMENT = 64
 _MAX_PLANS = 64
-_UNSEEN_BYTES = 1 << 26  # that may be there without looking
-
-
-class Plan(NamedTuple):
-    """How some columns of K rows lie in a block of host memory."""
-
-    arrays: list[tuple[tuple[int, ...], np.dtype, int]]  # shape, dtype, first byte
-    copies: np.ndarray  # int64 (F, 4): byte in the row, bytes, first byte, list of rows
-    nbytes: int
-
-
-class Taken(NamedTuple):
-    """Columns that were gathered, and where they can be gathered again."""
-
-    owner: object
-    wanted: Columns
-    tensors: list[torch.Tensor]
-    block: np.ndarray | None  # of the host, uint8 (K,)
-    copies: np.ndarray
 
 
 class Gather:
@@ -52,39 +29,28 @@ class Gather:
         self._words = None if table.is_staged else table.rows.numpy()
         self._plan = functools.lru_cache(_MAX_PLANS)(self._make_plan)
 
-    def new(self, wanted: Columns, lead: tuple[int, ...]) -> Taken:
-        """Memory for columns (*lead, *shape)."""
-        plan, device, block = self._plan(wanted, lead), self._table.device, None
-        if plan.nbytes > _UNSEEN_BYTES:
-            check_fits("a batch", plan.nbytes, device, "draw fewer at once")
+    def take(self, wanted: Columns, lists: Any, lead: tuple[int, ...]) -> dict[str, Any]:
+        """Columns (*lead, *shape) by name; observations nested, extra columns in a dict.
+
+        Of rows int64 (J, K), K being the product of lead; an array will do where rows are the
+        host's.
+        """
         if self._words is None:
-            tensors = [
-                torch.empty(shape, dtype=torch_dtype(dtype), device=device)
-                for shape, dtype, _ in plan.arrays
+            columns = [
+                self._table.columns[p].index_select(0, lists[j]) for p, j in self._paths(wanted)
             ]
+            tensors = iter([column.view(*lead, *column.shape[1:]) for column in columns])
         else:
-            block = np.empty(plan.nbytes, np.uint8)
-            tensors = [
-                torch.from_numpy(np.ndarray(shape, dtype, block, begin))
-                for shape, dtype, begin in plan.arrays
-            ]
-        return Taken(self, wanted, tensors, block, plan.copies)
-
-    def fill(self, taken: Taken, lists: Any) -> None:
-        """Copy rows int64 (J, K), an array where they are the host's, into what `new` returned."""
-        if taken.block is not None:
+            arrays, copies, nbytes = self._plan(wanted, lead)
+            block = np.empty(nbytes, np.uint8)
             rows = lists if isinstance(lists, np.ndarray) else lists.contiguous().numpy()
-            gather(self._words, rows, taken.copies, taken.block)
-            return
-        paths = [(path, j) for name, j in taken.wanted for path in self._paths(name)]
-        for (path, j), tensor in zip(paths, taken.tensors, strict=True):
-            column, rows = self._table.columns[path], lists[j]
-            torch.index_select(column, 0, rows, out=tensor.view(len(rows), *column.shape[1:]))
-
-    def columns(self, taken: Taken) -> dict[str, Any]:
-        """What was taken, by name; observations nested, extra columns in a dict."""
-        found, tensors = {}, iter(taken.tensors)
-        for name, _ in taken.wanted:
+            gather(self._words, rows, copies, block)
+            tensors = iter([
+                torch.from_numpy(np.ndarray(shape, dtype, block, begin))
+                for shape, dtype, begin in arrays
+            ])  # fmt: skip
+        found = {}
+        for name, _ in wanted:
             if name not in _OBS or self._is_flat:
                 found[name] = next(tensors)
             else:
@@ -92,30 +58,30 @@ class Gather:
         extras = {name: found.pop(name) for name in self._layout.extras if name in found}
         return {**found, "extras": extras}
 
-    def take(self, wanted: Columns, lists: torch.Tensor, lead: tuple[int, ...]) -> dict[str, Any]:
-        """Columns (*lead, *shape) of rows int64 (J, K), K being the product of lead."""
-        taken = self.new(wanted, lead)
-        self.fill(taken, lists)
-        return self.columns(taken)
+    def _paths(self, wanted: Columns) -> list[tuple[str, int]]:
+        """The fields of rows that columns are made of."""
+        obs = self._layout.obs
+        return [(path, j) for name, j in wanted for path in (obs if name in _OBS else (name,))]
 
-    def _paths(self, name: str) -> Sequence[str]:
-        return self._layout.obs if name in _OBS else (name,)
+    def _make_plan(self, wanted: Columns, lead: tuple[int, ...]) -> tuple[Any, np.ndarray, int]:
+        """How columns lie in a block of host memory, and the bytes of that.
 
-    def _make_plan(self, wanted: Columns, lead: tuple[int, ...]) -> Plan:
+        Of each array shape, dtype and first byte; and what to copy, int64 (F, 4): byte in the row,
+        bytes, first byte in the block, list of rows.
+        """
         arrays, copies, end, size = [], [], 0, int(np.prod(lead, dtype=object))
-        for name, j in wanted:
-            for path in self._paths(name):
-                _, shape, dtype, offset = field = self._layout.fields[path]
-                end += -end % _ALIGNMENT
-                arrays.append(((*lead, *shape), dtype, end))
-                copies.append((offset, field.nbytes, end, j))
-                end += size * field.nbytes
-        return Plan(arrays, np.array(copies, np.int64).reshape(-1, 4), end)
+        for path, j in self._paths(wanted):
+            _, shape, dtype, offset = field = self._layout.fields[path]
+            end += -end % _ALIGNMENT
+            arrays.append(((*lead, *shape), dtype, end))
+            copies.append((offset, field.nbytes, end, j))
+            end += size * field.nbytes
+        return arrays, np.array(copies, np.int64).reshape(-1, 4), end
 
 
 @njit(nogil=True, cache=True)
 def gather(rows, lists, copies, block):
-    """Copy fields of rows int64 (R, W) into a block uint8, as copies int64 (F, 4) of `Plan` say.
+    """Copy fields of rows int64 (R, W) into a block uint8, as copies int64 (F, 4) say.
 
     lists int64 (J, K) are row numbers.
     """

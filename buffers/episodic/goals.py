@@ -3,94 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from gymnasium import spaces
 
 from buffers.core.arguments import as_tensor
-from buffers.core.copies import each_tensor
+from buffers.core.batches import each_tensor
 from buffers.core.errors import BufferMisuseError
-from buffers.core.rows import RowLayout
 from buffers.core.spaces import space_leaves
 from buffers.episodic.batches import GoalBatch
 
-__all__ = ["GoalFunction", "Relabelling"]
+__all__ = ["GoalFunction", "check_goals", "relabel"]
 
 GoalFunction = Callable[[Any, Any, Any], Any]
 
 _COLUMNS = {"compute_reward": "rewards", "compute_terminated": "terminations"}
 
 
-class Relabelling(NamedTuple):
-    """What to do with the goals of a batch of a buffer with some rows."""
-
-    row: RowLayout
-    keys: tuple[str, str]  # of the goals reached and wanted
-    functions: Mapping[str, GoalFunction | None]  # by their names
-    chosen: frozenset[str] | None  # columns that the caller wants, None for all
-    pass_tensors: bool  # to the functions
-
-    @property
-    def has_goals(self) -> bool:
-        """Whether the observations have such goals."""
-        space = self.row.observation_space
-        return isinstance(space, spaces.Dict) and {*self.keys} <= set(space.spaces)
-
-    def needed(self) -> frozenset[str] | None:
-        """The columns that this and the caller read; raise BufferMisuseError for unfit goals."""
-        given = [name for name, compute in self.functions.items() if compute is not None]
-        if given and not self.has_goals:
+def check_goals(space: Any, keys: tuple[str, str], functions: Mapping[str, Any]) -> bool:
+    """Whether observations have goals at two keys, which must be alike, as functions need them."""
+    has_goals = isinstance(space, spaces.Dict) and {*keys} <= set(space.spaces)
+    if not has_goals:
+        if given := [name for name, compute in functions.items() if compute is not None]:
             raise BufferMisuseError(
-                f"{given[0]} needs a Dict observation space with the keys {self.keys[0]!r} and "
-                f"{self.keys[1]!r}; leave it out and use goal_obs"
+                f"{given[0]} needs a Dict observation space with the keys {keys[0]!r} and "
+                f"{keys[1]!r}; leave it out and use goal_obs"
             )
-        if not self.has_goals:
-            return self.chosen
-        space: Any = self.row.observation_space
-        parts = [[leaf[:2] for leaf in space_leaves(space[key], "")] for key in self.keys]
-        if parts[0] != parts[1]:
-            raise BufferMisuseError(
-                f"{self.keys[0]} has the parts {parts[0]}, but {self.keys[1]} {parts[1]}; they "
-                "must be alike to be exchanged"
-            )
-        needed = self.chosen
-        if needed is None:
-            return None
-        if any(_COLUMNS[name] in needed for name in given):
-            needed |= {"next_obs", *self.row.extras}
-        return needed | {"goal_obs"} if {"obs", "next_obs"} & needed else needed
-
-    def apply(self, batch: GoalBatch) -> GoalBatch:
-        """Put the goals into the observations, and what follows; with the columns chosen."""
-        (achieved, desired), chosen = self.keys, self.chosen
-        for name in ("obs", "next_obs") if self.has_goals else ():
-            if (obs := getattr(batch, name, None)) is not None:
-                pairs = map(_leaves, (obs[desired], batch.goal_obs[achieved]))
-                for old, new in zip(*pairs, strict=True):
-                    mask = batch.relabelled.view(-1, *[1] * (new.ndim - 1))
-                    old.copy_(torch.where(mask, new, old))
-        for name, compute in self.functions.items():
-            if compute is not None and (chosen is None or _COLUMNS[name] in chosen):
-                read = batch.next_obs[achieved], batch.next_obs[desired], dict(batch.extras)
-                read = each_tensor(read, lambda t: t.clone())
-                if not self.pass_tensors:
-                    read = each_tensor(read, lambda t: t.cpu().numpy())
-                column = getattr(batch, _COLUMNS[name])
-                made = _computed(name, compute(*read), column)
-                column.copy_(torch.where(batch.relabelled, made, column))
-        if chosen is None:
-            return batch
-        kept = {*chosen, "goal_offsets", "relabelled"}
-        contents = {name: part for name, part in batch._contents().items() if name in kept}
-        contents["extras"] = {name: batch.extras[name] for name in batch.extras if name in kept}
-        return GoalBatch._made_of(contents)
+        return False
+    parts = [[leaf[:2] for leaf in space_leaves(space[key], "")] for key in keys]
+    if parts[0] != parts[1]:
+        raise BufferMisuseError(
+            f"{keys[0]} has the parts {parts[0]}, but {keys[1]} {parts[1]}; they must be alike to "
+            "be exchanged"
+        )
+    return True
 
 
-def _leaves(nest: Any) -> list[torch.Tensor]:
-    found = list[torch.Tensor]()
-    each_tensor(nest, found.append)
-    return found
+def relabel(batch: GoalBatch, keys: tuple[str, str], functions: Mapping[str, Any]) -> None:
+    """Put the goals into the observations, and write what follows.
+
+    Of the keys of the goals reached and wanted, and the user's functions by their names.
+    """
+    achieved, desired = keys
+    for obs in (batch.obs, batch.next_obs):
+        leaves = list[torch.Tensor](), list[torch.Tensor]()
+        each_tensor(obs[desired], leaves[0].append)
+        each_tensor(batch.goal_obs[achieved], leaves[1].append)
+        for old, new in zip(*leaves, strict=True):
+            mask = batch.relabelled.view(-1, *[1] * (new.ndim - 1))
+            old.copy_(torch.where(mask, new, old))
+    for name, compute in functions.items():
+        if compute is not None:
+            read = batch.next_obs[achieved], batch.next_obs[desired], dict(batch.extras)
+            read = each_tensor(read, lambda tensor: tensor.to("cpu", copy=True).numpy())
+            column = getattr(batch, _COLUMNS[name])
+            made = _computed(name, compute(*read), column)
+            column.copy_(torch.where(batch.relabelled, made, column))
 
 
 def _computed(name: str, made: Any, column: torch.Tensor) -> torch.Tensor:

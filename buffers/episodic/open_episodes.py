@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
+from buffers.core.kernels import njit
 from buffers.core.memory import allocation
 from buffers.core.rows import row_views
 from buffers.episodic.table import EpisodeTable

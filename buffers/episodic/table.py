@@ -24,10 +24,9 @@ import torch
 from gymnasium import Space
 
 from buffers.core.arguments import check_count
-from buffers.core.compiling import njit
-from buffers.core.copies import fill_block
 from buffers.core.errors import BufferMisuseError
-from buffers.core.memory import allocation, check_room, zeroed_bytes
+from buffers.core.kernels import njit
+from buffers.core.memory import allocation, zeroed_bytes
 from buffers.core.rows import RowLayout, RowPacker, row_stride, row_views, view_fields
 from buffers.core.sequences import SequenceOptions
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, obs_leaves
@@ -115,7 +114,6 @@ class Live(NamedTuple):
     num_steps: int = 0
     first_row: int = 0  # rows that hold episodes, counted for ever: from .. to
     next_row: int = 0
-    first_episode: int = 0  # counted from the first ever added
 
 
 class EpisodeTable:
@@ -134,22 +132,13 @@ class EpisodeTable:
     def __init__(self, layout: Layout, device: torch.device, is_staged: bool):
         self.layout, self.device, self.is_staged = layout, device, is_staged
 
-        def bytes_for(capacity: int) -> int:
-            smaller = layout._replace(
-                capacity=capacity, max_episodes=min(capacity, layout.max_episodes)
-            )
-            return sum(smaller.sizes(is_staged and device.type == "cpu").values())
-
-        check_room("an episodic buffer", layout.capacity, bytes_for, device)
-        what, needed = f"an episodic buffer of {layout.capacity} steps", bytes_for(layout.capacity)
-        with allocation(what, needed, device, "use a smaller capacity", is_checked=True):
+        needed = sum(layout.sizes(is_staged and device.type == "cpu").values())
+        what = f"an episodic buffer with capacity {layout.capacity}"
+        with allocation(what, needed, device, "use a smaller capacity"):
             size, shape = layout.num_rows * layout.row.stride, (7, layout.num_slots)
-            is_host = device.type == "cpu"
-            pages = (
-                zeroed_bytes(size)
-                if is_host
-                else torch.zeros(size, dtype=torch.uint8, device=device)
-            )
+            pages = zeroed_bytes(size) if device.type == "cpu" else None
+            if pages is None:
+                pages = torch.zeros(size, dtype=torch.uint8, device=device)
             self.rows = pages.view(layout.num_rows, -1).view(torch.int64)
             self.table, self._slots = np.zeros(shape, np.int64), np.zeros(2, np.int64)
             there = [torch.from_numpy(part) for part in (self.table, self._slots)]
@@ -212,11 +201,11 @@ class EpisodeTable:
         rows, lengths = rows[int((lengths[:skipped] + 1).sum()) :], lengths[skipped:]
         # An episode that is skipped would have outlived all that are in the ring.
         self._evict(capacity if skipped else int(lengths.sum()), len(lengths))
-        live = self.live._replace(first_episode=self.live.first_episode + skipped)
-        self._store([rows], lengths, live)
+        self._store([rows], lengths)
 
-    def _store(self, blocks: Sequence[np.ndarray], lengths: np.ndarray, live: Live) -> None:
+    def _store(self, blocks: Sequence[np.ndarray], lengths: np.ndarray) -> None:
         """Write episodes, in blocks of rows that follow one another, behind those that are live."""
+        live = self.live
         fields = {"boundaries": self.layout.row.fields["boundaries"]}
         boundaries = np.concatenate([row_views(rows, fields)["boundaries"] for rows in blocks])
         rooms, holes = np.zeros(len(boundaries), np.int32), np.empty_like(lengths)
@@ -227,7 +216,7 @@ class EpisodeTable:
                 begin = 0
                 for place in self.places(number, len(part)):
                     end = begin + place.stop - place.start
-                    fill_block(column[place], part[begin:end])
+                    column[place].copy_(torch.from_numpy(np.array(part[begin:end])))
                     begin = end
                 number += begin
         slots = slice(live.end, live.end + len(lengths))
@@ -241,14 +230,14 @@ class EpisodeTable:
 
     def _evict(self, num_steps: int, num_episodes: int) -> None:
         """Drop the oldest episodes until so many steps and episodes more fit."""
-        begin, end, steps, row, next_row, first_episode = self.live
+        begin, end, steps, row, next_row = self.live
         capacity, most = self.layout.capacity - num_steps, self.layout.max_episodes - num_episodes
         while begin < end and (steps > capacity or end - begin > most):
             length = int(self.table[LENGTH, begin])
             steps, row = steps - length, row + length + 1
-            begin, first_episode = begin + 1, first_episode + 1
+            begin += 1
         if begin > self.live.begin:
-            self._set(Live(begin, end, steps, row, next_row, first_episode))
+            self._set(Live(begin, end, steps, row, next_row))
         if end + num_episodes >= self.layout.num_slots:
             count = end - begin
             self.table[:PAIRS, :count] = self.table[:PAIRS, begin:end]
@@ -286,14 +275,12 @@ class EpisodeTable:
         if self.is_staged:
             self.live_there.copy_(torch.from_numpy(self._slots))
 
-    def restore(
-        self, blocks: Sequence[np.ndarray], lengths: np.ndarray, first_episode: int
-    ) -> None:
+    def restore(self, blocks: Sequence[np.ndarray], lengths: np.ndarray) -> None:
         """Replace all episodes by those in blocks of rows that follow one another."""
         self._set(Live())
         self._refill(0)
         self.num_restored += 1
-        self._store(blocks, lengths, Live(first_episode=first_episode))
+        self._store(blocks, lengths)
 
 
 @njit(nogil=True, cache=True)

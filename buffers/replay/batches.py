@@ -23,9 +23,8 @@ import torch
 from buffers.core.arguments import MAX_COUNT, check_count, read_columns
 from buffers.core.batches import Batch
 from buffers.core.columns import torch_dtype
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
-from buffers.core.kernels import address_of, copy_item_at, prefetch
+from buffers.core.kernels import address_of, copy_item_at, njit, prefetch
 from buffers.core.memory import allocation
 from buffers.core.rows import Field, view_fields
 from buffers.replay.draws import find_windows, find_windows_there
@@ -34,31 +33,26 @@ from buffers.replay.table import Table
 
 __all__ = ["Reader", "ReplayBatch"]
 
-_NO_MATTER_BYTES = 1 << 26  # that may be there without looking
+_LITTLE_BYTES = 1 << 26  # of a batch, which are there without looking
 _LINE = 64
 _BLOCK = 16  # rows of which the same part is copied at a time, while those behind are asked for
 _SEEN_BYTES = 512  # of a row that are asked for; processors go on by themselves
 _MAX_PLANS = 16  # sizes and choices of columns that are remembered
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
-# What `gather` copies: bytes of the rows in a list, and where they go. A part of several pieces is
-# a frame in a stack whose frames do not lie one behind the other.
-_PARTS = np.dtype([
-    ("list", np.int64), ("offset", np.int64), ("size", np.int64), ("start", np.int64),
-    ("pitch", np.int64), ("pieces", np.int64), ("gap", np.int64),
-])  # fmt: skip
+# What `gather` copies: bytes of the rows in a list, and where they go, so many bytes apart.
+_PARTS = np.dtype([(name, np.int64) for name in ("list", "offset", "size", "start", "pitch")])
 
 
 class Memory(NamedTuple):
     """What a batch is made of."""
 
-    owner: object  # the reader that fills it
+    owner: Any  # the reader that fills it
     columns: frozenset[str] | None  # names of those that were chosen, None for all
     plan: _Plan
     # By name: "lists" int64 (J, B), of which "indices" are the first; columns by path; "rewards"
     # and "discounts" of windows; "weights".
     tensors: dict[str, torch.Tensor]
     pages: np.ndarray | None  # on hosts the memory of all of them, uint8 (size,)
-    arrays: dict[str, np.ndarray]  # the tensors over that, as arrays
 
     @property
     def indices(self) -> torch.Tensor:
@@ -76,12 +70,12 @@ class ReplayBatch(Batch):
 
     `discounts` is the factor on the value of next_obs: gamma**m after m steps, 0 if the last one
     terminated. A buffer without gamma takes it as 1 here, so that it remains to be multiplied by
-    yours; over single steps it is computed when asked for.
+    yours.
     """
 
     __slots__ = (
-        "actions", "discounts", "drawn_from", "env_ids", "extras", "indices", "memory", "next_obs",
-        "num_added", "obs", "rewards", "size", "terminations", "truncations", "weights",
+        "actions", "discounts", "env_ids", "extras", "indices", "memory", "next_obs",
+        "obs", "rewards", "size", "terminations", "truncations", "weights",
     )  # fmt: skip
     _fields = (
         "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "discounts",
@@ -100,22 +94,12 @@ class ReplayBatch(Batch):
     weights: Any  # float32 (B,), of prioritized sampling, or None
     extras: dict[str, torch.Tensor]  # the user's columns by name, (B, ...)
     size: int  # B
-    num_added: int | None  # of prioritized buffers: transitions ever added when it was drawn
-    drawn_from: int | None  # of these: a number of that buffer, another one after each load
     memory: Any
 
     def __getattr__(self, name: str) -> Any:
-        """What is computed when it is asked for, or a column that the user added."""
-        if name in ("env_ids", "weights", "num_added", "drawn_from"):
-            return None
-        if name == "extras":
-            return {}
-        if name == "discounts":
-            memory = self.memory
-            if memory is not None and memory.plan.gamma is not None:
-                return torch.where(memory.tensors["terminations"], 0.0, memory.plan.gamma)
-            if memory is None and not hasattr(self, "indices"):  # made by hand
-                return torch.logical_not(self.terminations).float()
+        """Discounts over single steps, which few ask for, or a column that the user added."""
+        if name == "discounts" and self.memory is not None and self.memory.plan.has_discounts:
+            return torch.where(self.memory.tensors["terminations"], 0.0, self.memory.owner.gamma)
         return super().__getattr__(name)
 
     def __len__(self) -> int:
@@ -143,24 +127,16 @@ class _Plan(NamedTuple):
     spans: np.ndarray  # int64 (J, 2), see `gather`
     names: list[str]  # attributes of a batch that are tensors as they are
     made: dict[str, Callable[[dict[str, torch.Tensor]], Any]]  # nests, made of all tensors
-    gamma: float | None  # of `discounts` where they follow from `terminations`
+    has_discounts: bool  # which follow from `terminations`
 
 
 class Reader:
-    """Reads batches from a table.
-
-    Args:
-        table: See above.
-        has_weights: Batches have weights.
-
-    Attributes:
-        column_names: The names that `columns=` may have.
-    """
+    """Reads batches from a table; `column_names` are the names that `columns=` may have."""
 
     def __init__(self, table: Table, *, has_weights: bool = False):
         plan = table.plan
         self.table, self._has_weights, self._frames = table, has_weights, plan.layout.frames
-        self._gamma = 1.0 if plan.gamma is None else plan.gamma
+        self.gamma = 1.0 if plan.gamma is None else plan.gamma
         self._plans: dict[tuple[int, frozenset[str] | None], _Plan] = {}
         others = ["indices", *(["env_ids"] if "env_ids" in plan.layout.fields else [])]
         others += ["weights"] if has_weights else []
@@ -170,8 +146,7 @@ class Reader:
         self._is_long = plan.n_step > 1
         self._last = int(self._is_long)
         self._next = self._last + int(plan.is_once)
-        num_older = 0 if self._frames is None else self._frames.num_frames - 1
-        self._stacks = self._next + 1, self._next + 1 + num_older
+        self._stacks = self._next + 1, self._next + plan.num_frames
         self._views = view_fields(table.rows, plan.layout.fields)
         self._pages = table.rows.numpy() if table.device.type == "cpu" else None
         names = ("rewards", "link", "terminations", "truncations")
@@ -194,17 +169,12 @@ class Reader:
         chosen = None if columns is None else self.read_columns(columns)
         if out is None:
             return self.new(batch_size, chosen)
-        if not isinstance(out, ReplayBatch) or getattr(out.memory, "owner", None) is not self:
+        is_own = isinstance(out, ReplayBatch) and getattr(out.memory, "owner", None) is self
+        if not is_own or out.size != batch_size or chosen not in (None, out.memory.columns):
             raise BufferMisuseError(
-                f"out is a {type(out).__name__}, expected a batch that new_batch or sample of this "
-                "buffer returned"
-            )
-        if out.size != batch_size:
-            raise BufferMisuseError(f"out holds {out.size} transitions, expected {batch_size}")
-        if chosen is not None and chosen != out.memory.columns:
-            raise BufferMisuseError(
-                f"out has other columns than {sorted(chosen)}; make it with new_batch and the same "
-                "columns"
+                f"out is a {type(out).__name__} of {getattr(out, 'size', 0)} rows, expected a "
+                f"batch that new_batch or sample of this buffer returned, of {batch_size} rows "
+                "and the same columns"
             )
         return out
 
@@ -215,35 +185,38 @@ class Reader:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[size, columns] = self._plan(size, columns)
-        if plan.size_bytes > _NO_MATTER_BYTES:
+        if plan.size_bytes < _LITTLE_BYTES:
+            pages, tensors = self._allocate(plan)
+        else:
             what, device = f"a batch of {size}", self.table.device
             with allocation(what, plan.size_bytes, device, "draw fewer at once"):
-                pages, arrays, tensors = self._allocate(plan)
-        else:
-            pages, arrays, tensors = self._allocate(plan)
+                pages, tensors = self._allocate(plan)
         batch = ReplayBatch.__new__(ReplayBatch)
-        batch.memory, batch.size = Memory(self, columns, plan, tensors, pages, arrays), size
+        batch.memory, batch.size = Memory(self, columns, plan, tensors, pages), size
+        batch.env_ids = batch.weights = None
         for name in plan.names:
             setattr(batch, name, tensors[name])
         for name, make in plan.made.items():
             setattr(batch, name, make(tensors))
         return batch
 
-    def _allocate(self, plan: _Plan) -> tuple[np.ndarray | None, dict[str, Any], dict[str, Any]]:
-        """Memory of a batch, on the host only, and its arrays, there too, and tensors by name."""
+    def _allocate(self, plan: _Plan) -> tuple[np.ndarray | None, dict[str, Any]]:
+        """Memory of a batch, on the host only, and its tensors by name."""
         if self._pages is not None:
             pages = np.empty(plan.size_bytes, np.uint8)
-            arrays = {n: np.ndarray(shape, kind, pages, at) for n, shape, kind, at in plan.places}
-            return pages, arrays, {name: torch.from_numpy(arrays[name]) for name in arrays}
+            return pages, {
+                name: torch.from_numpy(np.ndarray(shape, dtype, pages, at))
+                for name, shape, dtype, at in plan.places
+            }
         tensors = {
             name: torch.empty(shape, dtype=torch_dtype(dtype), device=self.table.device)
             for name, shape, dtype, _ in plan.places
         }
         tensors["indices"] = tensors["lists"][0]
-        return None, {}, tensors
+        return None, tensors
 
     def _plan(self, size: int, columns: frozenset[str] | None) -> _Plan:
-        plan, layout, frames = self.table.plan, self.table.plan.layout, self._frames
+        plan, layout = self.table.plan, self.table.plan.layout
         plain = ("actions", "rewards", "terminations", "truncations", "discounts", "env_ids")
         everything = frozenset(("obs", "next_obs", *plain, *layout.extras))
         chosen = everything if columns is None else columns
@@ -253,10 +226,10 @@ class Reader:
         num_lists = max(num_lists, 1 + walks)
         blocks: dict[str, tuple[tuple[int, ...], np.dtype]] = {"lists": ((num_lists, size), _INT64)}
         for path, _, field, frame in sources:
-            shape = field.shape if frame < 0 or frames is None else frames.memory_shape
-            blocks[path] = (size, *shape), field.dtype
-        more = ["rewards", "discounts"] if walks else []
-        more += ["weights"] if self._has_weights else []
+            blocks[path] = (size, *([plan.num_frames] * (frame >= 0)), *field.shape), field.dtype
+        has_discounts = not self._is_long and "discounts" in chosen
+        more = ["rewards", "discounts"] * walks
+        more += ["weights"] * self._has_weights
         blocks |= dict.fromkeys(more, ((size,), _FLOAT32))
         begins, places, end = {}, [], 0
         for name, (shape, dtype) in blocks.items():
@@ -266,7 +239,7 @@ class Reader:
         if self._pages is not None:
             places.append(("indices", (size,), _INT64, 0))  # the first of the lists
         names = ["indices", *(n for n in plain if n in blocks and n in chosen)]
-        names += ["weights"] if self._has_weights else []
+        names += ["weights"] * self._has_weights
         made: dict[str, Callable[..., Any]] = {
             name: self._maker([prefix + path for path in layout.obs])
             for name, prefix in (("obs", ""), ("next_obs", "next_"))
@@ -274,22 +247,22 @@ class Reader:
         }
         extras = [name for name in layout.extras if name in chosen]
         made["extras"] = lambda tensors: {name: tensors[name] for name in extras}
-        is_computed = "terminations" in blocks and not self._is_long
-        is_computed &= "discounts" in chosen or plan.gamma is None
-        parts = np.array([self._part(begins[s.path], s) for s in sources], _PARTS)
+        parts = np.zeros(len(sources), _PARTS)
+        for number, (path, rows, field, frame) in enumerate(sources):
+            begin, width = begins[path] + max(frame, 0) * field.nbytes, field.nbytes
+            pitch = width * (plan.num_frames if frame >= 0 else 1)
+            parts[number] = rows, field.offset, width, begin, pitch
         spans = np.zeros((num_lists, 2), np.int64)
         for number in range(num_lists):
             if len(read := parts[parts["list"] == number]):
-                ends = read["offset"] + read["size"] * read["pieces"]
-                begin = int(read["offset"].min())
-                spans[number] = begin, min(int(ends.max()), begin + _SEEN_BYTES)
-        gamma = self._gamma if is_computed else None
-        return _Plan(places, end, sources, parts, spans, names, made, gamma)
+                ends, begin = read["offset"] + read["size"], read["offset"].min()
+                spans[number] = begin, min(ends.max(), begin + _SEEN_BYTES)
+        return _Plan(places, end, sources, parts, spans, names, made, has_discounts)
 
     def _sources(self, chosen: frozenset[str]) -> Iterator[_Source]:
         """What chosen columns are read from."""
         layout, frames, last = self.table.plan.layout, self._frames, self._last
-        fields, of_next = layout.fields, "next_obs" in chosen
+        fields, of_obs, of_next = layout.fields, "obs" in chosen, "next_obs" in chosen
         kinds = dict.fromkeys(("actions", "env_ids", *layout.extras), 0)
         kinds |= dict.fromkeys(("terminations", "truncations"), last)
         kinds |= {} if self._is_long else {"rewards": 0}
@@ -297,36 +270,27 @@ class Reader:
             is_asked = name in chosen or (name == "terminations" and "discounts" in chosen)
             if is_asked and name in fields:
                 yield _Source(name, rows, fields[name])
-        for path in layout.obs if frames is None else ():
-            following = fields.get(f"next_{path}")
-            if "obs" in chosen:
-                yield _Source(path, 0, fields[path])
-            if of_next and following is not None:
-                yield _Source(f"next_{path}", last, following)
-            elif of_next:
-                yield _Source(f"next_{path}", self._next, fields[path])
         if frames is None:
+            for path in layout.obs:
+                following = fields.get(f"next_{path}")
+                if of_obs:
+                    yield _Source(path, 0, fields[path])
+                if of_next:
+                    rows, field = (
+                        (self._next, fields[path]) if following is None else (last, following)
+                    )
+                    yield _Source(f"next_{path}", rows, field)
             return
         newest, (older, older_next) = frames.num_frames - 1, self._stacks
         for k in range(frames.num_frames):
-            of_obs = older + k if k < newest else 0
-            after = older + k + 1 if k + 1 < newest else 0  # over a single step a frame moves on
-            if "obs" in chosen:
-                yield _Source("obs", of_obs, fields["obs"], k)
-            if of_next and k < newest:
+            if of_obs:
+                yield _Source("obs", older + k if k < newest else 0, fields["obs"], k)
+            if of_next:
+                after = (
+                    older + k + 1 if k + 1 < newest else 0
+                )  # over a single step a frame moves on
                 rows = older_next + k if self._is_long else after
-                yield _Source("next_obs", rows, fields["obs"], k)
-            elif of_next:
-                yield _Source("next_obs", self._next, fields["obs"], k)
-
-    def _part(self, begin: int, source: _Source) -> tuple[int, ...]:
-        field, frame, frames = source.field, source.frame, self._frames
-        if frame < 0 or frames is None:
-            return source.rows, field.offset, field.nbytes, begin, field.nbytes, 1, 0
-        size = field.nbytes // frames.num_pieces
-        pitch = frames.num_frames * field.nbytes
-        begin, gap = begin + frame * size, frames.num_frames * size
-        return source.rows, field.offset, size, begin, pitch, frames.num_pieces, gap
+                yield _Source("next_obs", rows if k < newest else self._next, fields["obs"], k)
 
     def _maker(self, paths: list[str]) -> Callable[[dict[str, torch.Tensor]], Any]:
         """A function that makes an observation of tensors."""
@@ -341,46 +305,43 @@ class Reader:
         """Read the transitions of the rows that a batch lists."""
         memory, table = batch.memory, self.table
         plan, num_lists = memory.plan, len(memory.plan.spans)
+        given, lists = memory.tensors, memory.tensors["lists"]
         is_here = memory.pages is not None and not table.is_staged
-        given = memory.arrays if is_here else memory.tensors
-        lists = given["lists"]
         if self._is_long and num_lists > 1:
             sums, n_step = (given["rewards"], given["discounts"]), table.plan.n_step
             if is_here:
-                span, committed = table.plan.span, table.committed
-                find_windows(self._walked, committed, span, lists, n_step, self._gamma, sums)
+                counts, host = (table.committed, table.plan.span), [part.numpy() for part in sums]
+                find_windows(self._walked, *counts, lists.numpy(), n_step, self.gamma, (*host,))
             else:
-                lists[1] = find_windows_there(self._views, lists[0], n_step, self._gamma, *sums)
+                lists[1] = find_windows_there(self._views, lists[0], n_step, self.gamma, *sums)
         if num_lists > self._next and table.once is not None:
-            self._find_units(table.once, memory.tensors["lists"])
+            self._find_units(lists)
         if is_here:
             others = self._pages if table.once is None else table.once.units.numpy()
-            gather(self._pages, others, lists, plan.spans, plan.parts, memory.pages)
+            gather(self._pages, others, lists.numpy(), plan.spans, plan.parts, memory.pages)
         else:
             self._fill_there(lists, memory)
 
-    def _find_units(self, once: Any, lists: torch.Tensor) -> None:
+    def _find_units(self, lists: torch.Tensor) -> None:
         """Find the lists of units, where observations or frames are stored once."""
-        number = self._next
-        links = self._views["link"].index_select(0, lists[self._last])
-        torch.sub(links, 1, out=lists[number])
-        if self._frames is not None:
-            older, last = self._views.get(OLDER), lists[self._last]
-            size = self._frames.num_frames - 1
+        last = lists[self._last]
+        torch.sub(self._views["link"].index_select(0, last), 1, out=lists[self._next])
+        if OLDER in self._views:
+            older, size = self._views[OLDER], self.table.plan.num_frames - 1
             of_obs, of_next = (lists[first:][:size] for first in self._stacks)
-            if older is not None and len(of_obs):
+            if len(of_obs):
                 of_obs.copy_(older.index_select(0, lists[0]).T)
-            if older is not None and len(of_next):  # those of the last row, moved on by itself
+            if len(of_next):  # those of the last row, moved on by itself
                 of_next[:-1].copy_(older.index_select(0, last).T[1:])
                 of_next[-1].copy_(last)
 
     def _fill_there(self, lists: torch.Tensor, memory: Memory) -> None:
         """As `gather`, by operations of torch, which nothing waits for."""
-        frames, once, num_rows = self._frames, self.table.once, self.table.plan.num_rows
+        once, num_rows = self.table.once, self.table.plan.num_rows
         for path, number, field, frame in memory.plan.sources:
             rows, target = lists[number], memory.tensors[path]
-            if frame >= 0 and frames is not None:
-                target = frames.split(frames.join(target))[:, frame]
+            if frame >= 0:
+                target = target[:, frame]
             view = self._views[field.path]
             if once is None or number < self._next:
                 torch.index_select(view, 0, rows, out=target)
@@ -394,15 +355,13 @@ class Reader:
 
 @njit(nogil=True, cache=True)
 def gather(table, kept, lists, spans, parts, out):
-    """Copy parts of rows behind one another.
+    """Copy parts, _PARTS (P,), of rows behind one another into out uint8 (size,).
 
     Args:
         table: uint8 (num_rows, stride).
         kept: uint8 (P, bytes), units beside the rows, whose numbers follow those of rows.
         lists: int64 (J, B), rows, or units.
         spans: int64 (J, 2), the bytes of rows in each list that are asked for before, from .. to.
-        parts: _PARTS (P,).
-        out: uint8 (size,), written.
     """
     begin, others, target = address_of(table), address_of(kept), address_of(out)
     num_rows, stride, unit = table.shape[0], table.shape[1], kept.shape[1]
@@ -420,9 +379,4 @@ def gather(table, kept, lists, spans, parts, out):
             for i in range(max(first, 0), behind):
                 row = rows[i]
                 at = begin + row * stride if row < num_rows else others + (row - num_rows) * unit
-                for piece in range(part["pieces"]):
-                    copy_item_at(
-                        to + i * part["pitch"] + piece * part["gap"],
-                        at + part["offset"] + piece * nbytes,
-                        nbytes,
-                    )
+                copy_item_at(to + i * part["pitch"], at + part["offset"], nbytes)

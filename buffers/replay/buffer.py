@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-import warnings
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -19,7 +20,7 @@ from buffers.core.arguments import (
     as_array,
     check_count,
     read_distinct_ids,
-    read_row_ids,
+    read_number,
     resolve_device,
     tree_leaves,
 )
@@ -27,13 +28,12 @@ from buffers.core.columns import torch_dtype
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator
-from buffers.core.guard import Guard, exclusive
-from buffers.core.memory import allocation, check_room
+from buffers.core.memory import allocation
 from buffers.core.rows import RowLayout, view_fields
-from buffers.core.sequences import SequenceBatch, read_sequences
+from buffers.core.sequences import SequenceBatch, memory_of, read_sequences
 from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.draws import Draw, draw
-from buffers.replay.folder import Files, Folder, Place, plan_place
+from buffers.replay.folder import Files, Folder, plan_place
 from buffers.replay.plan import (
     DEFAULTS,
     OLDER,
@@ -44,38 +44,14 @@ from buffers.replay.plan import (
     plan_replay,
     read_options,
 )
-from buffers.replay.sequences import SequenceDraws, SequenceIndex, sequence_bytes
-from buffers.replay.state import TableState, check_described, describe
-from buffers.replay.table import ENVS, RINGS, Memory, Table, fence, wait_for
+from buffers.replay.sequences import SequenceIndex, SequenceMemory, sequence_bytes
+from buffers.replay.state import TableState, describe
+from buffers.replay.table import ENVS, RINGS, Memory, Table
 
 __all__ = ["Added", "PerEnvReplayBuffer", "ReplayBuffer", "SharedReplayBuffer"]
 
 _DRAWS: dict[str, Draw] = {"transitions": "rows", "envs": "rings"}
 _NO_ROWS = np.zeros(0, np.int64)
-_READ_TIMEOUT = 60.0  # seconds in which a reader has to find rows that are not overwritten
-
-
-def read_tensors(
-    columns: Mapping[str, Any], layout: RowLayout, device: torch.device
-) -> dict[str, torch.Tensor] | None:
-    """Columns by path, if all are tensors on the device and as they are stored; else None."""
-    own = ("actions", "rewards", "terminations", "truncations", *layout.extras)
-    if columns.keys() != {"obs", "next_obs", *own} or not len(columns["rewards"]):
-        return None
-    count, fields = len(columns["rewards"]), layout.fields
-    found: dict[str, Any] = {}
-    kinds = [(name, columns[name], fields[name]) for name in own]
-    for prefix in ("", "next_"):
-        leaves = tree_leaves(layout.observation_space, columns[f"{prefix}obs"], f"{prefix}obs")
-        paired = zip(layout.obs, leaves, strict=True)
-        kinds += [(prefix + path, leaf, fields[path]) for path, leaf in paired]
-    for path, tensor, field in kinds:
-        if not isinstance(tensor, torch.Tensor) or tensor.device != device:
-            return None
-        if tensor.dtype != torch_dtype(field.dtype) or tensor.shape != (count, *field.shape):
-            return None
-        found[path] = tensor.detach()
-    return found
 
 
 class Added:
@@ -102,11 +78,9 @@ class Added:
         """Add K transitions, any number of them; all are copied.
 
         The quickest are NumPy arrays of the dtypes of the spaces. In a buffer on a GPU also tensors
-        there, of these dtypes, with float32 rewards and bool flags: they are copied on the device,
-        nothing waits, and their values are not looked at. If rows follow one another (n_step > 1,
-        store_next=False) or say whose they are, they have to be a whole step of all environments,
-        without env_ids. Such an add, other than the first, can be captured in a CUDA graph; the
-        buffer then asks the device where it has to know how many rows it holds.
+        there, of these dtypes, with float32 rewards and bool flags: nothing waits, and their values
+        are not looked at. If the buffer knows envs they have to be whole steps of all, without
+        env_ids and valid. Such an add, other than the first, can be captured in a CUDA graph.
 
         Args:
             obs: (K, *obs_shape), nested like the space.
@@ -118,21 +92,16 @@ class Added:
             truncations: bool (K,).
             env_ids: int (K,), where each row comes from. None if the rows are whole steps of all
                 environments in order, or the buffer keeps no track of them.
-            valid: bool (K,), the rows to store, as of agents that acted; None for all. In a row
-                that is left out its environment has no episode: what was open is cut, as by
-                `cut_episodes`, and its next row begins another.
+            valid: bool (K,), the rows to store, as of agents that acted; None for all. An
+                environment that is left out has no episode: its next row begins another.
             extras: The extra columns, (K, ...).
 
         Raises:
-            BufferMisuseError: A column is missing, unknown, of the wrong shape or dtype, or has a
-                reward that is not finite, or an env id is out of range. Nothing was changed.
+            BufferMisuseError: A column is missing, unknown, or of the wrong shape or dtype, a
+                reward is not finite, or an env id out of range. Nothing was changed.
             BufferMemoryError: More memory is needed, and missing. Nothing was changed, but that of
                 more rows than a ring has some may have been added.
-            BufferMisuseError: More final observations than there is room for, which a CUDA graph
-                reads; see `reserve_final_obs`. Nothing was changed.
             BufferClosedError: Of a `ReplayWriter`: the buffer was closed, or its process has ended.
-            TimeoutError: Of a `ReplayWriter`: the learner has drawn too little for so long, as the
-                limit on samples per insert asks for. Nothing was added.
         """
         columns = {
             "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
@@ -143,13 +112,15 @@ class Added:
         self._add(columns, env_ids, valid)
 
 
-class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
+class ReplayBuffer(Added, TableState, DrawnBuffer):
     """Transitions in a table of rows; see the classes that say how they are drawn.
 
     The arguments are those of `SharedReplayBuffer`.
+
+    Attributes:
+        takes_tensors: Whether `add` takes tensors on the device as they are, without the host.
     """
 
-    _draws_by = ("sample", "sample_sequences")
     _is_per_env = False  # a ring for each environment
     _has_weights = False  # batches have weights
 
@@ -172,87 +143,56 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         self.n_step, self.gamma = plan.n_step, plan.gamma
         self.device = resolve_device(given["device"])
         self._is_staged = given["staged"] or self.device.type != "cpu"
-        self._guard = Guard(self.device)
-        self._is_reader = bool(given["read_only"])
         self._random = DeviceGenerator(given["seed"], self.device)
+        self._generator = self._random if self._is_staged else None
         self._folder: Folder | None = None
-        needed, bytes_for = self._bytes_of(plan), self._bytes_of
-        place = plan_place(given, plan, is_staged=self._is_staged)
-        if place is None:
-            check_room(self._kind, plan.capacity, lambda n: bytes_for(plan.resized(n)), self.device)
-        advice = "use a smaller capacity"
+        place = plan_place(given, plan, is_staged=self._is_staged or self._has_weights)
+        needed = self._bytes_of(plan) if place is None else 0
+        what, advice = f"{self._kind} with capacity {plan.capacity}", "use a smaller capacity"
         # The tensors outlive the mode they were made in.
-        with (
-            allocation(self._kind, needed, self.device, advice, is_checked=True),
-            torch.inference_mode(False),
-        ):
+        with allocation(what, needed, self.device, advice), torch.inference_mode(False):
             if place is None:
                 self._table = Table(plan, self.device, is_staged=self._is_staged)
             else:
                 self._table = self._open_folder(place, plan)
             self._make_priorities(plan)
-        self._sequences = SequenceIndex(self._table) if plan.has_sequences else None
+        self._reader = Reader(self._table, has_weights=self._has_weights)
+        self._sequences: SequenceIndex | None = None
+        if plan.has_sequences:
+            alpha = self._own_settings().get("alpha", 0.0)
+            self._sequences = SequenceIndex(self._table, self._reader, self._random.torch, alpha)
         # On the CPU values are looked at, which costs little there.
-        can_take = plan.layout.frames is None and self._sequences is None
-        self._takes_tensors = can_take and self.device.type != "cpu"
-        self._there = self._table if self._is_staged else None
+        is_on_host = self.device.type == "cpu" or plan.layout.frames is not None
+        self.takes_tensors = not (is_on_host or plan.has_sequences)
         self._is_plain = self._table.is_plain and not (
             self._is_staged or self._folder or self._sequences or self._has_weights
         )
-        self._reader = Reader(self._table, has_weights=self._has_weights)
         self._columns = ColumnReader(plan.layout)
         maker = next(c for c in type(self).__mro__ if c.__module__.startswith("buffers.replay."))
         self._remember(
-            maker, capacity, *spaces, **self._own_arguments(), num_envs=num_envs,
+            maker, capacity, *spaces, **self._own_settings(), num_envs=num_envs,
             device=self.device, staged=given["staged"], **rows,
         )  # fmt: skip
-
-    def _own_arguments(self) -> Mapping[str, Any]:
-        """Arguments of the class besides those of all replay buffers."""
-        return {}
-
-    def _own_files(self, plan: Plan) -> Files:
-        """Further files of a folder."""
-        return {}
 
     def _make_priorities(self, plan: Plan) -> None:
         """Allocate what the class has besides the table."""
 
-    def _open_folder(self, place: Place, plan: Plan) -> Table:
-        """Make or open the files of the rows, and go on with the generator in there."""
-        own, state = describe(self._kind, plan, self._own_settings()), self._random.get_state()
-
-        def check(header: Mapping[str, Any]) -> None:
-            is_prioritized = header.get("kind") == "PrioritizedReplayBuffer"
-            if place.read_only and is_prioritized and self._kind == "SharedReplayBuffer":
-                header = {**header, "kind": self._kind}  # drawn alike by a reader
-            check_described(header, own)
-
+    def _open_folder(self, path: Path, plan: Plan) -> Table:
+        """Make or open the files of the rows."""
+        own = describe(self._kind, plan, self._own_settings())
         files: Files = {
             "rows": (np.dtype(np.uint8), (plan.num_rows, plan.layout.stride)),
             "rings": (RINGS, (plan.num_rings,)),
             "envs": (ENVS, (plan.num_envs,)),
-            "generator": (state.dtype, state.shape),
-            **self._own_files(plan),
         }
-        self._folder = folder = Folder(place, own, plan, files, check)
-        with warnings.catch_warnings():  # a reader's can't be written to
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            rows = torch.from_numpy(folder.arrays["rows"])
-        memory = Memory(rows, folder.arrays["rings"], folder.arrays["envs"])
-        table = Table(plan, self.device, memory=memory, order=fence)
-        if not folder.read_only:
-            if folder.was_cut:
-                table.mend()
-            kept = folder.arrays["generator"]
-            if not folder.is_new and self._random.accepts_state(kept):
-                self._random.set_state(kept)
-            self._keep_generator()
+        self._folder = folder = Folder(path, own, plan, files)
+        memory = Memory(
+            torch.from_numpy(folder.arrays["rows"]), folder.arrays["rings"], folder.arrays["envs"]
+        )
+        table = Table(plan, self.device, memory=memory)
+        if folder.was_cut:
+            table.mend()
         return table
-
-    def _keep_generator(self) -> None:
-        if self._folder is not None and not self._is_reader:
-            self._folder.arrays["generator"][...] = self._random.get_state()
 
     @classmethod
     def nbytes_for(
@@ -264,34 +204,18 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         num_envs: int | None = None,
         **options: Unpack[RowOptions],
     ) -> int:
-        """Bytes the constructor would allocate with these arguments; allocates nothing.
-
-        >>> from buffers import SharedReplayBuffer
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> SharedReplayBuffer.nbytes_for(500_000, Box(-1, 1, (52,)), Discrete(7))
-        224000016
-        """
-        spaces = observation_space, action_space
-        return cls._bytes_of(
-            plan_replay(capacity, *spaces, options, num_envs=num_envs, is_per_env=cls._is_per_env)
-        )
+        """Bytes the constructor would allocate with these arguments; allocates nothing."""
+        given = capacity, observation_space, action_space, options
+        return cls._bytes_of(plan_replay(*given, num_envs=num_envs, is_per_env=cls._is_per_env))
 
     @classmethod
     def _bytes_of(cls, plan: Plan) -> int:
         return plan.nbytes + (sequence_bytes(plan) if plan.has_sequences else 0)
 
-    @property
-    def _generator(self) -> DeviceGenerator:
-        return self._random
-
-    @property
-    def generator(self) -> torch.Generator | None:
-        """The generator on the device, to register with a CUDA graph; None on the CPU."""
-        return self._random.torch if self._is_staged else None
-
     def _counted(self) -> Table:
         """The table, when the host knows how many rows there are."""
-        self._require_open()
+        if self._folder is not None:
+            self._folder.require_open()
         self._settle()
         return self._table
 
@@ -306,60 +230,64 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
 
     def memory(self) -> dict[str, int]:
         """Bytes held now, by what they are for, host and device together; batches not included."""
-        sizes = self._table.sizes
-        return sizes if self._sequences is None else {**sizes, "sequences": self._sequences.nbytes}
-
-    # Adding.
+        plan, sizes = self._table.plan, self._table.sizes
+        return {**sizes, "sequences": sequence_bytes(plan)} if plan.has_sequences else sizes
 
     def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
-        is_tensor = self._takes_tensors and isinstance(columns["rewards"], torch.Tensor)
-        if is_tensor and valid is None:
-            tensors = read_tensors(columns, self._table.plan.layout, self.device)
-            if tensors is not None and self._add_tensors(tensors, env_ids):
-                return
+        if self.takes_tensors:
+            is_plain = env_ids is None and valid is None
+            if is_plain and (tensors := self._read_there(columns)) is not None:
+                return self._add_there(tensors)
+            if self._is_capturing():
+                raise BufferMisuseError(
+                    "an add in a CUDA graph takes tensors on the device, as they are stored, whole "
+                    f"steps of all {self.num_envs} envs, without env_ids and valid"
+                )
         num_envs = self.num_envs or 0
         read = self._columns.read_transitions(columns, env_ids, valid, num_envs, self.device)
-        if self._is_plain:
-            self._table.add(*read)
-        else:
-            self._store(*read)
+        return self._table.add(*read) if self._is_plain else self._store(*read)
 
-    @property
-    def takes_tensors(self) -> bool:
-        """Whether `add` takes tensors on the buffer's device as they are, without the host."""
-        return self._takes_tensors
+    def _read_there(self, columns: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
+        """Columns by path, if all are tensors on the device, stored as they are, of whole steps."""
+        plan, found = self._table.plan, {}
+        layout, rewards = plan.layout, columns["rewards"]
+        own = ("actions", "rewards", "terminations", "truncations", *layout.extras)
+        if columns.keys() != {"obs", "next_obs", *own} or not isinstance(rewards, torch.Tensor):
+            return None
+        count, space = rewards.numel(), layout.observation_space
+        has_ids = plan.is_linked or plan.num_rings > 1 or "env_ids" in layout.fields
+        fits = count == self.num_envs if has_ids else 0 < count <= self.capacity
+        fits = fits and not count % (self.num_envs or 1)
+        given = [(name, name, columns[name]) for name in own]
+        for prefix in ("", "next_"):
+            leaves = tree_leaves(space, columns[f"{prefix}obs"], f"{prefix}obs")
+            paths = zip(layout.obs, leaves, strict=True)
+            given += [(prefix + path, path, leaf) for path, leaf in paths]
+        for path, name, tensor in given:
+            field = layout.fields[name]
+            fits = fits and isinstance(tensor, torch.Tensor) and tensor.device == self.device
+            fits = fits and tensor.dtype == torch_dtype(field.dtype)
+            if not fits or tensor.shape != (count, *field.shape):
+                return None
+            found[path] = tensor.detach()
+        return found
 
-    @exclusive
-    def _add_tensors(self, tensors: Mapping[str, torch.Tensor], env_ids: Any) -> bool:
-        """Add them on the device; return whether that could be done."""
-        count, num_envs, table, once = (
-            len(tensors["rewards"]), self.num_envs or 0, self._table, self._table.once
-        )  # fmt: skip
-        ids = read_row_ids(env_ids, count, num_envs, self.device)
-        is_whole = count == num_envs and not len(ids)
-        has_ids = table.plan.is_linked or table.plan.num_rings > 1
-        has_ids |= "env_ids" in table.plan.layout.fields
-        fits = (is_whole or not has_ids) and count <= self.capacity * table.plan.num_rings
-        is_capturing = self._is_capturing()
-        if is_capturing and not fits:
-            raise BufferMisuseError(
-                f"add of {count} rows in a CUDA graph: expected whole steps of all {num_envs} "
-                "envs, without env_ids"
-            )
-        enough = 0 if once is None else once.enough(count)
-        if is_capturing and once is not None and once.num_slots < enough:
-            raise BufferMisuseError(
-                f"an add in a CUDA graph may need {enough} final observations, and there is room "
-                f"for {once.num_slots}; call reserve_final_obs({enough}) before"
-            )
-        if fits:
-            rows = table.add(tensors, ids[:0], is_capturing=is_capturing)
-            self._note_captured()
-            self._note_rows(rows)
-        return fits
+    def _add_there(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Add whole steps that are on the device."""
+        table, is_capturing = self._table, self._is_capturing()
+        if is_capturing and table.once is not None:
+            enough, slots = table.once.enough(len(tensors["rewards"])), table.once.num_slots
+            if slots < enough:
+                raise BufferMisuseError(
+                    f"an add in a CUDA graph may need {enough} final observations, and there is "
+                    f"room for {slots}; call reserve_final_obs({enough}) before"
+                )
+        rows = table.add(tensors, _NO_ROWS, is_capturing=is_capturing)
+        self._note_captured()
+        self._note_rows(rows)
 
-    def _note_rows(self, rows: torch.Tensor) -> None:
-        """Know of rows int64 (K,) that were added on the device."""
+    def _note_rows(self, rows: Any) -> None:
+        """Know of rows that were added, if staged int64 (K,) on the device."""
 
     def _is_capturing(self) -> bool:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
@@ -369,26 +297,24 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         if self._table.is_captured and not self._is_capturing():
             self._table.take_counts()
 
-    @exclusive
     def _store(self, *read: Any) -> None:
         """Add `Transitions`, in pieces if they are more than a ring has, or may be lost at once."""
         (arrays, ids, *_), folder = read, self._folder
-        limit, whole = self.capacity, self.capacity * self._table.plan.num_rings
-        if not len(ids) and len(arrays["rewards"]) <= whole:
-            limit = whole
+        whole = self.capacity * self._table.plan.num_rings
+        is_whole = not len(ids) and len(arrays["rewards"]) <= whole
+        limit = whole if is_whole else self.capacity
         if folder is not None:
             folder.require_writable()
             limit = min(limit, folder.limit)
         for piece in self._table.pieces(read, limit):
             if folder is not None:
                 folder.make_room(len(piece[0]["rewards"]))
-            self._table.add(*piece)
+            self._note_rows(self._table.add(*piece))
             if self._sequences is not None:
                 if piece[3] is not None:
                     self._sequences.cut(piece[3])
-                self._sequences.follow(self._new_sequence_value())
+                self._sequences.follow()
 
-    @exclusive
     def flush(self) -> None:
         """With storage="memmap", wait until all is on the disk, where a power loss leaves it.
 
@@ -398,31 +324,22 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         if self._folder is not None:
             self._folder.flush()
 
-    @exclusive
     def close(self) -> None:
-        """With storage="memmap", flush, and let another buffer write to the folder.
-
-        Later calls are refused. Twice does no harm, and a buffer in memory needs no closing.
-        """
+        """With storage="memmap", flush, and let another buffer write to the folder; twice, too."""
         if self._folder is not None:
             self._folder.close()
-
-    def _require_open(self) -> None:
-        if self._folder is not None:
-            self._folder.require_open()
 
     def _check_copyable(self) -> None:
         if self._folder is not None:
             raise BufferMisuseError(
                 "a buffer with storage='memmap' is not copied or pickled; give other processes the "
-                "folder, to be opened with read_only=True"
+                "batches instead"
             )
 
     def cut_episodes(self, env_ids: Any = None) -> None:
         """Say that environments were reset, or left, before their episodes ended.
 
-        What is added for them next follows on nothing. Not needed after a row with a flag set, nor
-        in a buffer that keeps no track of environments.
+        What is added for them next follows on nothing. Not needed after a row with a flag set.
 
         Args:
             env_ids: int (K,), distinct, or a mask bool (N,); None for all.
@@ -433,25 +350,17 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         if self._folder is not None:
             self._folder.require_writable()
         if self.num_envs is not None:
-            self._cut(read_distinct_ids(env_ids, self.num_envs, self.device))
+            ids = read_distinct_ids(env_ids, self.num_envs, self.device)
+            self._table.cut(ids)
+            if self._sequences is not None:
+                self._sequences.cut(ids)
 
-    @exclusive
-    def _cut(self, ids: np.ndarray) -> None:
-        self._table.cut(ids)
-        if self._sequences is not None:
-            self._sequences.cut(ids)
-
-    @exclusive
     def reserve_final_obs(self, number: int) -> None:
-        """Make room for the observations episodes end with, where `store_next` is False.
+        """Make room for so many observations that episodes end with, where `store_next` is False.
 
-        With `frame_stack` it is room for frames besides one for each row and 64th row.
-        Needed before `sample` is captured in a CUDA graph: the memory does not move afterwards, and
-        an `add` that needs more of it is refused. As many as the buffer has rows, and those of one
-        add, are always enough. A graph captured before must be captured again.
-
-        Args:
-            number: Observations there is to be room for; nothing is done if there is.
+        With `frame_stack` for frames besides those of rows. Needed before an `add` or a `sample` is
+        captured in a CUDA graph, as the memory does not move afterwards. As many as the buffer has
+        rows, and those of one add, are always enough.
 
         Raises:
             BufferMemoryError: They would not fit into free memory; nothing was changed.
@@ -460,15 +369,8 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         if once is not None and number > once.num_slots:
             once.resize(number, is_asked=True)
 
-    # Drawing.
-
     def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
-        """Memory for `sample(batch_size, out=...)`, not initialised.
-
-        Args:
-            batch_size: B.
-            columns: What it is to have, as of `sample`.
-        """
+        """Memory for `sample(batch_size, out=...)`, of these columns; not initialised."""
         return self._reader.batch(batch_size, None, columns)
 
     def _batch(
@@ -482,93 +384,113 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
         return self._reader.batch(batch_size, out, columns)
 
     def _fill(self, batch: ReplayBatch, kind: Draw) -> None:
-        """Draw rows and gather them; of files that another process writes until all are whole."""
-        if self._is_staged:
-            self._guard.enter()
-        if not self._is_reader:
-            self._draw_and_gather(batch, kind)
-            self._keep_generator()
-            return
-
-        def is_whole() -> bool:
-            committed = self._table.committed.copy()
-            self._draw_and_gather(batch, kind)
-            return self._table.were_whole(batch.memory.indices.numpy(), committed)
-
-        wait_for(is_whole, _READ_TIMEOUT, lambda: (
-            "the folder is written to faster than this reader can read a batch; draw fewer rows, "
-            "or give the buffer more capacity"
-        ))  # fmt: skip
-
-    def _draw_and_gather(self, batch: ReplayBatch, kind: Draw) -> None:
-        table, rows, count = self._table, batch.memory.indices, 0
-        span, generator = table.plan.span, self._random.torch
-        if kind == "distinct" and batch.size > (count := len(table)):
-            raise BufferMisuseError(
-                f"batch_size is {batch.size} without replacement, but the buffer holds "
-                f"{count} transitions; add more or draw fewer"
-            )
+        """Draw rows and gather them."""
+        table, rows, span = self._table, batch.memory.indices, self._table.plan.span
         if not self._is_staged and table.plan.num_rings == 1 and kind == "rows":
             begin, end = table.live_of_one()
-            rows.random_(begin, end, generator=generator)
+            rows.random_(begin, end, generator=self._random.torch)
             if end > span:  # numbers are not rows any more
                 rows.remainder_(span)
-        elif self._is_staged:
-            self._note_captured()
-            # In a graph there may be another number of rows later.
-            count = 0 if self._is_capturing() else count
-            draw(kind, *table.live_there(), span, generator, rows, count)
-        else:
-            begins, ends = (torch.from_numpy(numbers) for numbers in table.live())
-            draw(kind, begins, ends, span, generator, rows, count)
-        self._reader.fill(batch)
+            return self._reader.fill(batch)
+        self._note_captured()
+        if kind == "distinct" and batch.size > len(table):
+            raise BufferMisuseError(
+                f"batch_size is {batch.size} without replacement, but the buffer holds "
+                f"{len(table)} transitions; add more or draw fewer"
+            )
+        begin, end = table.live_there() if self._is_staged else map(torch.from_numpy, table.live())
+        draw(kind, begin, end, span, self._random.torch, rows)
+        return self._reader.fill(batch)
 
     def _note_captured(self) -> None:
         """Let memory that a CUDA graph reads stay where it is, if one is being captured."""
         if self._table.once is not None and self._is_capturing():
             self._table.once.is_captured = True
 
-    # Reading.
+    def _index(self) -> SequenceIndex:
+        if self._sequences is None:
+            raise BufferMisuseError(
+                "sample_sequences needs track_episodes=True in the constructor, which keeps what "
+                "follows on what"
+            )
+        return self._sequences
+
+    def sample_sequences(
+        self,
+        batch_size: int,
+        sequence_length: int,
+        *,
+        burn_in: int = 0,
+        overlap: int | None = None,
+        pad: bool = False,
+        initial_states: Sequence[str] | str = (),
+        columns: Iterable[str] | None = None,
+        beta: float | None = None,
+    ) -> SequenceBatch:
+        """Draw sequences of steps of one episode each, all alike or by priorities of their own.
+
+        The b-th of a batch comes from the b-th of B equal parts of the sum of priority ** alpha.
+        Steps of episodes that are not over count as well.
+
+        Args:
+            batch_size: B.
+            sequence_length: L.
+            burn_in: Steps at the start of a sequence that only bring a recurrent state up to date;
+                False in `learn_mask`. Sequences that begin with their episode have none.
+            overlap: Steps that a sequence shares with the next of its episode; they begin at every
+                (L - overlap)-th step. None lets them begin at any step.
+            pad: Let sequences run out with the episode, or at the newest step; the rest is zero and
+                False in `mask`. At least one step is left to learn from. Otherwise all are full.
+            initial_states: Names of extra columns with the state of the policy before each step: a
+                batch has those of the first steps only, (B, ...), not in `extras`.
+            columns: Names of the columns to draw, such as ("obs", "rewards"); None for all. What
+                says which steps they are (`mask`, `steps`, `indices` and the like) is always there.
+            beta: Exponent of `weights` float32 (B,) of a prioritized buffer; None takes its own.
+
+        Raises:
+            BufferMisuseError: An argument does not fit, there is no such sequence, or those of
+                other options have priorities.
+        """
+        if beta is not None and not self._has_weights:
+            raise BufferMisuseError(f"beta is {beta!r}, which a PrioritizedReplayBuffer takes")
+        beta = getattr(self, "beta", None) if beta is None else beta
+        exponent = None if beta is None else read_number("beta", beta, math.inf)
+        options, index = read_sequences(sequence_length, burn_in, overlap, pad), self._index()
+        return index.sample(batch_size, options, initial_states, columns, exponent)
+
+    def _check_sequences(self, batch: Any) -> SequenceMemory:
+        return memory_of(batch, self._sequences and self._sequences.key)
+
+    def _alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
+        return self._index().alive_steps(batch, memory)
 
     def rows(self) -> dict[str, Any]:
-        """Views of all rows by column: (num_rows, ...) tensors of the one allocation, not copies.
+        """Views of all rows by column, (num_rows, ...), no copies; zero where nothing is yet.
 
-        Without observations whose frames are stored once, which are in no row; see `get`.
-
-        Rows that hold nothing yet are zero. `order` tells which hold transitions.
+        `order` tells which hold transitions. Frames that are stored once are in no row; see `get`.
         """
         layout = self._table.plan.layout
         views = view_fields(self._table.rows, layout.fields)
-        named = {}
+        hidden = {*layout.obs, *layout.next_obs, "link", OLDER}
+        found = {name: views[name] for name in views if name not in hidden}
         if layout.frames is None:
-            named["obs"] = layout.build_obs([views[path] for path in layout.obs])
+            found["obs"] = layout.build_obs([views[path] for path in layout.obs])
         if not self._table.plan.is_once:
-            named["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
-        others = set(views) - {*layout.obs, *layout.next_obs, "link", OLDER}
-        return {**named, **{name: views[name] for name in views if name in others}}
+            found["next_obs"] = layout.build_obs([views[path] for path in layout.next_obs])
+        return found
 
-    @exclusive
     def order(self) -> torch.Tensor:
         """int64 (len,) on the CPU: the rows that hold transitions, oldest first in each ring."""
-        self._require_open()
-        self._settle()
-        return torch.from_numpy(self._table.oldest_first())
+        return torch.from_numpy(self._counted().oldest_first())
 
-    @exclusive
     def get(self, indices: Any, columns: Iterable[str] | None = None) -> ReplayBatch:
-        """The transitions in given rows, as `sample` would return them; all weights are 1.
-
-        Args:
-            indices: int (B,), rows that hold transitions.
-            columns: As in `sample`.
+        """The transitions in rows int (B,), as `sample` would return them; all weights are 1.
 
         Raises:
             BufferMisuseError: A row is out of range or holds nothing.
         """
-        self._require_open()
-        self._settle()
-        table, given = self._table, as_array("indices", indices, self.device)
-        chosen, committed = self._reader.read_columns(columns), self._table.committed.copy()
+        table, given = self._counted(), as_array("indices", indices, self.device)
+        chosen = self._reader.read_columns(columns)
         rows = given.astype(np.int64) if given.ndim == 1 and given.dtype.kind in "iu" else _NO_ROWS
         is_there = len(rows) and rows.min() >= 0 and rows.max() < table.plan.num_rows
         if is_there and table.are_live(rows).all():
@@ -577,8 +499,7 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
             if batch.memory.weights is not None:
                 batch.memory.weights.fill_(1.0)
             self._reader.fill(batch)
-            if not self._is_reader or table.were_whole(rows, committed):
-                return batch
+            return batch
         raise BufferMisuseError(
             f"indices is {given}, expected rows that hold transitions, (B,); see order()"
         )
@@ -588,7 +509,7 @@ class ReplayBuffer(Added, TableState, SequenceDraws, DrawnBuffer):
 
 
 class UniformReplayBuffer(ReplayBuffer):
-    """Draws transitions with equal probability; see the classes below."""
+    """Draws transitions with equal probability."""
 
     _draws: Draw = "rows"
 
@@ -607,7 +528,7 @@ class UniformReplayBuffer(ReplayBuffer):
             out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
             replace: False draws B different ones; only over transitions.
             columns: Names of the columns to draw, such as ("obs", "actions"); None for all. The
-                same rows are drawn, and copied in part; `indices` are always there.
+                rows are the same; `indices` are always there.
 
         Raises:
             BufferMisuseError: The buffer is empty, or holds fewer than B and replace is False, or
@@ -621,46 +542,6 @@ class UniformReplayBuffer(ReplayBuffer):
         batch = self._batch(batch_size, out, columns)
         self._fill(batch, draw)
         return batch
-
-    def sample_sequences(
-        self,
-        batch_size: int,
-        sequence_length: int,
-        *,
-        burn_in: int = 0,
-        overlap: int | None = None,
-        pad: bool = False,
-        initial_states: Sequence[str] | str = (),
-        columns: Iterable[str] | None = None,
-    ) -> SequenceBatch:
-        """Draw sequences of steps of one episode each, all that there are equally likely.
-
-        As of priorities that are all the same: the b-th of a batch comes from the b-th of B equal
-        parts of the rows. Steps of episodes that are not over count as well. The first call, and
-        each with other options than the one before, goes through all rows once.
-
-        Args:
-            batch_size: B.
-            sequence_length: L.
-            burn_in: Number of steps at the start of a sequence that only bring a recurrent state up
-                to date; False in `learn_mask`. Sequences that begin with their episode have none.
-            overlap: Number of steps that a sequence shares with the next of its episode; they
-                begin at every (L - overlap)-th step. None lets them begin at any step.
-            pad: Let sequences run out with the episode, or at the newest step; the rest is zero and
-                False in `mask`. At least one step is left to learn from. Otherwise all are full.
-            initial_states: Names of extra columns with the state of the policy before each step: a
-                batch has those of the first steps only, (B, ...), in `initial_states` instead of
-                `extras`.
-            columns: Names of the columns to draw, such as ("obs", "rewards"); None for all. The
-                sequences are the same; what says which steps they are (`mask`, `steps`, `indices`
-                and the like) is always there.
-
-        Raises:
-            BufferMisuseError: An argument does not fit, there is no such sequence, or the buffer
-                has track_episodes=False or over="envs".
-        """
-        options = read_sequences(sequence_length, burn_in, overlap, pad)
-        return self._sample_sequences(batch_size, options, initial_states, columns)
 
 
 class SharedReplayBuffer(UniformReplayBuffer):
@@ -678,8 +559,8 @@ class SharedReplayBuffer(UniformReplayBuffer):
         gamma: Discount per step; with it batches have `discounts`.
         store_next: False stores observations once: the next observation is read from the row that
             follows. Those that episodes ended with are kept apart.
-        frame_stack: Number of frames an observation, a Box, is a stack of, or a `FrameStack`. Each
-            frame is stored once then; `add` takes stacks, or the newest frame of each alone.
+        frame_stack: Number of frames an observation, a Box, is a stack of along one axis. Each
+            frame is stored once then.
         track_env: Keep the env id of each transition; batches have `env_ids`.
         track_episodes: Keep what follows on what, for `sample_sequences`; batches have `env_ids`.
         extra_columns: Names and spaces of further values per transition.
@@ -688,7 +569,6 @@ class SharedReplayBuffer(UniformReplayBuffer):
         staged: Do on the CPU what is done on other devices, to test it.
         storage: Where the rows are: "memory", or "memmap", files that may be larger than memory.
         folder: Of "memmap"; made if it is not there, else the buffer goes on where it was.
-        read_only: Draw from a folder that another process may write to.
 
     Raises:
         BufferMisuseError: An argument that does not fit.
@@ -711,26 +591,15 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
 
     Args:
         capacity: Number of transitions held of each environment.
-        observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
-            Dict and Tuple of these.
-        action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
+        observation_space, action_space: As of `SharedReplayBuffer`, like `options`.
         num_envs: Number of environments.
         over: "transitions" draws all transitions with equal probability, so that an environment
             counts by what it has; "envs" an environment that has some first, then one of its.
-        options: As of `SharedReplayBuffer`.
+        options: See above.
 
     Raises:
         BufferMisuseError: An argument that does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
-
-    >>> import numpy as np
-    >>> from gymnasium.spaces import Box, Discrete
-    >>> buffer = PerEnvReplayBuffer(100, Box(-1, 1, (4,)), Discrete(2), num_envs=3, seed=0)
-    >>> obs, flags = np.zeros((3, 4), np.float32), np.zeros(3, bool)
-    >>> step = {"obs": obs, "next_obs": obs, "actions": np.ones(3, int), "rewards": np.ones(3)}
-    >>> buffer.add(**step, terminations=flags, truncations=flags)
-    >>> buffer.counts.tolist(), tuple(buffer.sample(256).obs.shape)
-    ([1, 1, 1], (256, 4))
     """
 
     _is_per_env = True
@@ -747,22 +616,11 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
     ):
         if not isinstance(over, str) or over not in _DRAWS:
             raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_DRAWS)}")
-        self.over = over
+        self.over, self._draws = over, _DRAWS[over]
         super().__init__(capacity, observation_space, action_space, num_envs=num_envs, **options)
-
-    @property
-    def _draws(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return _DRAWS[self.over]
 
     def _own_settings(self) -> dict[str, Any]:
         return {"over": self.over}
-
-    _own_arguments = _own_settings
-
-    def _require_sequences(self) -> SequenceIndex:
-        if self.over != "transitions":
-            raise BufferMisuseError("sample_sequences needs over='transitions'")
-        return super()._require_sequences()
 
     @property
     def counts(self) -> np.ndarray:

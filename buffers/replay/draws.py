@@ -10,39 +10,30 @@ and at a link to a row that does not count yet. Rewards are summed in float64.
 
 from __future__ import annotations
 
+import operator
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import Generator, Tensor
 
-from buffers.core.compiling import njit
-from buffers.core.kernels import prefetch
+from buffers.core.kernels import njit, prefetch
 
 __all__ = ["Draw", "draw", "draw_uniform", "find_windows", "find_windows_there"]
 
 # Which transitions: each equally likely, each ring and then one of its own, or all different.
 Draw = Literal["rows", "rings", "distinct"]
-_FEW_OF = 4  # times as many rows, from which on distinct ones are found without all rows
-_MORE = 64  # rows drawn besides twice as many
+_FLAGS = "terminations", "truncations"
 
 
 def draw(
-    kind: Draw,
-    begin: torch.Tensor,
-    end: torch.Tensor,
-    span: int,
-    generator: torch.Generator,
-    rows: torch.Tensor,
-    count: int,
+    kind: Draw, begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor
 ) -> None:
-    """Draw rows int64 (B,) of rings that have `span` each.
-
-    `count` is the number of transitions where they are to be distinct; 0 if only the device knows.
-    """
+    """Draw rows int64 (B,), written, of rings that have `span` each."""
     if kind == "rows":
         draw_uniform(begin, end, span, generator, rows)
     elif kind == "distinct":
-        _draw_distinct(begin, end, span, generator, rows, count)
+        _draw_distinct(begin, end, span, generator, rows)
     else:
         counts = end - begin
         ends = (counts > 0).cumsum(0)
@@ -52,65 +43,35 @@ def draw(
         rows.add_(begin.index_select(0, rings)).remainder_(span).add_(rings, alpha=span)
 
 
-def draw_uniform(
-    begin: torch.Tensor,
-    end: torch.Tensor,
-    span: int,
-    generator: torch.Generator,
-    rows: torch.Tensor,
-) -> None:
+def draw_uniform(begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor) -> None:
     """Draw rows int64 (B,), written: all equally likely."""
-    rows.random_(generator=generator)  # 0 .. 2**63 - 1
-    if len(begin) == 1:
-        rows.remainder_(end - begin).add_(begin).remainder_(span)
-        return
     ends = (end - begin).cumsum(0)
-    rows.remainder_(ends[-1:])
+    rows.random_(generator=generator).remainder_(ends[-1:])  # of 0 .. 2**63 - 1
     rings = torch.searchsorted(ends, rows, right=True)
     rows.sub_((ends - end).index_select(0, rings)).remainder_(span).add_(rings, alpha=span)
 
 
 def _draw_distinct(
-    begin: torch.Tensor,
-    end: torch.Tensor,
-    span: int,
-    generator: torch.Generator,
-    rows: torch.Tensor,
-    count: int,
+    begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor
 ) -> None:
-    """Draw different rows: of few the first ones that differ among more, else of all by keys."""
-    size, device = len(rows), rows.device
-    if count >= _FEW_OF * size:
-        # Of twice as many, and some more, drawn from four times as many, enough are different but
-        # with a probability below 2 ** -128.
-        drawn = torch.empty(2 * size + _MORE, dtype=torch.int64, device=device)
-        draw_uniform(begin, end, span, generator, drawn)
-        found, places = drawn.sort(stable=True)
-        is_again = torch.zeros_like(found, dtype=torch.bool)
-        torch.eq(found[1:], found[:-1], out=is_again[1:])
-        places.masked_fill_(is_again, len(drawn) - 1)  # behind all others
-        torch.index_select(drawn, 0, places.sort().values[:size], out=rows)
-        return
-    places = torch.arange(span * len(begin), device=device)
-    keys = torch.rand(len(places), generator=generator, device=device, dtype=torch.float64)
+    """Draw different rows: those with the largest of random keys."""
+    places = torch.arange(span * len(begin), device=rows.device)
+    keys = torch.rand(len(places), generator=generator, device=rows.device, dtype=torch.float64)
     rings = torch.div(places, span, rounding_mode="floor")
     age = (places - begin.index_select(0, rings)).remainder_(span)
     keys.masked_fill_(age >= (end - begin).index_select(0, rings), -1.0)  # hold nothing
-    rows.copy_(keys.topk(size).indices)  # sorted, else the order is not random
+    rows.copy_(keys.topk(len(rows)).indices)  # sorted, else the order is not random
 
 
 @njit(nogil=True, cache=True)
 def find_windows(columns, committed, span, lists, num_steps, gamma, written):
-    """Sum rewards along windows.
+    """Sum rewards along windows of at most `num_steps`.
 
     Args:
         columns: Of all rows: rewards float32 (num_rows,); links int32, 0, or the following row + 1,
             or beyond the rows where it is not there yet; terminations and truncations, bool.
         committed: int64 (R,), transitions ever added to each ring of `span` rows.
-        span: See above.
         lists: int64 (J, B), of which the first is first rows, and the second, written, last ones.
-        num_steps: Longest window.
-        gamma: Discount per step.
         written: float32 (B,) each: discounted sums; and discounts, gamma ** m after m steps, 0 if
             the last one terminated.
     """
@@ -152,17 +113,12 @@ def find_windows(columns, committed, span, lists, num_steps, gamma, written):
 
 
 def find_windows_there(
-    columns: dict[str, torch.Tensor],
-    rows: torch.Tensor,
-    num_steps: int,
-    gamma: float,
-    sums: torch.Tensor,
-    discounts: torch.Tensor,
-) -> torch.Tensor:
+    columns: dict[str, Tensor], rows: Tensor, num_steps: int, gamma: float, sums: Tensor,
+    discounts: Tensor,
+) -> Tensor:  # fmt: skip
     """The same on a device, whose rows were all written before; return the last rows int64 (B,).
 
-    Columns are views (num_rows,) of rewards, link and flags, by name; rows int64 (B,) are the first
-    ones; sums and discounts float32 (B,) are written.
+    Columns are views by name; sums and discounts float32 (B,) are written.
     """
     num_rows, factor = len(columns["link"]), 1.0
     total = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)
@@ -173,13 +129,11 @@ def find_windows_there(
         total = total + torch.where(goes_on, factor * reward, 0.0)
         factor *= gamma
         power = torch.where(goes_on, factor, power)
-        if step + 1 == num_steps:
-            break
-        link = columns["link"].index_select(0, rows).long()
-        is_over = columns["terminations"].index_select(0, rows)
-        is_over = is_over | columns["truncations"].index_select(0, rows)
-        goes_on = goes_on & ~is_over & (link > 0) & (link <= num_rows)
-        rows = torch.where(goes_on, link - 1, rows)
+        if step + 1 < num_steps:
+            link = columns["link"].index_select(0, rows).long()
+            flags = (columns[name].index_select(0, rows) for name in _FLAGS)
+            goes_on = goes_on & ~operator.or_(*flags) & (link > 0) & (link <= num_rows)
+            rows = torch.where(goes_on, link - 1, rows)
     sums.copy_(total)
     discounts.copy_(torch.where(columns["terminations"].index_select(0, rows), 0.0, power))
     return rows

@@ -2,7 +2,6 @@
 
     header.json      what the buffer is, and which rows are on the disk for certain
     rows.npy         uint8 (num_rows, stride)        rings.npy, envs.npy   counts, environments
-    generator.npy    uint8                           priorities.npy, priority_numbers.npy
     lock             held by the process that writes
 
 A process that dies leaves its pages to the system, so that all it has committed is there. After a
@@ -19,14 +18,15 @@ import os
 import shutil
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from buffers.core.errors import BufferMemoryError, BufferMisuseError, CheckpointError
 from buffers.core.memory import format_bytes
+from buffers.core.state import check_settings
 from buffers.replay.plan import Plan
 from vecenv.files import whole_file
 
@@ -35,32 +35,23 @@ try:
 except ImportError:  # not on Windows
     fcntl = None
 
-__all__ = ["Files", "Folder", "Place", "plan_place"]
+__all__ = ["Files", "Folder", "plan_place"]
 
 Files = dict[str, tuple[np.dtype, tuple[int, ...]]]  # dtype and shape by name
-_HEADER, _LOCK, _ROWS = "header.json", "lock", "rows"
-_OTHERS = ("priorities.npy", "priority_numbers.npy")  # of another class
-_MAX_HEADER_BYTES = 1 << 23
+_HEADER, _LOCK = "header.json", "lock"
 _UNSAFE_BYTES = 1 << 26  # rows written before they are synchronised
 _FEW_BYTES = 1 << 20  # at least, however small the ring
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class Place(NamedTuple):
-    """Where the rows are, if not in memory."""
-
-    folder: Path
-    read_only: bool
-
-
-def plan_place(given: Mapping[str, Any], plan: Plan, *, is_staged: bool) -> Place | None:
-    """Check the arguments of a constructor; None for memory.
+def plan_place(given: Mapping[str, Any], plan: Plan, *, is_staged: bool) -> Path | None:
+    """Check the arguments of a constructor, and return the folder; None for memory.
 
     Raises:
         BufferMisuseError: They do not go together, or a folder does not keep what is to be held.
     """
-    storage, folder, read_only = given["storage"], given["folder"], given["read_only"]
-    if storage == "memory" and folder is None and not read_only:
+    storage, folder = given["storage"], given["folder"]
+    if storage == "memory" and folder is None:
         return None
     path = os.fspath(folder) if isinstance(folder, str | os.PathLike) else ""
     is_path = isinstance(path, str) and path and "\0" not in path
@@ -69,18 +60,17 @@ def plan_place(given: Mapping[str, Any], plan: Plan, *, is_staged: bool) -> Plac
     if storage != "memmap" or not is_path or not is_kept or not has_files:
         raise BufferMisuseError(
             f"storage is {storage!r:.99} and folder {folder!r:.99}, expected 'memory', or 'memmap' "
-            "and a path, on Linux; read_only and folder need storage='memmap', which needs "
-            "device='cpu' (move the tensors of batches with .to()), staged=False, store_next=True, "
+            "and a path, on Linux; a folder needs storage='memmap', which needs device='cpu' (move "
+            "the tensors of batches with .to()), staged=False, store_next=True, no priorities, "
             "track_episodes=False and no frame_stack: files keep whole rows, and these alone"
         )
-    return Place(Path(os.path.abspath(path)), bool(read_only))
+    return Path(os.path.abspath(path))
 
 
 class Folder:
     """The files of one buffer, made or opened.
 
-    `described` is what the buffer says of itself, in JSON, and `check` raises BufferMisuseError
-    unless a description is that of the same buffer; `files` has `rows`, `rings` and `envs`.
+    `described` is what the buffer says of itself, in JSON; `files` has `rows`, `rings` and `envs`.
 
     Attributes:
         arrays: The mapped files by name.
@@ -89,27 +79,18 @@ class Folder:
         limit: Transitions added at most before a flush.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        described: Mapping[str, Any],
-        plan: Plan,
-        files: Files,
-        check: Callable[[Mapping[str, Any]], None],
-    ):
-        self._path, self.read_only = place
-        self._described, self._plan, self._pid = described, plan, os.getpid()
+    def __init__(self, path: Path, described: Mapping[str, Any], plan: Plan, files: Files):
+        self._path, self._described, self._plan, self._pid = path, described, plan, os.getpid()
         self._is_closed, self._lock, self.was_cut = False, -1, False
         stride = plan.layout.stride
         most = min(_UNSAFE_BYTES // stride, max(_FEW_BYTES // stride, plan.capacity // 8))
         self.limit, self._num_unsafe = max(most, 1), 0
-        if not self.read_only:
-            self._lock_folder({f"{name}.npy" for name in files})
+        self._lock_folder()
         try:
             self.is_new = not (self._path / _HEADER).is_file()
             if self.is_new:
                 self._make(files)
-            header = self._read_header(check)
+            header = self._read_header()
             self.arrays = {name: self._map(name, *like) for name, like in files.items()}
             self._settle(header)
         except BaseException:
@@ -118,19 +99,15 @@ class Folder:
 
     # Making and opening.
 
-    def _lock_folder(self, names: set[str]) -> None:
+    def _lock_folder(self) -> None:
         """Take the lock, in a folder that is empty or a buffer's."""
         path = self._path
         path.mkdir(parents=True, exist_ok=True)
         found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
-        is_lost = f"{_ROWS}.npy" in found and _HEADER not in found
-        others = sorted(found - names - {_HEADER, _LOCK, *_OTHERS})
-        if is_lost or others:
+        if _HEADER not in found and found - {_LOCK}:
             raise CheckpointError(
-                f"file {str(path / _HEADER)!r} is missing, beside the rows of a buffer"
-                if is_lost
-                else f"folder {str(path)!r} holds other files ({', '.join(others[:3])}); give an "
-                "empty one, or one that is not there"
+                f"folder {str(path)!r} holds other files, or rows without {_HEADER}; give an empty "
+                "one, or one that is not there"
             )
         self._lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         weakref.finalize(self, os.close, self._lock)
@@ -139,7 +116,7 @@ class Folder:
         except OSError:
             raise BufferMisuseError(
                 f"folder {str(path)!r} is written to by another buffer, of this process or "
-                "another; one at a time may: close that, or open this one with read_only=True"
+                "another; one at a time may: close that"
             ) from None
 
     def _unlock(self) -> None:
@@ -148,8 +125,6 @@ class Folder:
 
     def _make(self, files: Files) -> None:
         path = self._path
-        if self.read_only:
-            raise BufferMisuseError(f"folder {str(path)!r} holds no buffer that could be read")
         needed = sum(int(np.prod(shape)) * dtype.itemsize for dtype, shape in files.values())
         try:
             if needed > shutil.disk_usage(path).free:
@@ -179,19 +154,19 @@ class Folder:
             file.flush()
             os.fsync(file.fileno())
 
-    def _read_header(self, check: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-        path = self._path / _HEADER
+    def _read_header(self) -> dict[str, Any]:
+        path, num_rings = self._path / _HEADER, self._plan.num_rings
         try:
-            if path.stat().st_size > _MAX_HEADER_BYTES:
-                raise ValueError("it is too long")
             header = json.loads(path.read_text())
             numbers, _ = [header["limit"] - 1, *header["safe"]], header["boot"]
+            check_settings(header, self._described)
+            are_counts = all(type(n) is int and 0 <= n < 2**62 for n in numbers)
+            if not are_counts or len(numbers) != num_rings + 1:
+                raise ValueError("its counts cannot be")
+        except BufferMisuseError:  # of another buffer
+            raise
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._damaged(path, str(error)) from None
-        check(header)
-        are_counts = all(type(n) is int and 0 <= n < 2**62 for n in numbers)
-        if not are_counts or len(numbers) != self._plan.num_rings + 1:
-            raise self._damaged(path, "its counts cannot be")
         return header
 
     def _damaged(self, path: Path, reason: str) -> CheckpointError:
@@ -209,27 +184,18 @@ class Folder:
                 raise ValueError(
                     f"it has {found.dtype} {found.shape} and {size} bytes, expected {dtype} {shape}"
                 )
-            mode: Any = "r" if self.read_only else "r+"
-            return np.lib.format.open_memmap(path, mode).view(np.ndarray)
-        except FileNotFoundError:
-            raise CheckpointError(f"file {str(path)!r} is missing") from None
-        except ValueError as error:
+            return np.lib.format.open_memmap(path, "r+").view(np.ndarray)
+        except (FileNotFoundError, ValueError) as error:
             raise self._damaged(path, str(error)) from None
 
     def _settle(self, header: Mapping[str, Any]) -> None:
         """Find out which transitions are there; another start of the system is a power loss."""
         rings, envs, plan = self.arrays["rings"], self.arrays["envs"], self._plan
         if header["boot"] != _boot_id():
-            if self.read_only:
-                raise BufferMisuseError(
-                    f"the machine of folder {str(self._path)!r} was stopped while it was written "
-                    "to; open it once without read_only, which puts its rows in order"
-                )
             safe = np.array(header["safe"], np.int64)
             if (rings["begun"] != safe).any() or (rings["committed"] != safe).any():
                 ends = safe + min(header["limit"], plan.span)
-                lost = np.minimum(np.maximum(ends - plan.capacity, 0), safe)
-                lost -= np.maximum(safe - plan.capacity, 0)
+                lost = np.clip(ends - plan.capacity, 0, safe) - (safe - plan.capacity).clip(0)
                 warnings.warn(
                     f"the machine of folder {str(self._path)!r} was stopped: what was added after "
                     f"the last flush is lost, and {int(lost.sum())} of the oldest transitions, "
@@ -239,15 +205,13 @@ class Folder:
                 rings["begun"], rings["committed"] = ends, safe
                 self.was_cut = True
             envs["last"] = 0
-        begun, committed = rings["begun"], rings["committed"]
-        if (committed < 0).any() or (begun < committed).any() or begun.max() >= 2**62:
-            raise self._damaged(self._file("rings"), "its counts cannot be")
-        if not self.read_only:
-            envs["is_open"] = False
-            last, per_ring = envs["last"], max(plan.num_envs // plan.num_rings, 1)
-            if (last < 0).any() or (last > committed[np.arange(len(last)) // per_ring]).any():
-                raise self._damaged(self._file("envs"), "its counts cannot be")
-            self.flush()
+        begun, committed, last = rings["begun"], rings["committed"], envs["last"]
+        envs["is_open"] = False
+        of_envs = committed[np.arange(len(last)) * plan.num_rings // max(len(last), 1)]
+        is_wrong = (committed < 0).any() or (begun < committed).any() or begun.max() >= 2**62
+        if is_wrong or ((last < 0) | (last > of_envs)).any():
+            raise self._damaged(self._file("rings"), "its counts, or those of envs, cannot be")
+        self.flush()
 
     # Use.
 
@@ -259,14 +223,10 @@ class Folder:
     def require_writable(self) -> None:
         """Raise BufferMisuseError if this buffer may not write to the folder."""
         self.require_open()
-        if self.read_only:
-            raise BufferMisuseError(
-                f"folder {str(self._path)!r} was opened with read_only=True and can't be changed"
-            )
         if self._pid != os.getpid():
             raise BufferMisuseError(
-                "this process was forked from the one that writes to the folder "
-                f"{str(self._path)!r}; open it here with read_only=True"
+                f"folder {str(self._path)!r} was opened by the process that this one was forked "
+                "from, and can't be changed here; give the buffer's batches to this process instead"
             )
 
     def make_room(self, count: int) -> None:
@@ -281,21 +241,16 @@ class Folder:
         Raises:
             OSError: The disk fails; call again, or make room.
         """
-        self.require_open()
-        if self.read_only:
-            return
         self.require_writable()
         for array in self.arrays.values():
-            base = array.base
-            assert isinstance(base, np.memmap)
-            base.flush()
+            array.base.flush()  # type: ignore[union-attr]
         self._write_header(self.arrays["rings"]["committed"])
         self._num_unsafe = 0
 
     def close(self) -> None:
         """Flush, and let another buffer write to the folder."""
         if not self._is_closed:
-            if not self.read_only and self._pid == os.getpid():
+            if self._pid == os.getpid():
                 self.flush()
                 self._unlock()
             self._is_closed = True

@@ -6,13 +6,14 @@ of its next_obs: that of the row that follows, once that is there and begins wit
 else a slot of its own. With frames a row also has the units of the F - 1 older frames of its obs;
 those of its next_obs are the same moved on by one. They are in the rows before it, or in slots that
 belong to the row that begins an episode. Equal frames share a unit, and the first slot is zeros.
+A row whose obs is not the next_obs of the row before it begins anew, as if it began an episode.
 
 All is written once, for NumPy on hosts and torch on devices, in operations of fixed shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,11 +21,10 @@ import torch
 
 from buffers.core.errors import BufferMisuseError
 from buffers.core.memory import allocation
-from buffers.core.rows import FrameLayout
 from buffers.core.state import check_bools, contradiction
 from buffers.replay.plan import Plan
 
-__all__ = ["Chosen", "Once", "Placed", "first_break"]
+__all__ = ["Chosen", "Once", "Placed"]
 
 _MAX_SLOTS = 2**24  # links are 32-bit
 _ADVICE = "use a smaller capacity, or store_next=True if most transitions end an episode"
@@ -68,16 +68,14 @@ class Once:
     """
 
     def __init__(self, plan: Plan, device: torch.device, xp: Any):
-        frames, number = plan.layout.frames, plan.first_slots
-        self._plan, self._device, self._frames, self._xp = plan, device, frames, xp
-        self._num_frames = 1 if frames is None else frames.num_frames
-        self._raw = plan.layout.obs_bytes if frames is None else frames.nbytes  # without padding
-        self._first_slot = 0 if frames is None else 1  # of zeros
+        self._plan, self._device, self._frames, self._xp = plan, device, plan.layout.frames, xp
+        self._num_frames, self._raw = plan.num_frames, plan.raw_bytes  # of a unit without padding
+        self._first_slot, number = int(self._frames is not None), plan.first_slots  # one of zeros
         self.units = self._new_units(number)
         self.free = self.there(np.append(np.arange(number, 0, -1) - 1, 0))
         self.num_free = self.there(np.array([number - self._first_slot]))
-        shape = plan.num_envs if frames is not None else 0, self._num_frames, self._raw
-        self._heads = self.there(np.zeros(shape, np.uint8))
+        # The newest next_obs of each env, whole stacks.
+        self._heads = self.there(np.zeros((plan.num_envs, self._num_frames, self._raw), np.uint8))
         self._least_free = number - self._first_slot  # so many are, for certain
         self.is_captured = False
 
@@ -118,41 +116,26 @@ class Once:
         for path in layout.obs:
             field, leaf = layout.fields[path], arrays[prefix + path]
             begin = field.offset - layout.obs_at
-            if field.nbytes and count:
+            if field.nbytes:
                 leaf = leaf.contiguous() if xp is torch else np.ascontiguousarray(leaf)
                 flat = leaf.reshape(count, -1).view(uint8)
                 packed[:, 0, begin : begin + field.nbytes] = flat
         return packed
 
     def choose(
-        self, arrays: Mapping[str, Any], placed: Placed, links: Any, older: Any
+        self, arrays: Mapping[str, Any], placed: Placed, older: Any
     ) -> tuple[Chosen, dict[str, Any]]:
         """Compare observations with those before, and choose and write slots that are free still.
 
-        Returns:
-            See above, and columns of rows that differ from what was given.
-
-        Raises:
-            BufferMemoryError: There is no memory for more slots; nothing was changed.
-            BufferMisuseError: A stack does not go on from the one before it; nothing was changed.
+        Return also columns of rows that differ from what was given. Raises BufferMemoryError if
+        there is no memory for more slots; nothing was changed then.
         """
-        xp, frames, num_rows, last = (
-            self._xp,
-            self._frames,
-            self._plan.num_rows,
-            self._num_frames - 1,
-        )
-        previous, is_joined, columns = placed.previous, placed.is_joined, {}
-        count, at_first = len(previous), placed.previous < 0
-        if frames is not None:
-            obs, heads = self.complete(frames, arrays, placed)
-            columns["obs"] = self._framed(obs[:, -1], frames, arrays["obs"].dtype)
-        else:
-            obs, heads = self._pack(arrays, ""), self._pack(arrays, "next_")
-            units = self.units if xp is torch else self.units.numpy()
-            own = (links[placed.before_rows] - (num_rows + 1)).clip(0)
-            before = xp.where(at_first[:, None], units[own][:, : self._raw], heads[previous, 0])
-            is_joined = is_joined & (obs[:, 0] == before).all(1)
+        xp, num_rows, last = self._xp, self._plan.num_rows, self._num_frames - 1
+        previous, count, at_first = placed.previous, len(placed.previous), placed.previous < 0
+        columns = {} if self._frames is None else {"obs": arrays["obs"][:, -1]}
+        obs, heads = self._pack(arrays, ""), self._pack(arrays, "next_")
+        before = xp.where(at_first[:, None, None], self._heads[placed.ids], heads[previous])
+        is_joined = placed.is_joined & (obs == before).reshape(count, -1).all(1)
         goes_on = is_joined & placed.is_near
         is_other = (obs[:, :-1] != obs[:, 1:]).any(2)
         is_needed = is_other & (obs[:, :-1] != 0).any(2) & ~goes_on[:, None]
@@ -167,11 +150,10 @@ class Once:
         for k in range(last - 1, -1, -1):
             own = xp.where(is_needed[:, k], of_frames[:, k] + num_rows, num_rows)
             unit = xp.where(is_other[:, k], own, unit)
-            before = placed.before_rows
+            row = placed.before_rows
             if k + 1 < last:
-                of_row = older[placed.before_rows][:, k + 1]
-                before = xp.where(at_first, of_row, found[k + 1][previous])
-            found[k] = xp.where(goes_on, before, unit)
+                row = xp.where(at_first, older[row][:, k + 1], found[k + 1][previous])
+            found[k] = xp.where(goes_on, row, unit)
         new_older = self._zeros((count, last), "int32")
         for k, column in enumerate(found):
             new_older[:, k] = column
@@ -179,66 +161,10 @@ class Once:
         targets = xp.where(needed, slots, self.num_slots)
         if xp is np:
             targets, contents = targets[needed], contents[needed]
-        self.write(targets, contents)
+        units = self.units if xp is torch else self.units.numpy()
+        units[targets, : self._raw] = contents
         int32 = codes.int() if xp is torch else codes.astype(np.int32)
         return Chosen(is_joined, int32, new_older, heads, ranks[-1]), columns
-
-    def _framed(self, frames: Any, layout: FrameLayout, dtype: Any) -> Any:
-        """Bytes (K, bytes) as frames (K, *shape)."""
-        whole = frames.contiguous() if self._xp is torch else np.ascontiguousarray(frames)
-        return whole.view(dtype).reshape(len(frames), *layout.shape)
-
-    def complete(
-        self, frames: FrameLayout, arrays: Mapping[str, Any], placed: Placed
-    ) -> tuple[Any, Any]:
-        """The whole stacks of obs and next_obs, uint8 (K, F, bytes), where frames were given.
-
-        Raises BufferMisuseError if a stack does not go on from the one before it.
-        """
-        xp, number = self._xp, self._num_frames
-        given, following = self._pack(arrays, ""), self._pack(arrays, "next_")
-        size, after = given.shape[1], following.shape[1]
-        if size < after:
-            raise BufferMisuseError(
-                "next_obs has stacks, but obs the newest frames alone; give stacks of both, or "
-                "frames of both"
-            )
-        previous, heads, found = placed.previous, self._heads[placed.ids], []
-        at_first, is_open = (flags[:, None] for flags in (previous < 0, placed.is_open))
-        for k in range(number - 1, -1, -1):
-            if after == number or not found:
-                inner = following[previous][:, k if after == number else 0]
-            else:
-                inner = found[0][previous]
-            first = given[:, k if size == number else 0]
-            if size < number and frames.pads_zeros and k + 1 < number:
-                first = first & 0
-            before = xp.where(at_first, heads[:, k], inner)
-            found.insert(0, xp.where(is_open, before, first))
-        whole = xp.stack(found, 1)
-        moved = following if after == number else xp.concatenate([whole[:, 1:], following], 1)
-        if frames.is_checked:
-            is_off = (given != whole[:, number - size :]).any(2) & is_open
-            self._check(is_off, placed, lambda frame: (
-                f"frame {frame + number - size} of obs is not that of the next_obs added before, "
-                "in the same episode. If the env was reset, call cut_episodes; else give what the "
-                "env returned, step by step"
-            ))  # fmt: skip
-            is_off = (moved[:, :-1] != whole[:, 1:]).any(2)
-            self._check(is_off, placed, lambda frame: _not_moved_on(frames, frame))
-        return whole, moved
-
-    def _check(self, is_off: Any, placed: Placed, why: Callable[[int], str]) -> None:
-        """Raise BufferMisuseError for the first frame that is wrong, of bool (K, F)."""
-        if bool(is_off.any()):
-            found = is_off if self._xp is np else is_off.cpu().numpy()
-            row, frame = np.argwhere(found)[0].tolist()
-            raise BufferMisuseError(f"row {row}, env {int(placed.ids[row])}: {why(frame)}")
-
-    def write(self, slots: Any, contents: Any) -> None:
-        """Write slots that are free still, int64 (M,)."""
-        units = self.units if self._xp is torch else self.units.numpy()
-        units[slots, : self._raw] = contents
 
     def let_go(self, placed: Placed, chosen: Chosen, links: Any, older: Any) -> tuple[Any, Any]:
         """Slots int64 (M,), and which of them nothing leads to behind the add, bool (M,)."""
@@ -257,8 +183,7 @@ class Once:
         places = self._xp.where(is_free, left + is_free.cumsum(0) - 1, self.num_slots)
         self.free[places] = freed if self._xp is np else freed.long()
         self.num_free[...] = left + is_free.sum()
-        if len(self._heads):
-            self._heads[placed.ids] = chosen.heads[placed.newest]
+        self._heads[placed.ids] = chosen.heads[placed.newest]
 
     # Room.
 
@@ -282,13 +207,15 @@ class Once:
         return self._first_slot + self._num_frames * (self._plan.num_rows + count)
 
     def resize(self, number: int, *, is_asked: bool = False) -> None:
-        """Grow to a number of slots; the new ones are free.
+        """Grow to a number of slots, if that is more; the new ones are free.
 
         Raises:
             BufferMemoryError: They would not fit into free memory; nothing was changed.
             BufferMisuseError: They would have to move, and a graph reads them; nothing was changed.
         """
         before = self.num_slots
+        if number <= before:
+            return
         if self.is_captured and not is_asked:
             raise BufferMisuseError(
                 f"{number} final observations have to be kept, but a CUDA graph was captured "
@@ -310,31 +237,31 @@ class Once:
 
     def state(self) -> dict[str, Any]:
         """What does not follow from the rows."""
-        heads = {"heads": self._heads} if self._frames is not None else {}
-        return {"units": self.units[:-1], "free": self.free[: int(self.num_free[0])], **heads}
+        free = self.free[: int(self.num_free[0])]
+        return {"units": self.units[:-1], "free": free, "heads": self._heads}
 
     def check(self, state: Mapping[str, np.ndarray], links: np.ndarray, older: np.ndarray) -> None:
         """Raise BufferMisuseError if the same of a state does not fit.
 
         `links` int32 (num_rows,) and `older` int32 (num_rows, F - 1) are 0 where nothing is held.
         """
-        units, layout = state["units"], self._plan.layout
-        if not self._plan.first_slots <= len(units) <= _MAX_SLOTS:
-            raise contradiction(f"it has {len(units)} observations beside its rows")
+        units, layout, free = state["units"], self._plan.layout, state["free"]
         for field in (layout.fields[path] for path in layout.obs):
             if field.dtype == np.bool_:
                 begin = field.offset - layout.obs_at
                 for name in ("units", "heads"):
-                    if name in state:
-                        check_bools(name, [state[name][..., begin : begin + field.nbytes]])
-        if older.size and not 0 <= older.min() <= older.max() < self._plan.num_rows + len(units):
-            raise contradiction("it has frames that lead to none")
+                    check_bools(name, [state[name][..., begin : begin + field.nbytes]])
         used = self._used(links, older)
-        if len(np.unique(used)) < len(used):
-            raise contradiction("two rows lead back to the same frame")
-        free = state["free"]
-        if free.size and not 0 <= free.min() <= free.max() < len(units):
-            raise contradiction("it has free places that there are not")
+        if (
+            not self._plan.first_slots <= len(units) <= _MAX_SLOTS
+            or (
+                older.size
+                and not 0 <= older.min() <= older.max() < self._plan.num_rows + len(units)
+            )
+            or (free.size and not 0 <= free.min() <= free.max() < len(units))
+            or len(np.unique(used)) < len(used)
+        ):
+            raise contradiction("its rows and observations lead to none, or twice to the same")
 
     def _used(self, links: np.ndarray, older: np.ndarray) -> np.ndarray:
         """Slots that belong to rows, int64: to what they lead to, or their older frames."""
@@ -347,18 +274,11 @@ class Once:
             found.append(own[is_own].astype(np.int64) - num_rows)
         return np.concatenate(found)
 
-    def make_room(self, number: int) -> None:
-        """See to it that there are so many slots; raise as `resize`."""
-        if number > self.num_slots:
-            self.resize(number)
-
     def take(self, state: Mapping[str, np.ndarray]) -> None:
         """Take over what was checked, for which there is room; see `check`. `recount` follows."""
-        number = len(state["units"])
         self.units.zero_()
-        self.units[:number].copy_(torch.from_numpy(np.array(state["units"])))
-        if "heads" in state:
-            self._heads[...] = self.there(np.array(state["heads"]))
+        self.units[: len(state["units"])].copy_(torch.from_numpy(np.array(state["units"])))
+        self._heads[...] = self.there(np.array(state["heads"]))
 
     def recount(
         self, links: np.ndarray, older: np.ndarray, order: np.ndarray | None = None
@@ -375,25 +295,3 @@ class Once:
         free = free[np.argsort(ranks[free], kind="stable")]
         self.free[: len(free)] = self.there(free)
         self.num_free[...] = self._least_free = len(free)
-
-
-def _not_moved_on(layout: FrameLayout, frame: int) -> str:
-    return (
-        f"frame {frame} of next_obs is not frame {frame + 1} of obs. Stacks of {layout.num_frames} "
-        f"frames, oldest first along axis {layout.axis} of {layout.stack_shape}, move on by one "
-        "frame per step; name their axis, or make the buffer without frame_stack"
-    )
-
-
-def first_break(layout: FrameLayout, stacks: np.ndarray) -> tuple[int, str] | None:
-    """Find the first step of an episode whose next stack is not its own, moved on by a frame.
-
-    Of stacks (T + 1, *stack_shape), of the dtype of frames: the step and what is wrong, or None.
-    """
-    frames: Any = np.ascontiguousarray(layout.split(stacks))
-    frames = frames.reshape(*frames.shape[:2], -1).view(np.uint8)
-    is_same = (frames[1:, :-1] == frames[:-1, 1:]).all(2)
-    if is_same.all():
-        return None
-    step, frame = np.argwhere(~is_same)[0].tolist()
-    return step, _not_moved_on(layout, frame)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import numpy as np
@@ -24,18 +24,9 @@ from buffers.core.rows import FrameLayout, RowLayout, RowPacker, row_stride
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, space_leaves
 
 __all__ = [
-    "DEFAULTS",
-    "MAX_ROWS",
-    "OLDER",
-    "PLAIN_DEFAULTS",
-    "ROW_DEFAULTS",
-    "FrameStack",
-    "Plan",
-    "ReplayOptions",
-    "RowOptions",
-    "plan_replay",
-    "read_options",
-]
+    "DEFAULTS", "MAX_ROWS", "OLDER", "PLAIN_DEFAULTS", "ROW_DEFAULTS", "Plan",
+    "ReplayOptions", "RowOptions", "plan_replay", "read_options",
+]  # fmt: skip
 
 MAX_ROWS = 2**31 - 2**24  # links are 32-bit, and lead to kept observations behind the rows, too
 OLDER = "older frames"  # path of the field with the units of the older frames of a stack
@@ -55,73 +46,23 @@ _TAKEN_OF_SEQUENCES = frozenset((
 ))  # fmt: skip
 
 
-@dataclass(frozen=True)
-class FrameStack:
-    """Says that observations are stacks of frames, to be stored once each.
-
-    It stacks nothing: that is done by a wrapper of the envs.
-
-    Attributes:
-        num_frames: F, the frames of a stack, the oldest first.
-        axis: Of the observation, along which they lie; None finds the only axis of length F. An
-            axis that is longer, such as that of the colors, is cut into F parts.
-        padding: What the first stack of an episode is filled up with if its newest frame is added
-            alone: "reset" takes that frame, "zero" zeros, as in Gymnasium's FrameStackObservation.
-        is_checked: Compare each stack with the one before it, and refuse what differs. Otherwise
-            only the first stack of an episode is looked at, and of others the newest frame.
-
-    Raises:
-        BufferMisuseError: An argument is none of these.
-    """
-
-    num_frames: int
-    axis: int | None = None
-    padding: str = "reset"
-    is_checked: bool = True
-
-    def __post_init__(self) -> None:
-        check_count("num_frames of a FrameStack", self.num_frames, _MOST_FRAMES)
-        is_axis = self.axis is None or type(self.axis) is int
-        if not is_axis or self.padding not in ("reset", "zero"):
-            raise BufferMisuseError(
-                f"axis is {self.axis!r} and padding {self.padding!r}, expected an int, or None to "
-                "find it, and 'reset' or 'zero'"
-            )
-
-
-def plan_frames(space: Space, given: int | FrameStack | None) -> FrameLayout | None:
-    """How the frames of an observation lie; None if they are not stored apart.
+def plan_frames(space: Space, given: int | None) -> FrameLayout | None:
+    """How the frames of an observation lie, along its only axis of that length; None without.
 
     Raises:
         BufferMisuseError: The argument does not fit, or the observation is no such stack.
     """
     if given is None:
         return None
-    is_stack = isinstance(given, FrameStack)
-    stack = given if is_stack else FrameStack(check_count("frame_stack", given, _MOST_FRAMES))
-    number, axis = int(stack.num_frames), stack.axis
-    if not isinstance(space, spaces.Box):
+    number, shape = check_count("frame_stack", given, _MOST_FRAMES), tuple(space.shape or ())
+    if not isinstance(space, spaces.Box) or shape.count(number) != 1 or not math.prod(shape):
         raise BufferMisuseError(
-            f"frame_stack={number} needs a Box of stacked frames, got {space}; leave it out, or "
-            "flatten the observation with a wrapper first"
+            f"frame_stack={number} needs a Box with something in it, of which one axis alone has "
+            f"length {number}, that along which frames are stacked, got {space}; reshape it with a "
+            "wrapper, or leave frame_stack out"
         )
-    shape = tuple(space.shape)
-    found = [place for place, size in enumerate(shape) if size == number]
-    if axis is not None:
-        is_there = -len(shape) <= axis < len(shape) and shape[axis] % number == 0
-        found = [axis % len(shape)] if is_there else []
-    if len(found) != 1 or not math.prod(shape):
-        which = f"axis {axis}" if axis is not None else f"the only one of length {number}"
-        raise BufferMisuseError(
-            f"obs has shape {shape}, expected {number} frames, with something in them, along "
-            f"{which}; name it by FrameStack({number}, axis=...)"
-        )
-    axis = found[0]
-    part = (shape[axis] // number,) if shape[axis] != number else ()
-    frame = (*shape[:axis], *part, *shape[axis + 1 :])
-    (leaf,) = space_leaves(space, "obs")
-    pads_zeros = stack.padding == "zero"
-    return FrameLayout(number, frame, leaf.dtype, shape, axis, pads_zeros, bool(stack.is_checked))
+    axis, (leaf,) = shape.index(number), space_leaves(space, "obs")
+    return FrameLayout(number, shape[:axis] + shape[axis + 1 :], leaf.dtype, shape, axis)
 
 
 class RowOptions(TypedDict, total=False):
@@ -133,7 +74,7 @@ class RowOptions(TypedDict, total=False):
     extra_columns: Mapping[str, Space] | None
     store_next: bool
     track_episodes: bool
-    frame_stack: int | FrameStack | None
+    frame_stack: int | None
 
 
 class ReplayOptions(RowOptions, total=False):
@@ -144,7 +85,6 @@ class ReplayOptions(RowOptions, total=False):
     staged: bool
     storage: str
     folder: str | os.PathLike[str] | None
-    read_only: bool
 
 
 PLAIN_DEFAULTS: dict[str, Any] = {
@@ -153,7 +93,6 @@ PLAIN_DEFAULTS: dict[str, Any] = {
 ROW_DEFAULTS = PLAIN_DEFAULTS | {"store_next": True, "track_episodes": False, "frame_stack": None}
 DEFAULTS = ROW_DEFAULTS | {
     "device": "cpu", "seed": None, "staged": False, "storage": "memory", "folder": None,
-    "read_only": False,
 }  # fmt: skip
 
 
@@ -201,6 +140,17 @@ class Plan:
         return self.span * self.num_rings
 
     @property
+    def num_frames(self) -> int:
+        """F, 1 without stacks."""
+        return 1 if self.layout.frames is None else self.layout.frames.num_frames
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of an observation, or frame, without what is behind it in whole words."""
+        frames = self.layout.frames
+        return self.layout.obs_bytes if frames is None else frames.nbytes
+
+    @property
     def unit_bytes(self) -> int:
         """Bytes of the observation, or frame, at the start of a row, in whole words."""
         return -(-self.layout.obs_bytes // _WORD) * _WORD
@@ -217,25 +167,14 @@ class Plan:
         needed = self.num_rows * self.layout.stride + 16 * (self.num_rings + self.num_envs)
         if not self.is_once:
             return needed
-        frames = self.layout.frames
-        head = 0 if frames is None else frames.num_frames * frames.nbytes
+        head = self.num_frames * self.raw_bytes
         return needed + (self.first_slots + 1) * (self.unit_bytes + 8) + self.num_envs * head
-
-    def resized(self, capacity: int) -> Plan:
-        """The same of another capacity."""
-        return replace(self, capacity=capacity, span=self.span - self.capacity + capacity)
 
 
 def plan_replay(
-    capacity: int,
-    observation_space: Space,
-    action_space: Space,
-    options: Mapping[str, Any],
-    *,
-    num_envs: int | None,
-    is_per_env: bool = False,
-    num_writers: int = 1,
-) -> Plan:
+    capacity: int, observation_space: Space, action_space: Space, options: Mapping[str, Any], *,
+    num_envs: int | None, is_per_env: bool = False, num_writers: int = 1,
+) -> Plan:  # fmt: skip
     """Check the arguments of a replay buffer.
 
     Raises:
@@ -264,12 +203,11 @@ def plan_replay(
     is_untracked = num_envs is None and not is_per_env
     number = 0 if is_untracked else check_count("num_envs", num_envs, MAX_ROWS)
     num_rings = number if is_per_env else num_writers
-    leaves, num_older = space_leaves(observation_space, "obs"), 0
-    is_empty = not any(math.prod(leaf.shape) for leaf in leaves)
-    is_once = frames is not None or (not store_next and not is_empty)
-    max_gap = 0 if frames is None else 1 if is_per_env else _LINKS_PER_ENV * number
+    leaves, num_older, max_gap = space_leaves(observation_space, "obs"), 0, 0
+    is_once = frames is not None or (not store_next and any(math.prod(x.shape) for x in leaves))
     if frames is not None:
         leaves, num_older = [Leaf("obs", frames.shape, frames.dtype)], frames.num_frames - 1
+        max_gap = 1 if is_per_env else _LINKS_PER_ENV * number
     span = capacity + max_gap * num_older
     if span * num_rings > MAX_ROWS:
         raise BufferMisuseError(
@@ -279,12 +217,13 @@ def plan_replay(
     taken = _TAKEN | _TAKEN_OF_SEQUENCES if track_episodes else _TAKEN
     others = [action_leaf(action_space), *extra_leaves(given["extra_columns"], taken)]
     following = [] if is_once else [leaf._replace(path="next_" + leaf.path) for leaf in leaves]
-    own, last = [Leaf("env_ids", (), _INT32)], [Leaf("rewards", (), np.dtype(np.float32))]
+    own = [*_largest_first(others)]
+    own += [Leaf("env_ids", (), _INT32)] if track_env or track_episodes else []
+    last = [Leaf("rewards", (), np.dtype(np.float32))]
     last += [Leaf("link", (), _INT32)] if is_linked else []
     last += [Leaf(OLDER, (num_older,), _INT32)] if num_older else []
     last += [Leaf(name, (), np.dtype(np.bool_)) for name in ("terminations", "truncations")]
-    blocks = leaves, [*_largest_first(others), *own[: track_env or track_episodes]], following, last
-    packer, start, obs_bytes = _pack(*blocks)
+    packer, start, obs_bytes = _pack(leaves, own, following, last)
     layout = RowLayout(
         observation_space, packer.fields, [leaf.path for leaf in leaves],
         [leaf.path for leaf in following], [leaf.path for leaf in others[1:]],
@@ -303,12 +242,11 @@ def _pack(
     packer = RowPacker()
     start = packer.add(_largest_first(obs))
     obs_bytes = packer.end - start
-    packer.end += -packer.end % _WORD
+    packer.align(_WORD)
     for leaf in own:
         packer.add([leaf])
-    packer.end += -packer.end % max([_WORD, *(leaf.dtype.itemsize for leaf in following)])
-    packer.add(_largest_first(following))
-    for leaf in last:
+    packer.align(max([_WORD, *(leaf.dtype.itemsize for leaf in following)]))
+    for leaf in (*_largest_first(following), *last):
         packer.add([leaf])
     return packer, start, obs_bytes
 

@@ -1,14 +1,12 @@
 """Priorities of the rows of a ring and drawing by them: sums of values, whose leaves are the rows.
 
-On the host the sums are a tree, sixteen children to a node. It is one array float64 of levels,
-leaves first, each padded with zeros to whole nodes; `starts` int64 (L,) says where each level
-begins. A node is always computed anew from its children, never changed by a difference, so nothing
-drifts. Levels are handled one after the other for the whole batch, so that waits for memory
-overlap.
+On the host the sums are a tree, sixteen children to a node: one array float64 of levels, leaves
+first, each padded with zeros to whole nodes; `starts` int64 (L,) says where each level begins. A
+node is always computed anew from its children, so nothing drifts. Levels are handled one after the
+other for the whole batch, so that waits for memory overlap.
 
 On devices there are the values alone: a draw sums them up, which takes a device microseconds for
-a million rows, and searches the sums. None of it waits for the device; what the host would have to
-look at stays there.
+a million rows, and searches the sums. None of it waits for the device.
 """
 
 from __future__ import annotations
@@ -16,21 +14,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from buffers.core.compiling import njit
-from buffers.core.kernels import prefetch
+from buffers.core.kernels import njit
 
 __all__ = ["MAX_VALUE", "DeviceValues", "SumTree", "level_sizes", "set_leaves", "values_fit"]
 
 FAN_OUT = 16
 MAX_VALUE = 1e290  # of a leaf: as many as there are rows can be summed up
+Live = tuple[torch.Tensor, torch.Tensor]
 
 
 def level_sizes(capacity: int) -> list[int]:
-    """Nodes of each level, leaves first, padded to whole nodes of the level above; the last is 1.
-
-    >>> level_sizes(100), level_sizes(1)
-    ([112, 16, 1], [16, 1])
-    """
+    """Nodes of each level, leaves first, padded to whole nodes of the one above; the last is 1."""
     sizes = [capacity + -capacity % FAN_OUT]
     while sizes[-1] > 1:
         above = sizes[-1] // FAN_OUT
@@ -46,19 +40,14 @@ def values_fit(values: np.ndarray) -> bool:
 class SumTree:
     """Values of the leaves 0 .. capacity - 1 and their sums.
 
-    Args:
-        capacity: See above.
-        memory: float64 (sum of `level_sizes(capacity)`,) for the tree, to be restored; or None.
-
     Attributes:
         leaves: float64 (capacity,), view of the tree; read only.
         nbytes: Bytes held.
     """
 
-    def __init__(self, capacity: int, memory: np.ndarray | None = None):
+    def __init__(self, capacity: int):
         sizes = level_sizes(capacity)
-        self._capacity, starts = capacity, np.cumsum([0, *sizes[:-1]])
-        self._tree = np.zeros(sum(sizes)) if memory is None else memory
+        self._tree, starts = np.zeros(sum(sizes)), np.cumsum([0, *sizes[:-1]])
         self.leaves, self.nbytes = self._tree[:capacity], self._tree.nbytes
         self._arrays = self._tree, starts
 
@@ -67,21 +56,12 @@ class SumTree:
         """The sum of all values."""
         return float(self._tree[-1])
 
-    def set_numbers(self, first: int, stop: int, value: float) -> None:
-        """Give one value to the leaves of the numbers from `first` to before `stop`."""
-        numbers = np.arange(max(first, stop - self._capacity), stop)
-        self.update(numbers % self._capacity, np.full(len(numbers), value))
-
     def update(self, leaves: np.ndarray, values: np.ndarray) -> None:
         """Give values float64 (K,) to leaves int64 (K,); of equal leaves the last counts."""
         set_leaves(*self._arrays, leaves, values, np.empty(len(leaves), np.int64))
 
     def draw(
-        self,
-        generator: torch.Generator,
-        leaves: torch.Tensor,
-        weights: torch.Tensor,
-        beta: float,
+        self, generator: torch.Generator, leaves: torch.Tensor, weights: torch.Tensor, beta: float
     ) -> None:
         """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
 
@@ -93,73 +73,57 @@ class SumTree:
         np.power(ratios, np.float32(beta), out=ratios)
 
     def restore(self, values: np.ndarray) -> None:
-        """Take over all values, float64 (capacity,); nothing of what the tree has is believed."""
-        values = values.copy()  # they may be those of the tree
-        self._tree[:] = 0
-        self.update(np.arange(self._capacity), values)
+        """Take over all values, float64 (capacity,)."""
+        self.update(np.arange(len(values)), values)
 
 
 class DeviceValues:
-    """Values of the leaves 0 .. capacity - 1 on a device.
+    """Values of the leaves 0 .. capacity - 1 on a device: priorities to the power of alpha.
+
+    `live` are the first number in use and the one behind the last, int64 (1,) each, there; leaves
+    that are not in use count as 0.
 
     Attributes:
-        leaves: float64 (capacity,) on the device, view; read only.
         nbytes: Bytes held.
-        largest: float64 (), the largest priority ever given, before the exponent; at least 1.
-        num_refused: int64 (), updates left out as they were negative, not finite or too large.
-        alpha, beta, bound: float64 (), exponents of values and weights, and the largest priority
-            that is taken: on the device, so that a captured CUDA graph reads them anew.
+        largest: float64 (), the largest priority ever given, at least 1.
+        num_refused: int64 (), updates left out as they were negative, not finite or above `bound`.
     """
 
-    def __init__(self, capacity: int, device: torch.device):
-        self._capacity = capacity
+    def __init__(self, capacity: int, device: torch.device, alpha: float, bound: float):
+        self._capacity, self._alpha, self._bound = capacity, alpha, bound
         with torch.inference_mode(False):  # what is made in it can't be changed outside
             # The last takes what is refused: the others are written without looking at it.
             self._written = torch.zeros(capacity + 1, dtype=torch.float64, device=device)
             self.largest = torch.ones((), dtype=torch.float64, device=device)
             self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
-            exponents = torch.zeros(3, dtype=torch.float64, device=device)
-        self.leaves, self.nbytes = self._written[:-1], self._written.nbytes
-        self.alpha, self.beta, self.bound = exponents.unbind(0)
+        self.nbytes = self._written.nbytes
 
-    def set_numbers(self, first: int, stop: int, value: torch.Tensor | float) -> None:
-        """Give one value to the leaves of the numbers from `first` to before `stop`."""
-        first, device = max(first, stop - self._capacity), self.leaves.device
-        if first < stop:
-            leaves = torch.arange(first, stop, device=device) % self._capacity
-            values = torch.as_tensor(value, dtype=torch.float64, device=device)
-            self._written.index_copy_(0, leaves, values.expand(len(leaves)))
+    def _is_live(self, leaves: torch.Tensor, live: Live) -> torch.Tensor:
+        begin, end = live
+        return (leaves - begin).remainder(self._capacity) < end - begin
 
-    def new_value(self) -> torch.Tensor:
-        """The value of new rows, float64 ()."""
-        return self.largest.pow(self.alpha)
+    def leaves(self, live: Live) -> torch.Tensor:
+        """All values, float64 (capacity,); a copy."""
+        places = torch.arange(self._capacity, device=self._written.device)
+        return self._written[:-1].where(self._is_live(places, live), 0.0)
 
-    def insert_rows(self, leaves: torch.Tensor) -> None:
-        """Give the value of new rows to distinct leaves int64 (K,), that are on the device."""
-        self._written.index_copy_(0, leaves, self.new_value().expand(len(leaves)))
+    def insert(self, leaves: torch.Tensor) -> None:
+        """Give distinct leaves int64 (K,) the value of new ones."""
+        self._written.index_copy_(0, leaves, self.largest.pow(self._alpha).expand(len(leaves)))
 
-    def update(
-        self,
-        leaves: torch.Tensor,
-        priorities: torch.Tensor,
-        live: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
+    def update(self, leaves: torch.Tensor, priorities: torch.Tensor, live: Live) -> None:
         """Give priorities float (K,) to leaves int (K,), equal ones to equal leaves.
 
-        Those not in 0 .. bound are left out and counted, and so are leaves not in use: `live` has
-        the first number that is, and the one behind the last, int64 (1,) each.
+        Those not in 0 .. bound, or of leaves not in use, are left out and counted.
         """
         if not len(leaves):
             return
         given = priorities.detach().to(torch.float64)
-        begin, end = live
-        is_there = (leaves >= 0) & (leaves < self._capacity)
-        is_there &= (leaves - begin).remainder(self._capacity) < end - begin
-        is_good = (given >= 0) & (given <= self.bound) & is_there
+        is_good = (given >= 0) & (given <= self._bound) & (leaves >= 0) & (leaves < self._capacity)
+        is_good &= self._is_live(leaves, live)
         leaves = torch.where(is_good, leaves.long(), self._capacity)
-        self._written.index_copy_(0, leaves, given.pow(self.alpha))
-        largest = torch.where(is_good, given, 0.0).amax()
-        torch.maximum(self.largest, largest, out=self.largest)
+        self._written.index_copy_(0, leaves, given.pow(self._alpha))
+        torch.maximum(self.largest, torch.where(is_good, given, 0.0).amax(), out=self.largest)
         self.num_refused.add_((~is_good).sum())
 
     def draw(
@@ -167,20 +131,26 @@ class DeviceValues:
         generator: torch.Generator,
         leaves: torch.Tensor,
         weights: torch.Tensor,
-        beta: float | None,
+        beta: float,
+        live: Live,
     ) -> None:
-        """As `SumTree.draw`, by a generator of the device; None stands for the beta on it."""
-        size, device = len(leaves), leaves.device
+        """As `SumTree.draw`, by a generator of the device."""
+        size, device, values = len(leaves), leaves.device, self.leaves(live)
         uniforms = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
-        ends = self.leaves.cumsum(0)
+        ends = values.cumsum(0)
         points = torch.arange(size, dtype=torch.float64, device=device).add_(uniforms)
         found = torch.searchsorted(ends, points * (ends[-1] / size), right=True)
         found.clamp_(max=self._capacity - 1)
         # Rounding may lead to a leaf without a value, or past the last.
-        is_good = self.leaves.index_select(0, found) > 0
-        torch.where(is_good, found, self.leaves.argmax(), out=leaves)
-        drawn = self.leaves.index_select(0, leaves)
-        weights.copy_((drawn.amin() / drawn).pow(self.beta if beta is None else beta))
+        is_good = values.index_select(0, found) > 0
+        torch.where(is_good, found, values.argmax(), out=leaves)
+        drawn = values.index_select(0, leaves)
+        weights.copy_((drawn.amin() / drawn).pow(beta))
+
+    def restore(self, values: np.ndarray, largest: float) -> None:
+        """Take over all values, float64 (capacity,)."""
+        self._written[:-1].copy_(torch.from_numpy(values))
+        self.largest.fill_(largest)
 
 
 @njit(cache=True)
@@ -238,10 +208,6 @@ def draw_leaves(tree, starts, leaves, masses, ratios):
                     mass -= value
             masses[i] = mass
             leaves[i] = 16 * leaves[i] + chosen
-            if level:  # the node that comes next, two lines
-                begin = 8 * (starts[level - 1] + 16 * leaves[i])
-                prefetch(tree, begin)
-                prefetch(tree, begin + 64)
     smallest = tree[leaves].min()
     for i in range(size):
         ratios[i] = np.float32(smallest / tree[leaves[i]])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Self
 
 import numpy as np
@@ -18,33 +17,30 @@ import torch
 from gymnasium import Space
 
 from buffers.core.arguments import resolve_device
-from buffers.core.errors import BufferMisuseError, CheckpointError
+from buffers.core.errors import CheckpointError
 from buffers.core.generator import other_generator
-from buffers.core.rows import row_views
 from buffers.core.spaces import describe_space, space_of
 from buffers.core.state import (
     Block,
     LoadedState,
     SavedBuffer,
     check_bools,
-    check_settings,
     contradiction,
     read_state,
 )
 from buffers.replay.folder import Folder
-from buffers.replay.plan import OLDER, ROW_DEFAULTS, FrameStack, Plan
+from buffers.replay.plan import OLDER, ROW_DEFAULTS, Plan
 from buffers.replay.table import Table
 
-__all__ = ["TableState", "check_described", "describe"]
+__all__ = ["TableState", "describe"]
 
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
 _MADE_WITH = "made_with"  # the arguments of the constructor, in files only
-_SAVED = frozenset((*ROW_DEFAULTS, "num_envs", "over", "device", "staged"))
+_SAVED = frozenset((*ROW_DEFAULTS, "num_envs", "over", "device", "staged", "alpha"))
 _MALFORMED = (
     AssertionError, AttributeError, IndexError, KeyError, OverflowError, RecursionError,
     RuntimeError, TypeError, ValueError,
 )  # fmt: skip
-_PER_ENV = ("last", "is_open")
 
 
 class TableState(SavedBuffer):
@@ -58,8 +54,6 @@ class TableState(SavedBuffer):
     _folder: Folder | None
     _random: Any
     _sequences: Any
-    _has_weights: bool
-    _new_sequence_value: Any
     _settle: Any
 
     def _own_settings(self) -> dict[str, Any]:
@@ -68,10 +62,7 @@ class TableState(SavedBuffer):
 
     def _own_state(self) -> dict[str, Any]:
         """What the class holds besides the table, as tensors; views will do."""
-        if self._sequences is None:
-            return {}
-        self._sequences.follow(self._new_sequence_value())
-        return self._sequences.state(has_priorities=self._has_weights)
+        return {} if self._sequences is None else self._sequences.state()
 
     def _check_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Raise BufferMisuseError unless the arrays of a state fit."""
@@ -86,9 +77,6 @@ class TableState(SavedBuffer):
     def _described(self) -> dict[str, Any]:
         return describe(self._kind, self._table.plan, self._own_settings())
 
-    def _check_described(self, meta: Mapping[str, Any]) -> None:
-        check_described(meta, self._described())
-
     def _saved_arrays(self) -> dict[str, list[Block]]:
         table = self._table
         self._settle()
@@ -100,7 +88,7 @@ class TableState(SavedBuffer):
             arrays["is_open"] = table.envs["is_open"].copy()
             return {name: [array] for name, array in arrays.items()}
         if table.plan.num_envs:
-            arrays |= {name: table.envs[name].copy() for name in _PER_ENV}
+            arrays |= {name: values.copy() for name, values in table.envs.items()}
         if table.once is not None:
             arrays |= table.once.state()
         arrays |= self._own_state()
@@ -117,43 +105,29 @@ class TableState(SavedBuffer):
             self._check_own_state(state.small)
 
     def _take(self, state: LoadedState) -> None:
-        if self._folder is not None:
-            self._take_folder_state(self._folder, state.small)
-        else:
-            _take_table(self._table, state.small, state.large["rows"])
+        """Take over all; of a folder where episodes were, as rows that were added since stay."""
+        table, rings, generator = self._table, state.small["rings"], state.small["generator"]
+        if self._folder is None:
+            _take_table(table, state.small, state.large["rows"])
             self._take_own_state(state.small)
-        self._random.set_state(state.small["generator"])
-
-    def _take_folder_state(self, folder: Folder, state: Mapping[str, np.ndarray]) -> None:
-        """Bring back where episodes were; rows that were added since stay."""
-        table, rings = self._table, state["rings"]
-        if (rings[:, 1] == table.committed).all():
-            table.envs["is_open"][...] = state["is_open"]
-        if (rings[:, 1] > table.committed).any():
-            warnings.warn(
-                f"the folder has had {table.num_added} rows added, fewer than the "
-                f"{rings[:, 1].sum()} when the state was taken: it is another folder, or the "
-                "power was lost; the rows that it has are kept",
-                stacklevel=6,
-            )
-        folder.arrays["generator"][...] = state["generator"]
+        else:
+            if (rings[:, 1] == table.committed).all():
+                table.envs["is_open"][...] = state.small["is_open"]
+            if (rings[:, 1] > table.committed).any():
+                warnings.warn(
+                    f"the folder has had {table.num_added} rows added, fewer than the "
+                    f"{rings[:, 1].sum()} when the state was taken: it is another folder, or the "
+                    "power was lost; the rows that it has are kept",
+                    stacklevel=5,
+                )
+        self._random.set_state(generator)
 
     def _file_state(self) -> dict[str, Any]:
-        return {**super()._file_state(), _MADE_WITH: self._arguments()}
-
-    def _arguments(self) -> dict[str, Any] | None:
-        """Those of the constructor as torch saves them; None of a buffer whose rows are in files.
-
-        The exponents of priorities are left out: the state has them.
-        """
-        if self._folder is not None:
-            return None
+        """The state, and arguments of the constructor unless rows are in files."""
         _, (capacity, *spaces), options = self._made_by
-        given = {name: options[name] for name in sorted(_SAVED & options.keys())}
-        if isinstance(given.get("frame_stack"), int | np.integer):
-            given["frame_stack"] = FrameStack(given["frame_stack"])
-        made = {name: _plain(value) for name, value in given.items() if value is not None}
-        return {"capacity": int(capacity), "spaces": _plain(spaces), **made}
+        made = {name: options[name] for name in sorted(_SAVED & options.keys())}
+        made |= {"capacity": int(capacity), "spaces": spaces}
+        return {**super()._file_state(), _MADE_WITH: None if self._folder else _plain(made)}
 
     @classmethod
     def from_file(
@@ -184,16 +158,21 @@ class TableState(SavedBuffer):
         1000
         """
         state, name = read_state(path, cls.__name__), os.fspath(path)
+        own_device = {} if device is None else {"device": resolve_device(device)}
         if not isinstance(made := state.get(_MADE_WITH), Mapping):
             raise CheckpointError(
                 f"{name} does not say how its buffer was made, as of one with storage='memmap', "
                 "whose rows are in its folder; make that buffer, and call its load"
             )
         try:
-            buffer = cls(**_read_arguments(made, device))
-        except (BufferMisuseError, *_MALFORMED) as error:
-            if device is not None:
-                resolve_device(device)  # that is not of the file
+            given: dict[str, Any] = {name: made[name] for name in _SAVED & made.keys()}
+            if given.get("extra_columns") is not None:
+                extras = given["extra_columns"].items()
+                given["extra_columns"] = {column: space_of(found) for column, found in extras}
+            make: Any = cls  # whose constructors have other arguments
+            spaces = map(space_of, made["spaces"])
+            buffer = make(made["capacity"], *spaces, **{**given, **own_device})
+        except _MALFORMED as error:
             raise CheckpointError(f"{name} says wrongly how its buffer was made: {error}") from None
         buffer._load(state, name)
         return buffer
@@ -203,8 +182,6 @@ def _plain(value: Any) -> Any:
     """An argument of a constructor as numbers, strings, lists, dicts and tensors."""
     if isinstance(value, Space):
         return describe_space(value)
-    if isinstance(value, FrameStack):
-        return _plain(asdict(value))
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -214,41 +191,20 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _read_arguments(made: Mapping[str, Any], device: torch.device | str | None) -> dict[str, Any]:
-    """Arguments of a constructor, from a file; raise one of _MALFORMED if they are none."""
-    found: dict[str, Any] = {name: made[name] for name in _SAVED & made.keys()}
-    if "frame_stack" in found:
-        found["frame_stack"] = FrameStack(**found["frame_stack"])
-    if "extra_columns" in found:
-        extras = found["extra_columns"].items()
-        found["extra_columns"] = {name: space_of(described) for name, described in extras}
-    found |= {} if device is None else {"device": device}
-    found["observation_space"], found["action_space"] = map(space_of, made["spaces"])
-    return {"capacity": made["capacity"], **found}
-
-
 def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
     """What a state must share with the buffer it is loaded into; JSON has all of it.
 
     `kind` names the class of the buffer, `own` are its settings besides those of the plan.
     """
-    frames, fields = plan.layout.frames, plan.layout.fields.values()
+    frames = plan.layout.frames
     settings: dict[str, Any] = {
         "capacity": plan.capacity, "rings": plan.num_rings, "num_envs": plan.num_envs,
         "store_next": not plan.is_once, "n_step": plan.n_step, "gamma": plan.gamma,
         "track_episodes": plan.has_sequences, "frame_stack": frames and frames.num_frames,
         "axis of the stack": frames and frames.axis, "bytes of a row": plan.layout.stride, **own,
     }  # fmt: skip
-    described = {path: f"{dtype} {shape} at byte {at}" for path, shape, dtype, at in fields}
-    return {"kind": kind, "state_version": 6, "settings": settings, "fields": described}
-
-
-def check_described(state: Any, own: Mapping[str, Any]) -> None:
-    """Raise BufferMisuseError unless a state is of a buffer that describes itself as ours."""
-    if not isinstance(state, Mapping):
-        kind = type(state).__name__
-        raise BufferMisuseError(f"state is a {kind}, expected what state_dict() returned")
-    check_settings({name: state.get(name) for name in own}, own)
+    fields = plan.layout.describe()
+    return {"kind": kind, "state_version": 7, "settings": settings, "fields": fields}
 
 
 def _held_blocks(table: Table) -> list[Block]:
@@ -268,39 +224,31 @@ class _Loaded:
     """What the rows of a state say: uint8 (?, stride) in blocks, of rings int64 (R, 2).
 
     Attributes:
-        blocks: See above.
-        held: int64, the rows that hold something, in the same order.
+        held: int64, the rows that hold something, in the order of the blocks.
         is_there: bool (num_rows,), rows whose transitions are still there.
         links: int32 (num_rows,), of these, 0 elsewhere.
         older: int32 (num_rows, F - 1), the same of the units of older frames.
-
-    Raises:
-        BufferMisuseError: There are other rows than the rings count.
     """
 
     def __init__(self, plan: Plan, rings: np.ndarray, blocks: Sequence[np.ndarray]):
-        self._plan, self.blocks, frames = plan, blocks, plan.layout.frames
+        self._plan, self._blocks = plan, blocks
         begun, committed = np.repeat(rings.T, plan.span, axis=1)
         places = np.arange(plan.num_rows) % plan.span
         self.held = np.flatnonzero(places < begun)
         if sum(map(len, blocks)) != len(self.held):
             raise contradiction(f"it has other rows than {len(self.held)}")
-        shape = plan.num_rows, 0 if frames is None else frames.num_frames - 1
-        self.links = self.column("link") if plan.is_linked else np.zeros(shape[0], np.int32)
-        self.older = self.column(OLDER) if shape[1] else np.zeros(shape, np.int32)
         numbers = committed - 1 - (committed - 1 - places) % plan.span
         self.is_there = numbers >= np.maximum(begun - plan.span, 0)
+        self.links, self.older = self.column("link"), self.column(OLDER, (plan.num_frames - 1,))
         self.links[~self.is_there] = self.older[~self.is_there] = 0
 
-    def column(self, path: str) -> np.ndarray:
-        """A column of all rows, 0 where there is none."""
-        field, found = self._plan.layout.fields[path], []
-        for block in self.blocks:
-            is_aligned = block.flags.aligned and not block.ctypes.data % 8
-            words = (block if is_aligned else block.copy()).view(np.int64)
-            found.append(row_views(words, {path: field})[path])
-        column = np.zeros((self._plan.num_rows, *field.shape), field.dtype)
-        column[self.held] = np.concatenate(found)
+    def column(self, path: str, shape: tuple[int, ...] = ()) -> np.ndarray:
+        """A column (num_rows, *shape) of all rows, 0 where there is none."""
+        field = self._plan.layout.fields.get(path)
+        column = np.zeros((self._plan.num_rows, *shape), np.int32)
+        if field is not None:
+            parts = [b[:, field.offset : field.offset + field.nbytes] for b in self._blocks]
+            column[self.held] = np.concatenate(parts).view(np.int32).reshape(-1, *shape)
         return column
 
 
@@ -317,27 +265,25 @@ def _check_table(
     if bad.any() or begun.max() > _MOST_ADDED // plan.num_rings:
         raise contradiction("it has numbers of transitions that cannot be")
     loaded = _Loaded(plan, rings, blocks)
-    for field in fields.values():
-        if field.dtype == np.bool_:
-            check_bools(field.path, blocks, [(field.offset, field.nbytes)])
-    if "env_ids" in fields:
-        ids = loaded.column("env_ids")
-        if not 0 <= ids.min() <= ids.max() < plan.num_envs:
-            raise contradiction("it has rows of environments that there are not")
-    rings_of_envs = np.arange(plan.num_envs) // max(1, plan.num_envs // plan.num_rings)
-    if plan.num_envs:
-        check_bools("is_open", [state["is_open"]])
-        if state["last"].min() < 0 or (state["last"] > committed[rings_of_envs]).any():
-            raise contradiction("it has newest transitions that cannot be")
-    links = loaded.links
-    if not 0 <= links.min() <= links.max() <= plan.num_rows + len(state.get("units", ())):
-        raise contradiction("it has rows that lead to none")
-    if table.once is not None:
-        newest = rings_of_envs * plan.span + (state["last"] - 1) % plan.span
-        is_held = state["last"] > np.maximum(begun - plan.span, 0)[rings_of_envs]
+    check_bools("rows", blocks, [(f.offset, f.nbytes) for f in fields.values() if f.dtype == bool])
+    ids, links = loaded.column("env_ids"), loaded.links
+    most = plan.num_rows + len(state.get("units", ()))
+    is_led = not 0 <= links.min() <= links.max() <= most
+    if is_led or not 0 <= ids.min() <= ids.max() <= max(plan.num_envs - 1, 0):
+        raise contradiction("it has rows of environments that there are not, or that lead to none")
+    if not plan.num_envs:
+        return
+    check_bools("is_open", [state["is_open"]])
+    rings_of_envs, last = np.arange(plan.num_envs) * plan.num_rings // plan.num_envs, state["last"]
+    is_wrong = last.min() < 0 or (last > committed[rings_of_envs]).any()
+    if table.once is not None and not is_wrong:
+        newest = rings_of_envs * plan.span + (last - 1) % plan.span
+        is_held = last > np.maximum(begun - plan.span, 0)[rings_of_envs]
         newest = newest[is_held & (links[newest] > 0)]
-        if len(np.unique(newest)) < len(newest) or not links[loaded.is_there].all():
-            raise contradiction("newest transitions are the same, or rows lead to nothing")
+        is_wrong = len(np.unique(newest)) < len(newest) or not links[loaded.is_there].all()
+    if is_wrong:
+        raise contradiction("it has newest transitions that cannot be")
+    if table.once is not None:
         table.once.check(state, links, loaded.older)
 
 
@@ -345,14 +291,13 @@ def _take_table(
     table: Table, state: Mapping[str, np.ndarray], blocks: Sequence[np.ndarray]
 ) -> None:
     """Take over a state that was checked; see `_check_table`."""
-    plan, rings, at = table.plan, state["rings"], 0
+    at, loaded = 0, _Loaded(table.plan, state["rings"], blocks)
     if table.once is not None:
-        table.once.make_room(len(state["units"]))
+        table.once.resize(len(state["units"]), is_asked=True)
     table.forget()
     if table.once is not None:
         table.once.take(state)
-    loaded = _Loaded(plan, rings, blocks)
-    if len(loaded.held) < plan.num_rows:
+    if len(loaded.held) < table.plan.num_rows:
         table.rows.zero_()
     for block in blocks:
         rows = torch.from_numpy(loaded.held[at : at + len(block)]).to(table.device)
@@ -360,4 +305,4 @@ def _take_table(
         table.rows.index_copy_(0, rows, pages.to(table.device))
         at += len(block)
     others = loaded.links, loaded.older, state.get("free")
-    table.restore(rings, state.get("last"), state.get("is_open"), *others)
+    table.restore(state["rings"], state.get("last"), state.get("is_open"), *others)

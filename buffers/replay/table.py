@@ -66,11 +66,7 @@ def fence() -> None:
 
 
 def wait_for(is_ready: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
-    """Ask again and again, at least once.
-
-    Raises:
-        TimeoutError: It was not ready for so long; `why` says why.
-    """
+    """Ask again and again, at least once; raise TimeoutError, with `why`, after so long."""
     deadline = time.monotonic() + seconds
     while not is_ready():
         if time.monotonic() >= deadline:
@@ -90,8 +86,6 @@ class Table:
     """Rows, rings, environments; adds are written once, for NumPy on hosts and torch on devices.
 
     Args:
-        plan: What there is in a row, and how many there are.
-        device: Where the rows are.
         is_staged: All is done by operations of torch, as on devices.
         memory: Of somebody else, a file or other processes; None for own.
         first_row: Of these rows in a table of several writers, which links are for.
@@ -107,64 +101,45 @@ class Table:
         is_captured: An add is in a CUDA graph, so that the host does not know how many there are.
     """
 
-    # Arrays of NumPy, or tensors if staged.
-    _begun: Any
+    _begun: Any  # arrays of NumPy, or tensors if staged, as those that follow
     _committed: Any
     _last: Any
     _is_open: Any
     _links: Any
     _older: Any
-    _changed: list[Any]
-    _written: dict[str, Any]
 
     def __init__(
-        self,
-        plan: Plan,
-        device: torch.device,
-        *,
-        is_staged: bool = False,
-        memory: Memory | None = None,
-        first_row: int = 0,
-        first_env: int = 0,
+        self, plan: Plan, device: torch.device, *, is_staged: bool = False,
+        memory: Memory | None = None, first_row: int = 0, first_env: int = 0,
         order: Callable[[], None] | None = None,
-    ):
+    ):  # fmt: skip
         self.plan, self.device, self.is_staged = plan, device, is_staged
         self._first_row, self._first_env = first_row, first_env
         fields, shape = plan.layout.fields, (plan.num_rows, plan.layout.stride)
         if memory is None:
-            is_host = device.type == "cpu"
-            rows = (
-                zeroed_bytes(math.prod(shape)).view(shape)
-                if is_host
-                else torch.zeros(shape, dtype=torch.uint8, device=device)
-            )
-            rings, envs = np.zeros(plan.num_rings, RINGS), np.zeros(plan.num_envs, ENVS)
-            memory = Memory(rows, rings, envs)
+            if device.type == "cpu":
+                rows = zeroed_bytes(math.prod(shape)).view(shape)
+            else:
+                rows = torch.zeros(shape, dtype=torch.uint8, device=device)
+            memory = Memory(rows, np.zeros(plan.num_rings, RINGS), np.zeros(plan.num_envs, ENVS))
         self.rows, self.rings, envs = memory
         self.begun, self.committed = self.rings["begun"], self.rings["committed"]
         self._begun, self._committed = self.begun, self.committed
         self._last, self._is_open = envs["last"], envs["is_open"]
         self.columns: dict[str, np.ndarray] = {}
-        columns: Mapping[str, Any]
         if is_staged:
             self._xp, self._arange = torch, functools.partial(torch.arange, device=device)
-            self._begun, self._committed = torch.zeros(
-                (2, plan.num_rings), dtype=torch.int64, device=device
-            )
-            self._last = torch.zeros(plan.num_envs, dtype=torch.int64, device=device)
-            self._is_open = torch.zeros(plan.num_envs, dtype=torch.bool, device=device)
-            columns = view_fields(self.rows, fields)
+            own = self._begun, self._committed, self._last, self._is_open
+            self._begun, self._committed, self._last, self._is_open = map(self._there, own)
+            columns: Mapping[str, Any] = view_fields(self.rows, fields)
         else:
             self._xp, self._arange = np, np.arange
             self._pages = self.rows.view(torch.int64).numpy()
             columns = self.columns = row_views(self._pages, fields)
             self._items = _items_of(self._pages, fields)
         self._written = {path: c for path, c in columns.items() if path not in _LINKS}
-        self._links = columns.get("link")
-        self._older = columns.get(OLDER)
-        if self._older is None:
-            none = np.zeros((plan.num_rows if plan.is_linked else 0, 0), np.int32)
-            self._older = torch.from_numpy(none).to(device) if is_staged else none
+        none = np.zeros((plan.num_rows if plan.is_linked else 0, 0), np.int32)
+        self._links, self._older = columns.get("link"), columns.get(OLDER, self._there(none))
         # Of the first ring as Python's numbers, which take less time than those of NumPy.
         self._counts = self.rings.view(np.uint8)[:16].data.cast("q")  # begun, committed
         self.once = Once(plan, device, self._xp) if plan.is_once else None
@@ -175,7 +150,7 @@ class Table:
         self._is_torn = self.is_captured = False
         number = plan.num_rows if is_staged and plan.has_sequences else 0
         self._mirrors = {path: np.zeros(number, np.int32) for path in ("link", "env_ids")}
-        self._changed = []  # rows in which they are another
+        self._changed: list[Any] = []  # rows in which they are another
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -220,11 +195,10 @@ class Table:
 
     def oldest_first(self) -> np.ndarray:
         """int64, the rows that hold transitions, ring by ring from the oldest to the newest."""
-        found = [
-            ring * self.plan.span + np.arange(begin, end) % self.plan.span
-            for ring, (begin, end) in enumerate(zip(*self.live(), strict=True))
-        ]
-        return np.concatenate(found)
+        span, lives = self.plan.span, zip(*self.live(), strict=True)
+        return np.concatenate([
+            ring * span + np.arange(begin, end) % span for ring, (begin, end) in enumerate(lives)
+        ])  # fmt: skip
 
     def numbers_of(self, rows: np.ndarray, committed: np.ndarray | None = None) -> np.ndarray:
         """The newest committed number that lies in each row int64 (K,); negative if there is none.
@@ -240,11 +214,6 @@ class Table:
         begin, _ = self.live()
         return self.numbers_of(rows) >= begin[rows // self.plan.span]
 
-    def are_there(self, rows: np.ndarray, committed: np.ndarray | None = None) -> np.ndarray:
-        """Whether what rows int64 (K,) held last, when so much was committed, is in them still."""
-        oldest = np.maximum(self.begun - self.plan.span, 0)
-        return self.numbers_of(rows, committed) >= oldest[rows // self.plan.span]
-
     def were_whole(self, rows: np.ndarray, committed: np.ndarray) -> bool:
         """Whether rows int64 (K,), just read, were not written meanwhile by another process.
 
@@ -252,7 +221,12 @@ class Table:
         them whole, but not have been whole while they were read.
         """
         self._order()
-        return bool(self.are_there(rows, committed).all())
+        return bool(self._are_there(rows, committed).all())
+
+    def _are_there(self, rows: np.ndarray, committed: np.ndarray) -> np.ndarray:
+        """Whether what rows int64 (K,) held last, when so much was committed, is in them still."""
+        oldest = np.maximum(self.begun - self.plan.span, 0)
+        return self.numbers_of(rows, committed) >= oldest[rows // self.plan.span]
 
     @property
     def links(self) -> np.ndarray:
@@ -265,15 +239,15 @@ class Table:
         return self._mirror("env_ids")
 
     def _mirror(self, path: str) -> np.ndarray:
-        """A column on the host; of a device new rows are fetched."""
-        if not self.plan.has_sequences or not self.is_staged:
-            return _on_host(self._links if path == "link" else self._written[path])
+        """A column on the host; of a device rows that were changed are fetched."""
+        columns = {"link": self._links, "env_ids": self._written["env_ids"]}
+        if not self.is_staged:
+            return columns[path]
         if self._changed:
             rows = torch.concatenate(self._changed)
             self._changed.clear()
-            at = _on_host(rows)
-            self._mirrors["link"][at] = _on_host(self._links[rows])
-            self._mirrors["env_ids"][at] = _on_host(self._written["env_ids"][rows])
+            for name, column in columns.items():
+                self._mirrors[name][_on_host(rows)] = _on_host(column[rows])
         return self._mirrors[path]
 
     @property
@@ -283,41 +257,22 @@ class Table:
 
     def kept_links(self) -> tuple[np.ndarray, np.ndarray]:
         """Links and units of older frames of rows whose transitions are still there; else 0."""
-        is_there = self.are_there(np.arange(self.plan.num_rows))
+        is_there = self._are_there(np.arange(self.plan.num_rows), self.committed)
         links, older = _on_host(self._links), _on_host(self._older)
         return np.where(is_there, links, 0), np.where(is_there[:, None], older, 0)
-
-    def recount(self, order: np.ndarray | None = None) -> None:
-        """Find out which slots are free; see `Once.recount`."""
-        if self.once is not None:
-            links, older = self.kept_links()
-            self._links[...], self._older[...] = self._there(links), self._there(older)
-            self.once.recount(links, older, order)
 
     # What comes in.
 
     def add(
-        self,
-        arrays: Mapping[str, Any],
-        env_ids: np.ndarray,
-        stops: np.ndarray | None = None,
-        cuts: np.ndarray | None = None,
-        *,
-        is_capturing: bool = False,
-    ) -> Any:
+        self, arrays: Mapping[str, Any], env_ids: np.ndarray, stops: np.ndarray | None = None,
+        cuts: np.ndarray | None = None, *, is_capturing: bool = False,
+    ) -> Any:  # fmt: skip
         """Write checked `Transitions`; unless the table is plain no more than each ring has rows.
 
-        If staged columns may be tensors on the device, of rows that are whole steps.
-
-        Returns:
-            The rows, if staged int64 (K,) on the device.
-
-        Raises:
-            BufferMemoryError: There is no memory for more observations beside the rows; nothing was
-                changed.
-            BufferMisuseError: A stack does not go on from the one before it; nothing was changed.
+        If staged columns may be tensors on the device, of rows that are whole steps; it returns the
+        rows int64 (K,) there. Raises BufferMemoryError if there is no memory for more observations
+        beside the rows; nothing was changed then.
         """
-        count = len(arrays["rewards"])
         if self.is_staged:
             arrays = {path: self._there(array) for path, array in arrays.items()}
         else:
@@ -326,31 +281,32 @@ class Table:
                     arrays = {**arrays, path: array.copy()}  # a view of rows, which writing changes
         self.recover()
         if self.is_plain and not self.is_staged:
-            return self._append(arrays, env_ids, count)
-        if not count:
+            return self._append(arrays, env_ids, len(arrays["rewards"]))
+        if not len(arrays["rewards"]):
             return None if cuts is None else self.cut(cuts)
         placed, counts = self._place(arrays, env_ids, stops, cuts)
         if "env_ids" in self._written:
             arrays = {**arrays, "env_ids": self._int32(placed.ids + self._first_env)}
-        once, chosen, rows = self.once, None, placed.rows
-        if once is not None:
-            chosen, columns = once.choose(arrays, placed, self._links, self._older)
+        chosen = None
+        if self.once is not None:
+            chosen, columns = self.once.choose(arrays, placed, self._older)
             arrays = {**arrays, **columns}
         if cuts is not None:
             self.cut(cuts)
         self._begun[...] = self._xp.maximum(self._begun, placed.ends)
-        if self.is_staged and not self.is_captured and not is_capturing:
+        self.is_captured |= is_capturing
+        is_counted = self.is_staged and not self.is_captured
+        if is_counted:
             np.maximum(self.begun, self.committed + counts, out=self.begun)
         self._order()
-        self._write(arrays, rows)
+        self._write(arrays, placed.rows)
         self._order()
+        self._is_torn = True
         self._commit(placed, chosen)
-        self.is_captured |= is_capturing
-        if self.is_staged and not self.is_captured:
-            self._is_torn = True
+        if is_counted:
             self.committed += counts
-            self._is_torn = False
-        return rows
+        self._is_torn = False
+        return placed.rows
 
     def _there(self, array: Any) -> Any:
         """An array as it is, or if staged a copy on the device."""
@@ -362,24 +318,15 @@ class Table:
         return values.astype(np.int32) if self._xp is np else values.int()
 
     def pieces(self, read: Transitions, limit: int) -> Iterator[Transitions]:
-        """Parts of `Transitions` of at most so many rows, one at least, for `add` one by one.
-
-        Raises:
-            BufferMisuseError: A stack does not go on from the one before it.
-        """
+        """Parts of `Transitions` of at most so many rows, one at least, for `add` one by one."""
         arrays, ids, stops, cuts = read
-        count, frames = len(arrays["rewards"]), self.plan.layout.frames
+        count = len(arrays["rewards"])
         if count <= limit:
             yield read
             return
         # As a piece overwrites what those after it may be views of, also of staged rows.
         arrays = {path: x if x.base is None else x.copy() for path, x in arrays.items()}
         ids = np.array(self._ids(ids, count) if self.plan.num_envs else ids)
-        if self.once is not None and frames is not None:
-            there = (
-                {path: self._there(x) for path, x in arrays.items()} if self.is_staged else arrays
-            )
-            self.once.complete(frames, there, self._place(there, ids, stops, cuts)[0])
         for begin in range(0, count, limit):
             part = slice(begin, begin + limit)
             columns = {path: array[part] for path, array in arrays.items()}
@@ -395,36 +342,28 @@ class Table:
 
     def _append(self, arrays: Mapping[str, np.ndarray], env_ids: np.ndarray, count: int) -> None:
         """Write rows that follow on nothing behind the others of the only ring."""
-        if not count:
-            return
         span, counts = self.plan.span, self._counts
-        if count > span:
-            ids = self._ids(env_ids, count)
-            for begin in range(0, count, span):
-                part = slice(begin, begin + span)
-                piece = {path: array[part] for path, array in arrays.items()}
-                self._append(piece, ids[part], len(ids[part]))
-            return
         if "env_ids" in self._written:
             arrays = {**arrays, "env_ids": self._ids(env_ids, count) + self._first_env}
-        start = counts[1]
-        end = start + count
-        counts[0] = max(counts[0], end)
-        self._order()
-        first = start % span
-        is_whole = first + count <= span
-        rows = slice(first, first + count) if is_whole else (first + np.arange(count)) % span
-        self._write(arrays, rows)
-        self._order()
-        counts[1] = end
+        for begin in range(0, count, span):
+            size = min(span, count - begin)
+            piece = arrays
+            if count > span:
+                piece = {path: array[begin : begin + size] for path, array in arrays.items()}
+            start, end = counts[1], counts[1] + size
+            counts[0] = max(counts[0], end)
+            self._order()
+            first = start % span
+            is_whole = first + size <= span
+            rows = slice(first, first + size) if is_whole else (first + np.arange(size)) % span
+            self._write(piece, rows)
+            self._order()
+            counts[1] = end
 
     def _place(
-        self,
-        arrays: Mapping[str, Any],
-        env_ids: np.ndarray,
-        stops: np.ndarray | None,
+        self, arrays: Mapping[str, Any], env_ids: np.ndarray, stops: np.ndarray | None,
         cuts: np.ndarray | None,
-    ) -> tuple[Placed, Any]:
+    ) -> tuple[Placed, Any]:  # fmt: skip
         """Find rows for transitions, and the rows that they follow; changes nothing.
 
         Returns:
@@ -474,57 +413,56 @@ class Table:
 
     def _write(self, arrays: Mapping[str, Any], rows: Any) -> None:
         """Write columns (K, ...) into distinct rows int64 (K,), or a slice of them; no links."""
-        if not self.is_staged:
-            is_many = len(arrays["rewards"]) >= _MANY
-            write_columns(self._items if is_many else self._written, arrays, rows)
-            return
-        for path, column in self._written.items():
-            column[rows] = arrays[path].to(column.dtype)
+        is_many = not self.is_staged and len(arrays["rewards"]) >= _MANY
+        write_columns(self._items if is_many else self._written, arrays, rows)
 
     def _commit(self, placed: Placed, chosen: Any) -> None:
-        """Let rows that were written count; a link leads to what counts at all times."""
-        self._is_torn = True
-        if self._links is None:
+        """Let rows that were written count, between their links and those of the rows before them.
+
+        A link leads to what counts at all times.
+        """
+        xp, rows, links, first = self._xp, placed.rows, self._links, self._first_row + 1
+        if links is None:
             self._committed[...] = placed.ends
         else:
-            self._link(placed, chosen)
+            freed: Any = None
+            if self.once is None:
+                is_joined = placed.is_joined
+                is_followed = (placed.following >= 0) & is_joined[placed.following]
+                codes = xp.where(is_followed, rows[placed.following] + first, 0)
+            else:
+                is_joined, codes = chosen.is_joined, chosen.codes
+                freed = self.once.let_go(placed, chosen, links, self._older)
+                self._older[rows] = chosen.older
+            links[rows] = self._int32(codes)
+            self._order()
+            self._committed[...] = placed.ends
+            is_outer = is_joined & (placed.previous < 0)
+            targets = xp.where(is_outer, placed.before_rows, rows)
+            links[targets] = self._int32(xp.where(is_outer, rows + first, codes))
+            if len(self._mirrors["link"]):
+                self._changed += [rows, targets]
+            if self.once is not None:
+                self.once.commit(placed, chosen, *freed)
         if len(self._last):
             self._last[placed.ids] = placed.numbers[placed.newest] + 1
             self._is_open[placed.ids] = ~placed.is_over[placed.newest]
-        self._is_torn = False
-
-    def _link(self, placed: Placed, chosen: Any) -> None:
-        """Write links of rows, let them count, and write those of the rows before them."""
-        xp, rows, links, first = self._xp, placed.rows, self._links, self._first_row + 1
-        freed: Any = None
-        if self.once is None:
-            is_joined = placed.is_joined
-            is_followed = (placed.following >= 0) & is_joined[placed.following]
-            codes = xp.where(is_followed, rows[placed.following] + first, 0)
-        else:
-            is_joined, codes = chosen.is_joined, chosen.codes
-            freed = self.once.let_go(placed, chosen, links, self._older)
-            self._older[rows] = chosen.older
-        links[rows] = self._int32(codes)
-        self._order()
-        self._committed[...] = placed.ends
-        is_outer = is_joined & (placed.previous < 0)
-        targets = xp.where(is_outer, placed.before_rows, rows)
-        links[targets] = self._int32(xp.where(is_outer, rows + first, codes))
-        if len(self._mirrors["link"]):
-            self._changed += [rows, targets]
-        if self.once is not None:
-            self.once.commit(placed, chosen, *freed)
 
     def recover(self) -> None:
         """Put in order what an interrupt has left between rows that count and all else."""
-        if not self._is_torn:
-            return
-        self._is_open[...] = False
-        if self.is_staged:
-            self.take_counts()
-        self.recount()
-        self._is_torn = False
+        if self._is_torn:
+            self._is_open[...] = False
+            if self.is_staged:
+                self.take_counts()
+            self._recount()
+            self._is_torn = False
+
+    def _recount(self, order: np.ndarray | None = None) -> None:
+        """Find out which slots are free; see `Once.recount`."""
+        if self.once is not None:
+            links, older = self.kept_links()
+            self._links[...], self._older[...] = self._there(links), self._there(older)
+            self.once.recount(links, older, order)
 
     def take_counts(self) -> None:
         """Ask the device how many rows there are; waits."""
@@ -539,31 +477,28 @@ class Table:
 
     def restore(
         self, rings: np.ndarray, last: np.ndarray | None, is_open: np.ndarray | None,
-        links: np.ndarray | None, older: np.ndarray | None, free: np.ndarray | None,
+        links: np.ndarray, older: np.ndarray, free: np.ndarray | None,
     ) -> None:  # fmt: skip
         """Take over counts int64 (R, 2), environments, links and free slots, of rows there."""
         there = self._there
         if last is not None and is_open is not None:
             self._last[...], self._is_open[...] = there(last), there(is_open)
-        if links is not None and self._links is not None:
-            self._links[...] = there(links)
-        if older is not None and older.size:
-            self._older[...] = there(older)
+        if self._links is not None:
+            self._links[...], self._older[...] = there(links), there(older)
         self.begun[...], self.committed[...] = rings.T
         self._begun[...], self._committed[...] = there(rings[:, 0]), there(rings[:, 1])
         if len(self._mirrors["link"]):
             self._changed = [self._arange(self.plan.num_rows)]
         self._is_torn = False
-        self.recount(free)
+        self._recount(free)
 
     def mend(self) -> None:
         """After a power loss, let no row lead to one that does not count."""
         if self._links is not None:
             led = np.maximum(self._links - 1, 0)
-            rows = np.arange(self.plan.num_rows)
             is_wrong = (self._links > self.plan.num_rows) | (self._links < 0)
             led[is_wrong] = 0
-            is_wrong |= self.numbers_of(led) <= self.numbers_of(rows)
+            is_wrong |= self.numbers_of(led) <= self.numbers_of(np.arange(self.plan.num_rows))
             self._links[is_wrong] = 0
 
 
@@ -584,12 +519,12 @@ def _items_of(words: np.ndarray, fields: Mapping[str, Field]) -> dict[str, np.nd
     return found
 
 
-def write_columns(
-    columns: Mapping[str, np.ndarray], arrays: Mapping[str, np.ndarray], rows: np.ndarray | slice
-) -> None:
+def write_columns(columns: Mapping[str, Any], arrays: Mapping[str, Any], rows: Any) -> None:
     """Write arrays (K, ...) by path into rows, int64 (K,) or a slice, of columns."""
     for path, column in columns.items():
-        array = arrays[path]
+        array, is_here = arrays[path], isinstance(column, np.ndarray)
         if array.ndim > column.ndim:  # one of `_items_of`
-            array = np.ascontiguousarray(array).reshape(len(array), -1).view(column.dtype)[:, 0]
-        column[rows] = array
+            items = np.ascontiguousarray(array).reshape(len(array), -1).view(column.dtype)
+            column[rows] = items[:, 0]
+        else:
+            column[rows] = array if is_here else array.to(column.dtype)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from buffers.core.arguments import (
     read_tensor,
     resolve_device,
 )
-from buffers.core.columns import Allocate, spec_bytes
+from buffers.core.columns import Allocate
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
 from buffers.core.sequences import read_states
@@ -28,13 +27,12 @@ from buffers.core.state import (
     Block,
     LoadedState,
     StatefulBuffer,
-    Wanted,
     check_bools,
     check_settings,
     contradiction,
 )
-from buffers.rollout.gae import GaeInputs, estimate
-from buffers.rollout.minibatches import RolloutBatch, RolloutSequenceBatch, Sampler
+from buffers.rollout.gae import estimate
+from buffers.rollout.minibatches import RolloutBatch, Sampler
 from buffers.rollout.storage import RESULTS, UNWRITTEN, RolloutSlot, RolloutStorage, plan_rollout
 
 __all__ = ["EpisodeStats", "RolloutBuffer"]
@@ -65,9 +63,9 @@ class RolloutBuffer(StatefulBuffer):
     One update is: for each t from 0 to T - 1 `obs_at(t)`, `put(t, ...)` and an environment step
     into `slot(t)`; then `compute_advantages`, `minibatches` as often as wanted, `advance`.
 
-    A rollout begins with log_probs and values marked as not written (they read as NaN); its first
-    slot marks the rewards. What is still marked when advantages are computed is an error. Calls
-    with a step out of range, or at the wrong time, raise BufferMisuseError and change nothing.
+    A rollout begins with log_probs, values and rewards marked as not written (they read as NaN).
+    What is still marked when advantages are computed is an error. Calls with a step out of range,
+    or at the wrong time, raise BufferMisuseError and change nothing.
 
     Which rows are transitions follows from the autoreset mode. NEXT_STEP: the step after the end of
     an episode only resets; it is left out (`valid` False), and as the final observation is the next
@@ -186,40 +184,7 @@ class RolloutBuffer(StatefulBuffer):
         self.valid_pages: Any = None if storage.is_on_device else storage.columns["valid"].host
         self.extras = {name: tensors[name] for name in (*layout.extras, *layout.games)}
         self._is_started, self._at = False, _Progress(0)
-        options = {"gamma": gamma, "gae_lambda": gae_lambda, "device": device, **columns}
-        self._remember(RolloutBuffer, *sizes, autoreset_mode=autoreset_mode, **options)
-
-    @classmethod
-    def nbytes_for(
-        cls,
-        num_steps: int,
-        num_envs: int,
-        observation_space: Space,
-        action_space: Space,
-        *,
-        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-        device: torch.device | str = "cpu",
-        extra_columns: Mapping[str, Space] | None = None,
-        game_columns: Mapping[str, Space] | None = None,
-        agents_per_game: int | None = None,
-    ) -> int:
-        """Bytes the constructor would allocate for envs on the CPU, on host and device together.
-
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> RolloutBuffer.nbytes_for(128, 2048, Box(-1, 1, (52,)), Discrete(7))
-        69939200
-        """
-        layout = plan_rollout(
-            num_steps, num_envs, observation_space, action_space, autoreset_mode=autoreset_mode,
-            extra_columns=extra_columns, game_columns=game_columns, agents_per_game=agents_per_game,
-        )  # fmt: skip
-        is_apart = cls._is_apart or torch.device(device).type != "cpu"
-        return sum(spec_bytes(layout.columns, is_apart))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held now."""
-        return sum(self.memory().values())
+        self._made_with = {"gamma": self.gamma, "gae_lambda": self.gae_lambda}
 
     def memory(self) -> dict[str, int]:
         """Bytes held by name of column, host and device together."""
@@ -386,8 +351,6 @@ class RolloutBuffer(StatefulBuffer):
         `compute_advantages`, `episodes` and `advance` refuse.
         """
         t = self._step("slot", t)
-        if not self._storage.is_marked:
-            self._storage.mark_results()
         self._take_back_obs(t + 1)
         return self._storage.slots[t]
 
@@ -413,13 +376,12 @@ class RolloutBuffer(StatefulBuffer):
                 "the next row, and values[t + 1] its value; leave the call out"
             )
         row = self.final_values[t]
-        mask = torch.zeros(row.shape, dtype=torch.bool, device="cpu")
-        if self._storage.is_on_device and isinstance(env_ids, torch.Tensor):
-            is_mask = _kind(env_ids) == (row.device, torch.bool, row.shape)
-            mask = env_ids if is_mask else mask
-        if mask is env_ids:  # nothing passes through the host
-            found = read_tensor("values", values, row.shape, row.dtype)
+        is_mask = isinstance(env_ids, torch.Tensor) and self._storage.is_on_device
+        if is_mask and _kind(env_ids) == (row.device, torch.bool, row.shape):
+            # Nothing passes through the host.
+            mask, found = env_ids, read_tensor("values", values, row.shape, row.dtype)
         else:
+            mask = torch.zeros(row.shape, dtype=torch.bool, device="cpu")
             ids = torch.from_numpy(read_distinct_ids(env_ids, self.num_envs, self.device))
             given = read_tensor("values", values, ids.shape, row.dtype).to("cpu", row.dtype)
             mask[ids], found = True, torch.zeros(row.shape, device="cpu").index_copy_(0, ids, given)
@@ -430,7 +392,7 @@ class RolloutBuffer(StatefulBuffer):
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.
 
-        All but log_probs and values can be read until it is written anew.
+        All but log_probs, values and rewards can be read until it is written anew.
 
         Raises:
             BufferMisuseError: An environment has not written a step yet; nothing was changed.
@@ -484,7 +446,7 @@ class RolloutBuffer(StatefulBuffer):
             storage.upload(name)
         there, values, final = storage.tensors, self.values, self.final_values
         ends = there["terminations"], there["truncations"]
-        inputs = GaeInputs(there["rewards"], values, *ends, final, self.valid)
+        inputs = there["rewards"], values, *ends, final, self.valid
         results, law = (self.advantages, self.returns), (self.gamma, self.gae_lambda)
         is_compiled = not (storage.is_apart or storage.is_on_device)
         estimate(inputs, *results, *law, is_compiled=is_compiled)
@@ -520,39 +482,34 @@ class RolloutBuffer(StatefulBuffer):
 
     def minibatches(
         self,
-        num_minibatches: int | None = None,
+        num_minibatches: int,
         *,
-        batch_size: int | None = None,
         fixed: bool = False,
         normalize_advantages: bool = False,
-        columns: Iterable[str] | None = None,
     ) -> Iterator[RolloutBatch]:
         """Go once through all valid rows in random order.
 
         The batches of one pass differ in size by one row at most. With `fixed` all batches of all
-        rollouts have one size instead, so that a compiled learner sees one shape: `batch_size`, or
-        T * N / num_minibatches rounded up. Some rows of a batch are repeated, evenly, to fill it:
+        rollouts have one size instead, so that a compiled learner sees one shape: T * N /
+        num_minibatches rounded up. Some rows of a batch are repeated, evenly, to fill it:
         `batch.weights` float32 (B,) is 1 where a row comes first, at least one of a batch, and 0
         where it is repeated, so that means are ``(weights * x).sum() / weights.sum()``. Without
         `fixed` weights are None.
 
         Args:
             num_minibatches: Number of batches, 1 to T * N; fewer if there are fewer valid rows.
-            batch_size: Instead: the largest size of a batch, 1 to T * N.
             fixed: Make all batches of one size; needed if envs are on a device.
             normalize_advantages: Subtract from a batch's advantages their mean, and divide them by
                 their standard deviation (unbiased, + 1e-8), over its rows of weight 1, as
                 stable-baselines3 does. `rollout.advantages` remain.
-            columns: Names of the columns to gather, extra and game columns among them; None for
-                all. `indices` and `weights` always come. The rows are the same in any case.
 
         Yields:
             Batches in memory of their own. One pass at a time: going on with one after another, of
             `sequences` too, has begun is an error.
 
         Raises:
-            BufferMisuseError: `compute_advantages` has not been called, not exactly one number is
-                given, or there is no such column; or, at the next batch, the pass is over.
+            BufferMisuseError: `compute_advantages` has not been called, or the number does not fit;
+                or, at the next batch, the pass is over.
             BufferMemoryError: Memory for the batches is missing.
         """
         self._require("minibatches", is_computed=True)
@@ -561,20 +518,16 @@ class RolloutBuffer(StatefulBuffer):
                 "the host does not know how many rows are valid of envs on a device; pass "
                 "fixed=True"
             )
-        return self._sampler.draw(
-            num_minibatches, batch_size, columns, is_fixed=fixed, normalizes=normalize_advantages
-        )
+        return self._sampler.draw(num_minibatches, is_fixed=fixed, normalizes=normalize_advantages)
 
     def sequences(
         self,
-        num_minibatches: int | None = None,
+        num_minibatches: int,
         *,
-        batch_size: int | None = None,
         length: int | None = None,
         initial_states: Sequence[str] = (),
         normalize_advantages: bool = False,
-        columns: Iterable[str] | None = None,
-    ) -> Iterator[RolloutSequenceBatch]:
+    ) -> Iterator[RolloutBatch]:
         """Go once through the rollout in sequences of steps of one environment, in random order.
 
         The rollout is cut every `length` steps. All batches of all rollouts have the same shape,
@@ -586,17 +539,15 @@ class RolloutBuffer(StatefulBuffer):
         Args:
             num_minibatches: Number of batches; fewer if fewer sequences have valid rows (with envs
                 on a device some are repeated instead: the host does not know).
-            batch_size: Instead: the number of sequences of a batch.
             length: L, 1 to T; None for T, which splits the rollout by environments.
             initial_states: Names of extra columns with the policy's state before each step: of
                 these a batch has the first rows, (S, ...), in `initial_states`, not `extras`.
             normalize_advantages: As in `minibatches`, like what is yielded and raised.
-            columns: As in `minibatches`; `is_first`, `weights` and `initial_states` always come.
         """
         self._require("sequences", is_computed=True)
         names = read_states(initial_states, self._layout.extras)
         batches = self._sampler.draw(
-            num_minibatches, batch_size, columns, normalizes=normalize_advantages, states=names,
+            num_minibatches, normalizes=normalize_advantages, states=names,
             length=self.num_steps if length is None else length,
         )  # fmt: skip
         self._storage.mark_first(1, self.num_steps + 1)
@@ -630,30 +581,10 @@ class RolloutBuffer(StatefulBuffer):
         raise BufferMisuseError(f"{method}: step {t} is out of range, expected 0 to {last}")
 
     def _check_copyable(self) -> None:
-        if self._storage.is_on_device:
-            raise BufferMisuseError(
-                "this rollout's memory is that of an env on the device; load its state_dict() into "
-                "a buffer made for the other env instead of copying it"
-            )
-
-    def _copied_state(self) -> dict[str, Any]:
-        storage, columns = self._storage, self._storage.columns
-        return {
-            "columns": {name: column.copied_pages() for name, column in columns.items()},
-            "progress": (self._is_started, self._at, self.gamma, self.gae_lambda),
-            "storage": (storage.is_marked, int(storage.num_valid), bool(storage.is_counted)),
-            "generator": self._sampler.generator.get_state(),
-        }
-
-    def _take_copied_state(self, state: dict[str, Any]) -> None:
-        for name, pages in state["columns"].items():
-            self._storage.columns[name].take_copied_pages(pages)
-        progress = copy.deepcopy(state["progress"])
-        self._is_started, self._at, self.gamma, self.gae_lambda = progress
-        self._storage.is_marked, num_valid, is_counted = state["storage"]
-        self._storage.num_valid.fill_(num_valid)
-        self._storage.is_counted.fill_(is_counted)
-        self._sampler.generator.set_state(state["generator"])
+        raise BufferMisuseError(
+            "a rollout is not copied; load its state_dict(), right after advance() or start(obs), "
+            "into another one"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """What the next rollout starts from: random state, observations, unfinished episodes.
@@ -664,7 +595,7 @@ class RolloutBuffer(StatefulBuffer):
 
     def _described(self) -> dict[str, Any]:
         storage, at = self._storage, self._at
-        has_results = storage.is_marked and not bool(storage.unwritten_rewards().all())
+        has_results = not bool(storage.unwritten_rewards().all())
         if not at.open_steps or "values" in at.put or has_results:
             raise BufferMisuseError(
                 "state_dict is possible between rollouts only; call it right after advance() or "
@@ -674,13 +605,11 @@ class RolloutBuffer(StatefulBuffer):
 
     def _settings(self) -> dict[str, Any]:
         """Version, and settings that a state must share with the buffer it is loaded into."""
-        made = self._made_by[2]  # gamma and lambda may have been changed since
-        settings = {name: made[name] for name in ("gamma", "gae_lambda")}
-        return {"version": 1, "autoreset_mode": self.autoreset_mode.value, **settings}
+        # Gamma and lambda may have been changed since.
+        return {"version": 1, "autoreset_mode": self.autoreset_mode.value, **self._made_with}
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
-        own = self._settings()
-        check_settings({name: meta.get(name) for name in own}, own)
+        check_settings(meta, self._settings())
 
     def _carried(self) -> dict[str, torch.Tensor]:
         """What the next rollout starts from, as views."""
@@ -692,10 +621,6 @@ class RolloutBuffer(StatefulBuffer):
         rows = {name: row.cpu().numpy() for name, row in self._carried().items()}
         rows["generator"] = self._sampler.generator.get_state()
         return {name: [row] for name, row in rows.items()}
-
-    def _wanted_arrays(self) -> Wanted:
-        saved: Any = self._saved_arrays().items()
-        return {name: (array.dtype, array.shape) for name, (array,) in saved}
 
     def _check_arrays(self, state: LoadedState) -> None:
         for name, row in state.small.items():

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from buffers.core.arguments import as_tensor, read_flags, read_number
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
+from buffers.core.kernels import njit
 
-__all__ = ["GaeInputs", "discounted_sums", "estimate", "fill_advantages", "gae", "sum_episodes"]
+__all__ = ["discounted_sums", "estimate", "fill_advantages", "gae", "sum_episodes"]
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
-
-
-class GaeInputs(NamedTuple):
-    """What advantages are computed from: tensors of one device, as `gae` says."""
-
-    rewards: Any
-    values: Any
-    terminations: Any
-    truncations: Any
-    final_values: Any
-    valid: Any
+_FLOATS = (torch.float32, torch.float64)
 
 
 def gae(
@@ -38,8 +29,6 @@ def gae(
     valid: Array | None = None,
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
-    out: tuple[Array, Array] | None = None,
-    compiled: bool | None = None,
 ) -> tuple[Array, Array]:
     """Compute advantages by generalised advantage estimation, and returns.
 
@@ -64,18 +53,14 @@ def gae(
         valid: bool (T, N).
         gamma: Discount, 0 to 1.
         gae_lambda: Lambda, 0 to 1.
-        out: Pair (advantages, returns), same dtype (T, N), C-contiguous, filled and returned. It
-            must not overlap the inputs. Without it two new arrays are allocated.
-        compiled: Use the compiled kernel, as by default for memory of the CPU, or operations of
-            torch, as on devices, which they do not wait for.
 
     Returns:
-        advantages and returns (T, N), of the type, dtype and device of rewards. Inputs that are
-        C-contiguous and writeable are read where they lie. Gradients do not flow through.
+        advantages and returns (T, N), new ones of the type, dtype and device of rewards, whose
+        device is not waited for. Gradients do not flow through.
 
     Raises:
         BufferMisuseError: An array of wrong type, shape, dtype or device, or gamma or gae_lambda
-            outside [0, 1]. Nothing was written.
+            outside [0, 1].
 
     >>> rewards = np.ones((3, 1), np.float32)
     >>> values = np.array([[0.5], [0.5], [0.5], [8.0]], np.float32)
@@ -86,28 +71,29 @@ def gae(
     [11.0, 10.0, 9.0]
     """
     gamma, gae_lambda = read_number("gamma", gamma), read_number("gae_lambda", gae_lambda)
-    inputs = _read_inputs(
-        GaeInputs(rewards, values, terminations, truncations, final_values, valid)
-    )
-    on_cpu = inputs.rewards.device.type == "cpu"
-    if compiled and not on_cpu:
+    like = as_tensor("rewards", rewards) if isinstance(rewards, np.ndarray | Tensor) else None
+    if like is None or like.dtype not in _FLOATS or like.ndim != 2 or 0 in like.shape:
         raise BufferMisuseError(
-            f"compiled=True needs memory of the CPU, rewards is on {rewards.device}; leave it out"
+            f"rewards is {_described(rewards)}, expected an array or tensor, float32 or float64 "
+            "(T, N), of at least one step and one env; for a single env use rewards[:, None]"
         )
-    if out is None:
-        pair = [inputs.rewards.new_empty(inputs.rewards.shape) for _ in range(2)]
-    else:
-        pair = _read_out(out, rewards, inputs)
-    is_compiled = on_cpu and compiled is not False
-    estimate(inputs, pair[0], pair[1], gamma, gae_lambda, is_compiled=is_compiled)
-    if out is not None:
-        return out
-    found: Any = (part.numpy() if isinstance(rewards, np.ndarray) else part for part in pair)
-    return tuple(found)
+    shape, later = (like.shape[0], like.shape[1]), (len(like) + 1, like.shape[1])
+    inputs: list[Tensor | None] = [
+        _read("rewards", rewards, rewards, shape, like.dtype),
+        _read("values", values, rewards, later, like.dtype),
+        _read("terminations", terminations, rewards, shape, torch.bool),
+        _read("truncations", truncations, rewards, shape, torch.bool),
+        None if final_values is None
+        else _read("final_values", final_values, rewards, shape, like.dtype),
+        None if valid is None else _read("valid", valid, rewards, shape, torch.bool),
+    ]  # fmt: skip
+    found: Any = like.new_empty((2, *shape)).unbind()  # one block, which the C library keeps
+    estimate(inputs, found[0], found[1], gamma, gae_lambda, is_compiled=like.is_cpu)
+    return tuple(part.numpy() for part in found) if isinstance(rewards, np.ndarray) else found
 
 
 def estimate(
-    inputs: GaeInputs,
+    inputs: Sequence[Tensor | None],
     advantages: Tensor,
     returns: Tensor,
     gamma: float,
@@ -115,11 +101,11 @@ def estimate(
     *,
     is_compiled: bool,
 ) -> None:
-    """Fill advantages and returns, contiguous (T, N), from inputs that fit and share no memory.
+    """Fill advantages and returns, contiguous (T, N), from inputs that share no memory with them.
 
-    By the compiled kernel, for memory of the CPU, or by operations of torch where the tensors are,
-    without waiting: the parts without recurrence take one for the whole rollout; the recurrence
-    takes three for each doubling of the steps that have been added up, 21 for 128 steps.
+    Inputs are in the order of `gae`, flags bool. By the compiled kernel, for memory of the CPU; or
+    by operations of torch where the tensors are, without waiting: the recurrence takes three for
+    each doubling of the steps that have been added up, 21 for 128 steps.
     """
     if is_compiled:
         arrays = [None if tensor is None else tensor.contiguous().numpy() for tensor in inputs]
@@ -128,23 +114,17 @@ def estimate(
         scalar = results[0].dtype.type
         fill_advantages(*arrays, scalar(gamma), scalar(gamma * gae_lambda), *results)
         return
-    values, next_values = inputs.values[:-1], inputs.values[1:]
-    if inputs.final_values is None:
-        torch.mul(next_values, gamma, out=returns)
-    else:
-        torch.where(inputs.truncations, inputs.final_values, next_values, out=returns)
-        returns.mul_(gamma)
-    returns.masked_fill_(inputs.terminations, 0.0)
-    torch.add(inputs.rewards, returns, out=advantages)
-    advantages.sub_(values)
-    decays = returns.fill_(gamma * gae_lambda)
-    decays.masked_fill_(inputs.terminations, 0.0).masked_fill_(inputs.truncations, 0.0)
-    if inputs.valid is not None:
-        invalid = torch.logical_not(inputs.valid)
-        advantages.masked_fill_(invalid, 0.0)
-        decays.masked_fill_(invalid, 0.0)
-    advantages.copy_(discounted_sums(advantages, decays))
-    torch.add(advantages, values, out=returns)
+    given: Any = inputs
+    rewards, values, terminations, truncations, final_values, valid = given
+    following, over = values[1:], terminations | truncations
+    if final_values is not None:
+        following = torch.where(truncations, final_values, following)
+    terms = rewards + (following * gamma).masked_fill_(terminations, 0.0) - values[:-1]
+    if valid is not None:
+        terms.masked_fill_(~valid, 0.0)
+        over |= ~valid
+    decays = torch.full_like(rewards, gamma * gae_lambda).masked_fill_(over, 0.0)
+    torch.add(advantages.copy_(discounted_sums(terms, decays)), values[:-1], out=returns)
 
 
 @njit(nogil=True, cache=True)
@@ -233,31 +213,12 @@ def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
     return terms
 
 
-def _read_inputs(given: GaeInputs) -> GaeInputs:
-    """The same as plain tensors, over the same memory if possible, with flags as bool."""
-    rewards, floats = given.rewards, (torch.float32, torch.float64)
-    like = as_tensor("rewards", rewards) if isinstance(rewards, np.ndarray | Tensor) else None
-    if like is None or like.dtype not in floats or like.ndim != 2 or 0 in like.shape:
-        raise BufferMisuseError(
-            f"rewards is {_described(rewards)}, expected an array or tensor, float32 or float64 "
-            "(T, N), of at least one step and one env; for a single env use rewards[:, None]"
-        )
-    found = list[Tensor | None]()
-    for name, array in given._asdict().items():
-        dtype = like.dtype if name == "rewards" or name.endswith("values") else torch.bool
-        shape = len(like) + (name == "values"), like.shape[1]
-        is_left_out = array is None and name in ("final_values", "valid")
-        found.append(None if is_left_out else _read(name, array, rewards, shape, dtype))
-    return GaeInputs(*found)
-
-
 def _described(array: Any) -> str:
     """Kind, dtype, shape and place of what was given."""
     if not isinstance(array, np.ndarray | Tensor):
         return type(array).__name__
-    dtype, place = str(array.dtype).removeprefix("torch."), ""
-    if isinstance(array, Tensor) and array.device.type != "cpu":
-        place = f" on {array.device}"
+    dtype = str(array.dtype).removeprefix("torch.")
+    place = f" on {array.device}" if isinstance(array, Tensor) else ""
     return f"{type(array).__name__} {dtype} {tuple(array.shape)}{place}"
 
 
@@ -274,39 +235,7 @@ def _read(
         found = tensor.dtype, tensor.layout, tuple(tensor.shape)
         if is_there and found == (dtype, torch.strided, shape):
             return tensor
-    place = f" on {rewards.device}" if kind is Tensor else ""
     raise BufferMisuseError(
         f"{name} is {_described(array)}, expected {kind.__name__} "
-        f"{str(dtype).removeprefix('torch.')} {shape}{place} as rewards has {_described(rewards)}"
+        f"{str(dtype).removeprefix('torch.')} {shape} as rewards has {_described(rewards)}"
     )
-
-
-def _read_out(out: Any, rewards: Any, inputs: GaeInputs) -> list[Tensor]:
-    """The pair as tensors over its memory; raise BufferMisuseError if it cannot be written into."""
-    if not isinstance(out, tuple | list) or len(out) != 2:
-        raise BufferMisuseError(f"out is {_described(out)}, expected a pair (advantages, returns)")
-    pair, others, like = list[Tensor](), inputs._asdict(), inputs.rewards
-    for name, array in zip(("out's advantages", "out's returns"), out, strict=True):
-        tensor = _read(name, array, rewards, (like.shape[0], like.shape[1]), like.dtype)
-        is_numpy = isinstance(array, np.ndarray)
-        is_own = array.flags.carray and array.dtype.isnative if is_numpy else array.is_contiguous()
-        shared = [n for n, x in others.items() if x is not None and _overlap(tensor, x)]
-        if shared or not is_own:  # it would be overwritten while it is read, or read into a copy
-            raise BufferMisuseError(
-                f"{name} must be C-contiguous, aligned, writeable, of this machine's byte order, "
-                f"and share no memory with inputs{', as it does with '.join(['', *shared])}; pass "
-                "new arrays"
-            )
-        others["itself"] = tensor
-        pair.append(tensor)
-    return pair
-
-
-def _overlap(left: Tensor, right: Tensor) -> bool:
-    """Whether the address ranges of two tensors meet."""
-    ends = []
-    for tensor in (left, right):
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        span = 1 + sum((size - 1) * stride for size, stride in steps)
-        ends.append(tensor.data_ptr() + span * tensor.element_size())
-    return left.data_ptr() < ends[1] and right.data_ptr() < ends[0]

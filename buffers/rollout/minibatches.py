@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -12,16 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from buffers.core.arguments import check_count, read_columns
+from buffers.core.arguments import check_count
 from buffers.core.batches import Batch
-from buffers.core.compiling import njit
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
-from buffers.core.kernels import bounded, random_word
+from buffers.core.kernels import bounded, njit, random_word
 from buffers.core.memory import check_fits
 from buffers.rollout.storage import RolloutStorage
 
-__all__ = ["RolloutBatch", "RolloutSequenceBatch", "Sampler", "Split", "shuffle"]
+__all__ = ["RolloutBatch", "Sampler", "shuffle"]
 
 _COLUMNS = ("actions", "log_probs", "values", "advantages", "returns", "rewards")
 _BLOCK_BYTES = 1 << 18  # of rows gathered by one call, for several batches if these are small
@@ -31,7 +31,10 @@ _EPSILON = 1e-8  # added to standard deviations, as CleanRL and stable-baselines
 
 @dataclass(slots=True, repr=False, eq=False)
 class RolloutBatch(Batch):
-    """B transitions of a rollout."""
+    """Transitions of a rollout: B rows, or S sequences of L steps.
+
+    Of sequences all below is (L, S, ...) instead of (B, ...), and ``len(batch)`` is S.
+    """
 
     obs: Any  # (B, *obs_shape), nested like the observation space
     actions: Tensor  # (B, *action_shape)
@@ -41,52 +44,17 @@ class RolloutBatch(Batch):
     returns: Tensor  # float32 (B,)
     rewards: Any = None  # float32 (B,)
     indices: Any = None  # int64 (B,), rows of the rollout: t * num_envs + env
-    weights: Any = None  # of fixed=True: float32 (B,), 1 of the rollout's rows, 0 of padding
+    weights: Any = None  # of batches of one size: float32 (B,), 1 of the rows to learn from, else 0
+    is_first: Any = None  # of sequences: bool (L, S), the observation is the first of an episode
+    initial_states: Any = None  # of sequences: a dict of tensors (S, ...), before the first step
     extras: dict[str, Tensor] = field(default_factory=dict)  # (B, ...), added by the user
 
     _fields = ("obs", "actions", "log_probs", "values", "advantages", "returns")
-    _others = ("rewards", "indices", "weights")
+    _others = ("rewards", "indices", "weights", "is_first", "initial_states")
 
     def __len__(self) -> int:
-        """Number of rows."""
-        return len(self.actions if self.indices is None else self.indices)
-
-
-@dataclass(slots=True, repr=False, eq=False)
-class RolloutSequenceBatch(Batch):
-    """S sequences of L steps of a rollout; ``len(batch)`` is S."""
-
-    obs: Any  # (L, S, *obs_shape), nested like the observation space
-    actions: Tensor  # (L, S, *action_shape)
-    log_probs: Tensor  # float32 (L, S), of the actions when they were taken
-    values: Tensor  # float32 (L, S), when the actions were taken
-    advantages: Tensor  # float32 (L, S)
-    returns: Tensor  # float32 (L, S)
-    rewards: Any = None  # float32 (L, S)
-    is_first: Any = None  # bool (L, S), the observation is the first of an episode
-    indices: Any = None  # int64 (L, S), rows of the rollout: t * num_envs + env
-    weights: Any = None  # float32 (L, S), 1 of the rows to learn from, else 0
-    initial_states: dict[str, Tensor] = field(default_factory=dict)  # (S, ...), at step 0
-    extras: dict[str, Tensor] = field(default_factory=dict)  # (L, S, ...), added by the user
-
-    _fields = ("obs", "actions", "log_probs", "values", "advantages", "returns")
-    _others = ("rewards", "is_first", "indices", "weights", "initial_states")
-
-    def __len__(self) -> int:
-        """Number of sequences."""
-        return (self.actions if self.indices is None else self.indices).shape[1]
-
-
-class Split(NamedTuple):
-    """How a pass is cut into batches."""
-
-    size: int  # of batches
-    most: int  # batches there can be
-    is_by_size: bool  # the user gave the size
-
-    def number(self, count: int) -> int:
-        """How many batches `count` rows make."""
-        return -(-count // self.size) if self.is_by_size else min(self.most, count)
+        """Number of rows, or of sequences."""
+        return len(self.actions) if self.indices is None else self.indices.shape[-1]
 
 
 class _Plan(NamedTuple):
@@ -95,7 +63,8 @@ class _Plan(NamedTuple):
     paths: list[str]  # of the columns to gather
     states: tuple[str, ...]  # of which sequences have the first row
     row_bytes: int  # of a batch
-    split: Split
+    number: int  # of batches, at most
+    size: int  # of a batch, at most
     length: int | None  # of sequences; None: batches have single rows
     is_fixed: bool  # batches of one size, whatever rows are valid
     normalizes: bool  # advantages, each batch by itself
@@ -115,18 +84,15 @@ class Sampler:
         layout, tensors = storage.layout, storage.tensors
         self._obs = [leaf.path for leaf in layout.obs_leaves]
         self._extras = (*layout.extras, *layout.games)
-        self._names = (*_COLUMNS, *self._extras)
         # (T * N, ...), of games fewer.
         self._flat = {
             path: tensors[path][: layout.num_steps].flatten(0, 1)
-            for path in (*self._obs, "is_first", *self._names)
+            for path in (*self._obs, *_COLUMNS, *self._extras, "is_first")
         }
 
     def draw(
         self,
-        num_minibatches: int | None,
-        batch_size: int | None,
-        columns: Iterable[str] | None,
+        num_minibatches: int,
         *,
         normalizes: bool,
         is_fixed: bool = True,
@@ -134,10 +100,11 @@ class Sampler:
         states: tuple[str, ...] = (),
     ) -> Iterator[Any]:
         """Go through the rows, or sequences of `length` steps; see `RolloutBuffer`."""
-        layout, names, kind = self._storage.layout, self._names, "transitions"
+        layout, paths, kind = self._storage.layout, [*self._flat], "transitions"
         num_items = layout.num_steps * layout.num_envs
-        if length is not None:
-            names = ("is_first", *names)
+        if length is None:
+            paths.remove("is_first")
+        else:
             if check_count("length", length) > layout.num_steps:
                 raise BufferMisuseError(
                     f"length is {length}, but the rollout has {layout.num_steps} steps; make it "
@@ -145,22 +112,20 @@ class Sampler:
                 )
             kind = f"sequences of {length} steps"
             num_items = -(-layout.num_steps // length) * layout.num_envs
-        kept = read_columns(columns, ("obs", *names, "indices", "weights"))
-        if normalizes and kept is not None and "advantages" not in kept:
-            raise BufferMisuseError(
-                "normalize_advantages=True needs advantages, but columns does not name them; add "
-                '"advantages" to columns'
-            )
-        paths = [*self._obs] if kept is None or "obs" in kept else []
-        paths += [n for n in names if kept is None or n in kept or n == "is_first"]
         paths = [path for path in paths if path not in states]
         flat = [self._flat[path] for path in paths]
         row_bytes = sum(column.nbytes // len(column) for column in flat)
-        split = _read_split(num_minibatches, batch_size, num_items, kind)
-        size = split.size * (length or 1)
-        advice = "use more minibatches, or keep fewer"
-        check_fits(f"a batch of {size} rows", size * row_bytes, self._storage.device, advice)
-        plan = _Plan(paths, states, row_bytes, split, length, is_fixed, normalizes)
+        if (number := check_count("num_minibatches", num_minibatches)) > num_items:
+            raise BufferMisuseError(
+                f"num_minibatches is {number}, but the rollout has {num_items} {kind}; make it "
+                "smaller"
+            )
+        size = -(-num_items // number)
+        num_rows, advice = size * (length or 1), "use more minibatches, or keep fewer"
+        check_fits(
+            f"a batch of {num_rows} rows", num_rows * row_bytes, self._storage.device, advice
+        )
+        plan = _Plan(paths, states, row_bytes, number, size, length, is_fixed, normalizes)
         return self._go(plan, self._storage.num_changes)
 
     def _go(self, plan: _Plan, num_changes: int) -> Iterator[Any]:
@@ -168,9 +133,9 @@ class Sampler:
         self._num_passes += 1
         begun = self._num_passes, num_changes
         if plan.length is None:
-            sizes, parts = self._order(plan.split, is_fixed=plan.is_fixed)
+            sizes, parts = self._order(plan.number, plan.size, is_fixed=plan.is_fixed)
         else:
-            sizes, parts = self._sequences(plan.split, plan.length)
+            sizes, parts = self._sequences(plan.number, plan.size, plan.length)
         if self._storage.is_apart:
             parts = [part.to(self._storage.device, non_blocking=True) for part in parts]
         # A call of torch takes longer than copying a small batch, so those are gathered together.
@@ -212,49 +177,47 @@ class Sampler:
         columns["indices"] = rows.clone()
         if weights is not None:
             columns["weights"] = weights.clone()
-        kind, batches = RolloutBatch if length is None else RolloutSequenceBatch, []
+        batches = []
         split = [column.unsafe_split_with_sizes(sizes) for column in columns.values()]
         for parts in zip(*split, strict=True):
             found: dict[str, Any] = dict(zip(columns, parts, strict=True))
             if length is not None:
-                first = found["indices"][: plan.split.size]
+                first = found["indices"][: plan.size]
                 found = {k: x.view(length, len(first), *x.shape[1:]) for k, x in found.items()}
                 found["initial_states"] = {
                     name: self._flat[name].index_select(0, first) for name in plan.states
                 }
-            if self._obs[0] in found:
+            if self._obs != ["obs"]:
                 found["obs"] = self._storage.nest(found.pop(path) for path in self._obs)
             found["extras"] = {name: found.pop(name) for name in self._extras if name in found}
-            found.setdefault("weights", None)
-            batches.append(kind._made_of(found))
+            batches.append(RolloutBatch(**found))
         return batches[::-1]
 
-    def _order(self, split: Split, *, is_fixed: bool) -> tuple[list[int], list[Tensor]]:
+    def _order(self, number: int, size: int, *, is_fixed: bool) -> tuple[list[int], list[Tensor]]:
         """The valid rows in random order: sizes of the batches, and int64 (K,) their rows.
 
         If they are to have one size, also float32 (K,), 1 where a row comes first and 0 where it is
         repeated to fill a batch.
         """
-        number, count = split.most, self._storage.num_valid
+        count: Any = self._storage.num_valid
         if self._storage.is_on_host:
             rows = self._storage.at_env["rows"][: int(count)]
             shuffle(rows.numpy(), self.generator.words)
-            number, count = split.number(len(rows)), len(rows)
+            number, count = min(number, len(rows)), len(rows)
             if not is_fixed:
                 sizes = [count // number + (k < count % number) for k in range(number)]
                 return sizes, [rows]
         else:
             rows = self._shuffled(self._storage.at_env["valid"].reshape(-1))
-        order, weights = _pad(rows, count, number, split.size)
-        return [split.size] * number, [order, weights.float()]
+        return [size] * number, [*_pad(rows, count, number, size)]
 
-    def _sequences(self, split: Split, length: int) -> tuple[list[int], list[Tensor]]:
+    def _sequences(self, number: int, size: int, length: int) -> tuple[list[int], list[Tensor]]:
         """The rows of sequences that have a valid one, in random order, in batches of one size.
 
         Returned are, as by `order`, sizes, rows and weights, each batch step after step. Where a
         sequence is shorter its last row comes again, with weight 0, as rows that are not valid.
         """
-        layout, valid, number = self._storage.layout, self._storage.at_env["valid"], split.most
+        layout, valid = self._storage.layout, self._storage.at_env["valid"]
         num_steps, num_envs = layout.num_steps, layout.num_envs
         num_chunks = -(-num_steps // length)
         missing = num_chunks * length - num_steps
@@ -264,16 +227,17 @@ class Sampler:
             ids = has_row.nonzero()[:, 0]
             shuffle(ids.numpy(), self.generator.words)
             count: Any = len(ids)
-            number = split.number(count)
+            number = min(number, count)
         else:
             ids, count = self._shuffled(has_row), has_row.sum()
-        ids, is_own = _pad(ids, count, number, split.size)
-        ids, is_own = (part.view(number, 1, split.size) for part in (ids, is_own))
+        parts = _pad(ids, count, number, size)
+        ids, own = (part.view(number, 1, size) for part in parts)
         step = ids // num_envs * length + torch.arange(length, device=valid.device)[:, None]
         last = step.clamp(max=num_steps - 1)
         rows = (last * num_envs + ids % num_envs).reshape(-1)
-        weights = (is_own & (step == last)).reshape(-1) & valid.reshape(-1).index_select(0, rows)
-        return [length * split.size] * number, [rows, weights.float()]
+        weights = own * (step == last)
+        weights = weights.reshape(-1) * valid.reshape(-1).index_select(0, rows)
+        return [length * size] * number, [rows, weights]
 
     def _shuffled(self, mask: Tensor) -> Tensor:
         """Places in a mask bool (K,), in random order, those where it is set first."""
@@ -297,35 +261,28 @@ def _pad(rows: Tensor, count: Any, num_batches: int, size: int) -> tuple[Tensor,
     """The first `count`, an int or int64 (), of rows int64 (K,), spread evenly over batches.
 
     Some are repeated, evenly too, to fill batches, so that each half of one has rows of its own;
-    a bool says which come first. Where there are too few, a batch has one of another batch.
+    float32 weights are 1 of those that come first. Where there are too few, a batch has one of
+    another batch.
     """
-    batch = torch.arange(num_batches, device=rows.device)[:, None]
-    place = torch.arange(size, device=rows.device)[None]
+    find = _places if isinstance(count, Tensor) else _kept_places
+    chosen, weights = find(count, num_batches, size, rows.device)
+    return rows.index_select(0, chosen), weights
+
+
+def _places(count: Any, num_batches: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which of the first `count` rows are in batches, int64 (K,), and the weights of `_pad`."""
+    batch = torch.arange(num_batches, device=device)[:, None]
+    place = torch.arange(size, device=device)[None]
     each, longer = (count // num_batches, count % num_batches) if num_batches else (0, 0)
     own = each + (batch < longer)
     start = batch * each + batch.clamp(max=longer)
     # Up to and with a place ceil((place + 1) * own / size) rows are taken.
     taken, before = (((place + k) * own + size - 1) // size for k in (1, 0))
     weights = (taken > before) | ((own == 0) & (place == 0))
-    chosen = (start + taken - 1).clamp_(min=0)
-    return rows[chosen.reshape(-1)], weights.reshape(-1)
+    return (start + taken - 1).clamp_(min=0).reshape(-1), weights.reshape(-1).float()
 
 
-def _read_split(
-    num_minibatches: int | None, batch_size: int | None, num_items: int, kind: str
-) -> Split:
-    """How `num_items` of a kind are split, from the one number that was given."""
-    given = {"num_minibatches": num_minibatches, "batch_size": batch_size}
-    numbers = [(name, number) for name, number in given.items() if number is not None]
-    if len(numbers) != 1:
-        raise BufferMisuseError(f"give either num_minibatches or batch_size, got {given}")
-    name, number = numbers[0][0], check_count(*numbers[0])
-    if number > num_items:
-        raise BufferMisuseError(
-            f"{name} is {number}, but the rollout has {num_items} {kind}; make it smaller"
-        )
-    other = -(-num_items // number)
-    return Split(other, number, False) if batch_size is None else Split(number, other, True)
+_kept_places = lru_cache(2)(_places)  # those of all passes through a rollout are the same
 
 
 def _normalize(advantages: Tensor, sizes: list[int], weights: Tensor | None = None) -> None:

@@ -194,14 +194,14 @@ class RolloutStorage:
         slots: T slots, of arrays or, on the device, tensors.
         action_rows: T views (N, *action_shape) of actions as envs take them.
         rows: Views of the learner's tensors, one for each step.
-        is_marked: Whether results of this rollout can be told from those of the one before.
         acting: uint8 (T, N), which rows acted, as envs with agents write it: 0, 1 or
             `UNWRITTEN_FLAG`.
         has_final: bool (T, N), rows whose final value was given; None under NEXT_STEP.
         num_valid: int64 (), of the rollout that was computed last.
         is_counted: bool (), whether the episodes of this rollout were added up.
         num_changes: How often the rows became others: passes through them are over then.
-        faults: int64 (6,), by kind, the first row that lacks something, or T * N.
+        faults: int64 (6,), by kind, the first row that lacks something, or T * N; of envs on a
+            device.
     """
 
     def __init__(
@@ -234,9 +234,7 @@ class RolloutStorage:
             name: torch.from_numpy(column.host) if column.is_twofold else column.tensor
             for name, column in self.columns.items()
         }
-        self.is_marked = False
         self.acting = self.at_env["acting"].view(torch.uint8)
-        self.acting.fill_(UNWRITTEN_FLAG)
         columns, self.is_on_host = self.at_env, not self.is_on_device
         self._is_next_step = layout.autoreset_mode is AutoresetMode.NEXT_STEP
         self._num_rows = layout.num_steps * layout.num_envs
@@ -272,27 +270,19 @@ class RolloutStorage:
         return build_tree(self.layout.observation_space, [*leaves])
 
     def begin(self) -> None:
-        """Mark log_probs and values as not written yet; forget what was known of the last steps."""
-        self.is_marked = False
-        for name in ("log_probs", "values"):
-            self.tensors[name].view(torch.int32).fill_(UNWRITTEN)
+        """Mark what is to be written as not written; forget what was known of the last steps."""
+        for column in (self.tensors["log_probs"], self.tensors["values"], self._rewards):
+            column.view(torch.int32).fill_(UNWRITTEN)
+        self.acting.fill_(UNWRITTEN_FLAG)
         self._valid.fill_(True)
         self.is_counted.fill_(False)
         self.num_changes += 1
         if self.has_final is not None:
             self.has_final.fill_(False)
 
-    def mark_results(self) -> None:
-        """Mark rewards, and which rows acted, as not written yet."""
-        self.is_marked = True
-        self.at_env["rewards"].view(torch.int32).fill_(UNWRITTEN)
-        self.acting.fill_(UNWRITTEN_FLAG)
-
     def unwritten_rewards(self) -> torch.Tensor:
         """Which rewards the env has not written in this rollout, bool (T, N)."""
-        is_marked = self.is_marked or self.is_on_device  # there a graph may have marked them
-        bits = self.at_env["rewards"].view(torch.int32)
-        return bits == UNWRITTEN if is_marked else torch.ones_like(bits, dtype=torch.bool)
+        return self._rewards.view(torch.int32) == UNWRITTEN
 
     def write_obs(self, t: int, leaves: Any) -> None:
         """Copy checked observations into row t, where envs write."""
@@ -412,10 +402,8 @@ class RolloutStorage:
         self._note(0, self.unwritten_rewards())
         unwritten = self.acting == UNWRITTEN_FLAG
         self._note(1, unwritten & ~unwritten.all())
-        self.raise_faults(waits=False)  # before flags that nobody wrote clear `valid`
         self.mark_valid()
         self._note(2, ~torch.isfinite(self._rewards) & self._valid)
-        self.raise_faults(waits=False)
 
     def look_for_gaps(self, *outputs: Tensor) -> None:
         """Note rows without policy outputs, log_probs (T, N) and values (T + 1, N), if given.
@@ -436,29 +424,32 @@ class RolloutStorage:
             cut_off[:-1] &= self.acting[1:] != 0
             cut_off[-1] &= unwritten[-1]
             self._note(_NO_FINAL, cut_off)
-        self.raise_faults(waits=False)
 
     def _note(self, kind: int, mask: Tensor) -> None:
-        if self.is_on_host and not bool(mask.any()):
+        """Raise BufferMisuseError if a mask (T, N) has a row; on devices `raise_faults` will."""
+        if self.is_on_host:
+            if bool(mask.any()):
+                raise self._fault(kind, int(mask.reshape(-1).nonzero()[0]))
             return
         places = torch.arange(self._num_rows, device=mask.device)
         first = torch.where(mask.reshape(-1), places, self._num_rows).amin()
         self.faults[kind] = torch.minimum(self.faults[kind], first)
 
-    def raise_faults(self, *, waits: bool = True) -> None:
-        """Raise BufferMisuseError for what was noted, and forget it; without waiting, if asked."""
-        if not (waits or self.is_on_host):
-            return
-        found = [(n, row) for n, row in enumerate(self.faults.tolist()) if row < self._num_rows]
-        if not found:
-            return
+    def raise_faults(self) -> None:
+        """Wait, raise BufferMisuseError for the first kind that was noted, and forget all."""
+        faults = self.faults.tolist()
         self.faults.fill_(self._num_rows)
-        kind, (t, env_id) = found[0][0], divmod(found[0][1], self.layout.num_envs)
+        for kind, row in enumerate(faults):
+            if row < self._num_rows:
+                raise self._fault(kind, row)
+
+    def _fault(self, kind: int, row: int) -> BufferMisuseError:
+        t, env_id = divmod(row, self.layout.num_envs)
         if kind == _NO_FINAL:
-            raise BufferMisuseError(
+            return BufferMisuseError(
                 f"env {env_id} was truncated in step {t}, but the value of its final observation "
                 f"is missing; call set_final_values({t}, [{env_id}], values) with the value of "
                 f"infos['final_obs'][{env_id}] (under DISABLED: of the observation before reset)"
             )
         late = "" if self.is_on_host else "; the advantages of that rollout were wrong"
-        raise BufferMisuseError(f"env {env_id} in step {t} had {_FAULTS[kind]}{late}")
+        return BufferMisuseError(f"env {env_id} in step {t} had {_FAULTS[kind]}{late}")

@@ -12,7 +12,7 @@ from episodes import filled_from
 from gymnasium import spaces
 
 import vecenv
-from buffers import EpisodicReplayBuffer, FrameStack, PerEnvReplayBuffer, SharedReplayBuffer
+from buffers import EpisodicReplayBuffer, PerEnvReplayBuffer, SharedReplayBuffer
 from buffers.datasets import (
     DatasetError,
     from_arrays,
@@ -121,12 +121,14 @@ def test_steps_of_running_envs_are_what_minari_has(minari, mode):
         np.testing.assert_array_equal(read.observations, stored["obs"].numpy())
         np.testing.assert_array_equal(read.infos["boundaries"][1:], stored["boundaries"].numpy())
     long = dataset.filter_episodes(lambda episode: len(episode) > 20)
-    assert from_minari(long).num_episodes == long.total_episodes < dataset.total_episodes
+    assert len(from_minari(long).episode_lengths) == long.total_episodes < dataset.total_episodes
     ring = filled_from(envs, 100, PerEnvReplayBuffer)
     to_minari(ring, "pole/ring-v0")
     ends = [episode["terminations"][-1] for episode in from_minari("pole/ring-v0")]
     assert ends.count(False) == 3  # still open
-    assert from_minari("pole/ring-v0").num_steps == 300 - (mode == "NextStep") * ends.count(True)
+    assert from_minari("pole/ring-v0").episode_lengths.sum() == 300 - (
+        mode == "NextStep"
+    ) * ends.count(True)
 
 
 def test_episodes_of_cage_replay_in_the_env(minari):
@@ -177,7 +179,7 @@ def test_nothing_is_left_of_a_minari_data_set_that_failed(minari, tmp_path):
     arrays = {"observations": np.zeros((9, 2)), "actions": np.zeros(9, int),
               "rewards": np.zeros(9), "timeouts": np.arange(9) % 3 == 2}  # fmt: skip
     data = from_arrays(arrays, spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
-    assert data.num_episodes == 3
+    assert len(data.episode_lengths) == 3
     arrays["rewards"][7] = np.nan  # after it was checked
     with pytest.raises(DatasetError, match="episode 2, step 1: rewards is nan"):
         to_minari(data, "zeros-v0")
@@ -186,7 +188,7 @@ def test_nothing_is_left_of_a_minari_data_set_that_failed(minari, tmp_path):
     to_minari(data, "zeros-v0")
     with pytest.raises(ValueError, match="already exists"):
         to_minari(data, "zeros-v0")
-    assert from_minari("zeros-v0").num_steps == 6
+    assert from_minari("zeros-v0").episode_lengths.sum() == 6
     with pytest.raises(DatasetError, match="EpisodicReplayBuffer has no step"):
         to_minari(EpisodicReplayBuffer(9, NESTED, ACTIONS), "none-v0")
 
@@ -203,8 +205,10 @@ def test_a_round_trip_through_a_file_changes_no_bit(kind, block_bytes, tmp_path,
     monkeypatch.setattr("buffers.datasets.flat.BLOCK_BYTES", block_bytes)
     path = write(buffer, tmp_path / "nested")
     monkeypatch.setattr("buffers.datasets.files.BLOCK_BYTES", 1)  # 256 rows at a time
-    data = read(path, NESTED, ACTIONS, extra_columns=EXTRA)
-    assert_same(from_buffer(buffer), data)
+    data, held = read(path, NESTED, ACTIONS, extra_columns=EXTRA), [*from_buffer(buffer)]
+    for episode in held:  # one that was cut is flagged in the file
+        episode["truncations"][-1] |= not episode["terminations"][-1]
+    assert_same(held, data)
     assert [file.name for file in tmp_path.iterdir()] == ["nested"]
     with pytest.raises(FileExistsError, match="choose another name"):
         write(buffer, path)
@@ -251,37 +255,6 @@ def d4rl_file(h5py, path, count=1000, length=100):
         file["infos/qpos"] = rng.normal(size=(count, 4))
         file["metadata/algorithm"] = "none"
     return path
-
-
-def test_stacks_of_frames_come_back_from_files(minari, h5py, tmp_path):
-    space, rng = spaces.Box(0, 255, (4, 3, 4), np.uint8), np.random.default_rng(0)
-    picks = {"num_envs": 1, "frame_stack": FrameStack(4, axis=2), "seed": 0}
-    frames = rng.integers(0, 256, (44, 4, 3), np.uint8)
-    stacks = np.stack([np.moveaxis(frames[k : k + 4], 0, -1) for k in range(40)])
-    ends = np.isin(np.arange(40), [9, 29])
-    arrays = {
-        "observations": stacks, "actions": rng.uniform(-1, 1, (40, 3)), "rewards": np.zeros(40),
-        "terminals": ends, "timeouts": np.zeros(40, np.bool_),
-    }  # fmt: skip
-    data = from_arrays(arrays, space, ACTIONS)  # the last step, which was cut, is left out
-    once = data.to_buffer(SharedReplayBuffer, **picks)
-    to_hdf5(once, tmp_path / "stacks.hdf5")
-    to_minari(once, "test/stacks-v0")
-    to_minari(data, "test/repeated-v0")
-    for again in (
-        from_hdf5(tmp_path / "stacks.hdf5", space, ACTIONS),
-        from_minari("test/stacks-v0"),
-        from_minari("test/repeated-v0"),  # the last observation of an episode twice
-    ):
-        found = again.to_buffer(SharedReplayBuffer, **picks)
-        first, second = (b.get(b.order()) for b in (once, found))
-        assert len(first) == 39
-        for name in ("obs", "next_obs", "actions", "rewards", "terminations"):
-            np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
-    arrays["observations"][20] += 1
-    with pytest.raises(DatasetError, match="test/wrong-v0, episode 1, step 9: frame 0 of next_obs"):
-        to_minari(from_arrays(arrays, space, ACTIONS), "test/wrong-v0")
-        from_minari("test/wrong-v0").to_buffer(SharedReplayBuffer, **picks)
 
 
 def test_d4rl_files_are_read_in_blocks_and_damage_is_named(h5py, tmp_path, monkeypatch):
@@ -364,7 +337,7 @@ def test_lerobot_folders_are_read_frame_by_frame(tmp_path):
     assert done.episode_lengths.tolist() == [5, 3, 4]
     assert next(iter(done))["terminations"].tolist() == [False] * 4 + [True]
     file = tmp_path / "data" / "chunk-000" / "file-001.parquet"
-    assert from_parquet(file, STATE, ACTIONS, columns=LEROBOT).num_episodes == 2
+    assert len(from_parquet(file, STATE, ACTIONS, columns=LEROBOT).episode_lengths) == 2
     space = spaces.Dict(state=STATE)
     assert "state" in next(iter(from_parquet(tmp_path, space, ACTIONS, columns=LEROBOT)))["obs"]
 
@@ -405,7 +378,7 @@ def test_files_that_are_missing_or_cut_are_named(tmp_path):
         from_parquet(tmp_path, STATE, ACTIONS, columns=LEROBOT)
     with pytest.raises(DatasetError, match=r"has no \.parquet file"):
         from_parquet(tmp_path / "meta", STATE, ACTIONS)
-    with pytest.raises(DatasetError, match="there is no such file"):
+    with pytest.raises(DatasetError, match=r"can.t be read: .*[Nn]o such file"):
         from_parquet(file, STATE, ACTIONS)
 
 
@@ -462,4 +435,4 @@ def test_ends_without_a_flag_are_flagged_in_files_for_others(library, flag, tmp_
     assert found.tolist() == 2 * [False, False, False, True]
     episodes = list(data)
     assert [len(episode["rewards"]) for episode in episodes] == [4, 4]
-    assert not any(episode["truncations"].any() for episode in episodes)
+    assert all(episode["truncations"].tolist() == 3 * [False] + [True] for episode in episodes)

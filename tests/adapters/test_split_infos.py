@@ -72,7 +72,7 @@ def test_bound_classes_are_made_once_and_go_first():
 
 def test_adapters_load_no_library_when_imported():
     script = (
-        "import sys; from vecenv.adapters import sb3, tianshou, torchrl, minari; "
+        "import sys; from vecenv.adapters import sb3, tianshou, torchrl; "
         "print({'stable_baselines3', 'tianshou', 'torchrl', 'tensordict', 'minari', 'torch'}"
         " & set(sys.modules))"
     )

@@ -11,7 +11,7 @@ import vecenv
 from vecenv.adapters.tianshou import TianshouVectorEnv, make_tianshou_env
 
 pytest.importorskip("tianshou")
-from tianshou.data import AsyncCollector, Batch, Collector, CollectStats, VectorReplayBuffer
+from tianshou.data import Collector, CollectStats, VectorReplayBuffer
 from tianshou.env import BaseVectorEnv, DummyVectorEnv
 
 LENGTHS = [2, 3, 5, 9]
@@ -106,40 +106,6 @@ def test_attributes():
     envs.close()
 
 
-def test_first_ready_with_wait_num():
-    envs = vecenv.AsyncVectorEnv(
-        [lambda name=name: SlowEnv(name, 99) for name in (30, 1, 2, 40)], num_workers=4, **SIMPLE
-    )
-    envs = TianshouVectorEnv(envs, wait_num=2)
-    assert envs.is_async
-    obs, _ = envs.reset()
-    obs, rewards, _, _, infos = envs.step(np.zeros(4, int))
-    assert sorted(info["env_id"] for info in infos) == [1, 2]
-    assert sorted(obs[:, 0]) == [1.0, 2.0] and rewards.tolist() == [1.0, 1.0]
-    assert sorted(envs.waiting_id) == [0, 3] and sorted(envs.ready_id) == [1, 2]
-    with pytest.raises(RuntimeError, match=r"envs \[0\] are under way"):
-        envs.step([0, 0], [0, 1])
-    with pytest.raises(RuntimeError, match=r"\[3\] are under way"):
-        envs.reset([3])
-    envs.reset([1])
-    obs, _, _, _, infos = envs.step(None)
-    assert sorted(info["env_id"] for info in infos) == [0, 3]
-    assert envs.waiting_id == [] and sorted(envs.ready_id) == [0, 1, 2, 3]
-    envs.close()
-
-
-def test_a_timeout_returns_who_is_ready():
-    factories = [lambda name=name: SlowEnv(name, 99) for name in (60, 0, 0)]
-    envs = vecenv.AsyncVectorEnv(factories, num_workers=3, **SIMPLE)
-    envs = TianshouVectorEnv(envs, timeout=0.2)
-    envs.reset()
-    *_, infos = envs.step(np.zeros(3, int))
-    assert sorted(info["env_id"] for info in infos) == [1, 2]
-    *_, infos = envs.step(None)  # nobody in time: the first to come
-    assert [info["env_id"] for info in infos] == [0]
-    envs.close()
-
-
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "JitCartPole-v1", "vecenv:Cage2-v0"])
 def test_collectors_take_it(env_id):
     options = {"episode_length": 20} if "Cage" in env_id else {"backend": "auto"}
@@ -156,53 +122,10 @@ def test_collectors_take_it(env_id):
     envs.close()
 
 
-@pytest.mark.filterwarnings("ignore:Using async setting may collect extra transitions")
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_async_collectors_take_it(backend):
-    envs = make_tianshou_env(counters([4, 5, 6, 7]), wait_num=2, backend=backend)
-    buffer = VectorReplayBuffer(4000, 4)
-    collector = AsyncCollector(random_policy(envs), envs, buffer)
-    collector.reset()
-    collector.collect(n_step=200)
-    for ring in buffer.buffers:
-        name, _, steps = ring.obs[: len(ring)].T
-        assert len(set(name)) == 1  # nothing of another env
-        np.testing.assert_array_equal(ring.obs_next[: len(ring), 2], steps + 1)
-        np.testing.assert_array_equal(ring.rew[: len(ring)], steps + 1)
-    envs.close()
-
-
-def random_policy(envs):
-    from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
-    from tianshou.utils.net.common import Net
-
-    class WithEntry(DiscreteQLearningPolicy):
-        """With what AsyncCollector of Tianshou 2.0.1 can't do without, on its own envs either."""
-
-        def forward(self, batch, state=None, model=None):
-            result = super().forward(batch, None, model)
-            result.state = np.zeros((len(batch.obs), 1))
-            result.policy = Batch(mark=np.ones(len(batch.obs)))
-            return result
-
-    space = envs.observation_space[0]
-    net = Net(state_shape=space.shape, action_shape=envs.action_space[0].n, hidden_sizes=[8])
-    return WithEntry(model=net, action_space=envs.action_space[0], observation_space=space)
-
-
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_other_autoreset_modes_are_refused(mode):
     with pytest.raises(ValueError, match=r"expected DISABLED.*autoreset_mode=.Disabled"):
         TianshouVectorEnv(vecenv.SyncVectorEnv(counters([3]), autoreset_mode=mode))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"wait_num": 5}, "wait_num is 5, expected 1 to 2"), ({"timeout": 0}, "timeout is 0")],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        make_tianshou_env(counters([3, 3]), backend="sync", **options)
 
 
 def test_tuples_are_refused():
@@ -218,5 +141,12 @@ def test_wrong_numbers_of_actions_are_refused():
     envs.reset()
     with pytest.raises(ValueError, match="1 rows for 2 envs"):
         envs.step([1])
-    with pytest.raises(ValueError, match="action is None"):
-        envs.step(None)
+
+
+def random_policy(envs):
+    from tianshou.algorithm.modelfree.dqn import DiscreteQLearningPolicy
+    from tianshou.utils.net.common import Net
+
+    space, actions = envs.observation_space[0], envs.action_space[0]
+    net = Net(state_shape=space.shape, action_shape=actions.n, hidden_sizes=[8])
+    return DiscreteQLearningPolicy(model=net, action_space=actions, observation_space=space)

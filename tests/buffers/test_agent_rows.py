@@ -184,9 +184,7 @@ def test_a_writer_stores_the_lives_of_agents(mode, num_games, agents, by_halves,
     shared = SharedReplayBuffer(
         5000, SEEN, Discrete(3), num_envs=size, n_step=3, gamma=GAMMA, store_next=seed % 2 == 0
     )
-    plain = ListOfEpisodes()
-    # One stream of steps into three buffers.
-    buffers = [episodes, shared, plain]
+    buffers = [episodes, shared]  # one stream of steps into both
     writers = [TransitionWriter(envs, buffer) for buffer in buffers]
     for writer in writers:
         writer.reset(games.obs)
@@ -195,9 +193,8 @@ def test_a_writer_stores_the_lives_of_agents(mode, num_games, agents, by_halves,
     assert episodes_of(episodes) == lists_of(life for life in lives if life[-1].is_over)
     open_lives = [row[-1] if row and not row[-1][-1].is_over else [] for row in games.lives]
     assert episodes.open_lengths.tolist() == [len(life) for life in open_lives]
-    assert plain.found() == lists_of(life for life in lives if life[-1].is_over)
     number = sum(map(len, lives))
-    assert [writer.num_transitions for writer in writers] == [number] * 3
+    assert [writer.num_transitions for writer in writers] == [number] * 2
     check_windows(shared, lives)
 
 
@@ -231,22 +228,6 @@ class Several:
                 getattr(writer, name)(*args, **kwargs)
 
         return call
-
-
-class ListOfEpisodes:
-    """A buffer of another make, which takes whole episodes alone."""
-
-    def __init__(self):
-        self.episodes = []
-
-    def add_episode(self, episode):
-        self.episodes.append(episode)
-
-    def found(self):
-        names = "terminations", "truncations"
-        return sorted(
-            (e["obs"][:, 0].tolist(), *(bool(e[name][-1]) for name in names)) for e in self.episodes
-        )
 
 
 def test_a_writer_under_same_step_needs_final_obs_of_games_that_were_reset():

@@ -160,36 +160,9 @@ def test_nested_observations(maker, mode):
         assert episode["obs"]["pair"][0].unique().tolist() == [number]
 
 
-class EpisodeSink:
-    """A buffer of another make that takes whole episodes only."""
-
-    def __init__(self):
-        self.episodes = []
-
-    def add_episode(self, episode):
-        self.episodes.append(episode)
-
-
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-def test_buffers_with_add_episode_alone_get_whole_episodes(mode):
-    envs, sink = make_envs("vecenv", mode), EpisodeSink()
-    writer = TransitionWriter(envs, sink)
-    writer.reset(envs.reset(seed=0)[0])
-    for _ in range(20):
-        result = envs.step(np.zeros(4, int))
-        writer.step(np.zeros(4, int), *result)
-        reset_ended(envs, writer, result[2] | result[3])
-    writer.reset(envs.reset(seed=0)[0])  # cuts what is open
-    assert sum(len(e["rewards"]) for e in sink.episodes) == writer.num_transitions
-    for episode in sink.episodes:
-        name, number, _ = episode["obs"][0]
-        steps = len(episode["rewards"])
-        assert episode["obs"].tolist() == [[name, number, t] for t in range(steps + 1)]
-        assert not episode["terminations"][:-1].any()
-        assert episode["terminations"][-1] == (steps == LENGTHS[int(name)])
-    buffer = EpisodicReplayBuffer(99, envs.single_observation_space, envs.single_action_space)
-    for episode in sink.episodes:
-        buffer.add_episode(episode)
+def test_a_buffer_without_add_is_refused():
+    with pytest.raises(BufferMisuseError, match=r"a dict, has no method add\(\*\*columns\)"):
+        TransitionWriter(make_envs("vecenv", NEXT_STEP), {})
 
 
 def test_resetting_in_mid_episode_cuts_it():
@@ -278,16 +251,6 @@ def test_calls_out_of_order_are_refused():
 EXTRA = {"twice": spaces.Box(0, 100, (2,)), "thrice": spaces.Box(-100, 100, ())}
 
 
-class EpisodeRecorder:
-    def __init__(self):
-        self.rows = []
-
-    def add_episode(self, episode):
-        columns = {name: column for name, column in episode.items() if name != "obs"}
-        for k in range(len(columns["actions"])):
-            self.rows.append({name: column[k] for name, column in columns.items()})
-
-
 def twice(actions):
     return np.stack([2 * actions, 2 * actions], 1).astype(np.float32)
 
@@ -303,8 +266,6 @@ def rows_of(buffer):
     """Transitions a buffer holds, as dicts."""
     if isinstance(buffer, Recorder):
         return [values for _, values in buffer.rows]
-    if isinstance(buffer, EpisodeRecorder):
-        return buffer.rows
     if isinstance(buffer, EpisodicReplayBuffer):
         buffer.cut_episodes()
         batch = buffer.sample_sequences(200, 1)
@@ -321,10 +282,10 @@ def rows_of(buffer):
 def make_buffer(kind, envs):
     given = envs.single_observation_space, envs.single_action_space
     options = {"num_envs": 4, "extra_columns": EXTRA, "seed": 0}
-    return kind() if kind in (Recorder, EpisodeRecorder) else kind(400, *given, **options)
+    return kind() if kind is Recorder else kind(400, *given, **options)
 
 
-BUFFERS = [SharedReplayBuffer, EpisodicReplayBuffer, Recorder, EpisodeRecorder]
+BUFFERS = [SharedReplayBuffer, EpisodicReplayBuffer, Recorder]
 
 
 @pytest.mark.parametrize("kind", BUFFERS)
@@ -395,16 +356,9 @@ def test_results_may_be_tensors_of_the_device_that_the_envs_are_on(mode):
         spaces = envs.single_observation_space, envs.single_action_space
         made.append(buffers.SharedReplayBuffer(500, *spaces, num_envs=3))
         like = SimpleNamespace(
-            **{
-                name: getattr(envs, name)
-                for name in (
-                    "metadata",
-                    "num_envs",
-                    "single_observation_space",
-                    "single_action_space",
-                )
-            }
-        )
+            metadata=envs.metadata, num_envs=3, single_observation_space=spaces[0],
+            single_action_space=spaces[1],
+        )  # fmt: skip
         if device is not None:
             like.device = device
         writers.append(TransitionWriter(like, made[-1]))

@@ -19,7 +19,6 @@ from vecenv.backends import COMPARED, TIMED
 from vecenv.compare import Options, run_comparison
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import FAILED, Case, Comparison
-from vecenv.compare.sampling import Diversity
 from vecenv.compare.serving import Round, Runner, Setting, describe
 from vecenv.machine import tree_memory_bytes
 from vecenv.timing.advice import Advice
@@ -37,13 +36,12 @@ def as_text(result, width=120):
 
 
 def compared(backends):
-    seen, events = [], []
+    seen = []
     result = run_comparison(
         Options("CartPole-v1", num_envs=(3,), backends=backends, **QUICK),
         on_progress=lambda what, share: seen.append((what, share)),
-        events=events,
     )
-    return result, seen, events
+    return result, seen
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +52,7 @@ def cartpole():
 
 @pytest.mark.slow
 def test_every_backend_is_measured():
-    result, _, events = compared(COMPARED)
+    result, _ = compared(COMPARED)
     assert [case.backend for case in result.cases] == list(COMPARED)
     for case in result.cases:
         assert case.is_measured, case.reason
@@ -65,11 +63,7 @@ def test_every_backend_is_measured():
         assert (case.report is not None) == (case.backend in TIMED)
     assert result.cases[0].speed_up == 1.0
     assert result.others_busy is None or result.others_busy >= 0
-    assert [found.num_envs for found in result.diversity] == [1, 3]
     assert set(COMPARED) <= set(as_text(result).split())
-    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
-    for backend in TIMED:
-        assert f"{backend}, 3: caller" in names
 
 
 def test_shares_of_the_time_add_up(cartpole):
@@ -86,7 +80,6 @@ def test_the_tables_name_everything(cartpole):
         "x loop",
         "hand-",
         "strag",
-        "policy gradient",
         "MiB",
     ):
         assert words in text
@@ -115,7 +108,6 @@ def test_the_tables_fit_80_columns_without_a_wrapped_cell(cartpole):
     result.cases += [
         Case("jit", count, "unavailable", "not [b]compiled[/b] " * 99) for count in (1, 8, 64)
     ]
-    result.diversity = [replace(result.diversity[1], num_envs=2**k) for k in range(15)]
     text, wide = as_text(result, 80), as_text(result, 200)
     assert max(map(len, text.splitlines())) <= 80
     assert len(rows_of_tables(text)) == len(rows_of_tables(wide))
@@ -127,19 +119,7 @@ def test_the_tables_fit_80_columns_without_a_wrapped_cell(cartpole):
 def test_progress_goes_from_nothing_to_all(cartpole):
     shares = [share for _, share in cartpole[1]]
     assert shares == sorted(shares)
-    assert (shares[0], shares[-1]) == (0.0, 1.0)
-
-
-def test_the_timelines_of_all_backends_are_in_one_trace(cartpole):
-    events = cartpole[2]
-    names = {e["args"]["name"] for e in events if e["name"] == "process_name"}
-    for backend in ("sync", "async-first-ready", "jit"):
-        assert f"{backend}, 3: caller" in names
-    assert {"step", "recv"} <= {e["name"] for e in events}  # of those that are first-ready, too
-    pids = [e["pid"] for e in events if e["name"] == "process_name"]
-    assert len(set(pids)) == len(pids)
-    starts = [e["id"] for e in events if e["ph"] == "s"]
-    assert len(set(starts)) == len(starts)
+    assert shares[0] == 0.0 and 0.5 < shares[-1] <= 1.0
 
 
 def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
@@ -150,8 +130,6 @@ def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
     assert numbers["cases"][1]["steps_per_second"] == result.cases[1].steps_per_second
     assert numbers["cases"][1]["rounds"][0]["steps"] == result.cases[1].rounds[0].steps
     assert numbers["cases"][1]["report"]["shares"].keys() >= {"env compute", "hand-over"}
-    assert numbers["diversity"][1]["num_envs"] == 3
-    assert numbers["units"]["others_busy"] == "cores"
     result.plot(tmp_path / "compare.png")
     with Image.open(tmp_path / "compare.png") as picture:
         assert picture.width > 800
@@ -164,13 +142,11 @@ def test_an_env_that_raises_is_reported_and_the_others_finish():
         f"{TOYS}:OnlyInMainProcess",
         num_envs=(2,),
         backends=("sync", "async"),
-        diversity=False,
         **QUICK,
     )
     result = run_comparison(options)
     assert [case.status for case in result.cases] == ["ok", "failed"]
     assert result.cases[1].reason.startswith("RuntimeError: not in a worker; Raised by env ")
-    assert "Traceback" in result.cases[1].details
     text = as_text(result)
     assert re.search(r"async +│ +2 │ failed \(1\)", text)
     assert "(1) RuntimeError: not in a worker" in text
@@ -178,7 +154,7 @@ def test_an_env_that_raises_is_reported_and_the_others_finish():
 
 @pytest.mark.usefixtures("forked")
 def test_a_process_that_is_killed_is_reported():
-    options = {"backends": ("sync",), "num_envs": (2,), "diversity": False, **QUICK}
+    options = {"backends": ("sync",), "num_envs": (2,), **QUICK}
     kwargs = {"how": "kill", "after": 5}
     result = run_comparison(Options(f"{TOYS}:Breaking", env_kwargs=kwargs, **options))
     assert result.cases[0].reason == "its process was killed by signal SIGKILL (last words)"
@@ -188,7 +164,7 @@ def test_a_process_that_is_killed_is_reported():
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_process_that_hangs_is_reported():
-    options = {"backends": ("sync",), "num_envs": (2,), "diversity": False, **QUICK}
+    options = {"backends": ("sync",), "num_envs": (2,), **QUICK}
     options["timeout"] = 5.0  # on a busy machine an env takes a second to be made
     kwargs = {"how": "hang", "after": 5}
     begin = time.monotonic()
@@ -204,9 +180,8 @@ def test_what_fails_without_a_chance_is_said_once_for_each_reason():
     )
     assert {case.status for case in result.cases} == {"failed", "unavailable"}
     assert result.verdict == "nothing could be run: KeyError: 'no level 7'"
-    assert result.diversity_reason == "KeyError: 'no level 7'"
     text = as_text(result)
-    assert re.search(r"jit +│ 1, 2 │ skipped", text)
+    assert len(re.findall(r"jit +│ +[12] │ skipped \(2\)", text)) == 2
     assert "is a factory of single envs; compiled ones have ids" in text
 
 
@@ -218,16 +193,13 @@ def test_envs_without_single_envs_run_compiled_only():
     )
     assert [case.status for case in result.cases] == ["unavailable", "ok"]
     assert result.cases[1].speed_up is None
-    assert "has no single envs" in result.diversity_reason
     assert "x one env in a loop" not in result.verdict
     as_text(result)
 
 
 @pytest.mark.usefixtures("forked")
 def test_the_loop_alone_and_no_loop():
-    result = run_comparison(
-        Options(f"{TOYS}:Counter", num_envs=(2,), backends=("loop",), diversity=False, **QUICK)
-    )
+    result = run_comparison(Options(f"{TOYS}:Counter", num_envs=(2,), backends=("loop",), **QUICK))
     assert [case.name for case in result.measured] == ["loop"]
     assert result.verdict.startswith("No vector env was measured; one env in a loop makes ")
 
@@ -243,7 +215,6 @@ def test_the_loop_alone_and_no_loop():
         ({"seed": -1}, "seed is -1"),
         ({"round_s": 0.0}, "round_s is 0.0"),
         ({"timeout": np.inf}, "timeout is inf"),
-        ({"policy_ms": -1.0}, "policy_ms is -1.0"),
     ],
 )
 def test_wrong_options_are_named(options, words):
@@ -280,21 +251,17 @@ def test_an_interrupted_comparison_leaves_no_process(monkeypatch):
 
 def test_a_runner_steps_in_this_process_too():
     runner = Runner()
-    setting = Setting(f"{TOYS}:Counter", {"length": 4}, "sync", 2, 0, 0.0)
-    assert runner.open(setting) > 0
+    setting = Setting(f"{TOYS}:Counter", {"length": 4}, "sync", 2, 0)
+    assert min(runner.open(setting)) > 0
     assert runner.warm_up(0.01) > 2**20
     found = runner.measure(0.01)
     assert found.rate == found.steps / found.seconds > 0
     assert found.episodes > 2
     assert runner.take_time(0.01).num_envs == 2
-    report, events = runner.trace(5)
-    assert report.num_steps == 8  # of 10 rows two are resets
-    assert {event["name"] for event in events} >= {"step", "policy", "env 0", "env 1"}
     runner.close()
     runner.open(setting._replace(backend="loop"))
     runner.warm_up(0.001)
     assert runner.take_time(0.01) is None
-    assert runner.trace() is None
     runner.close()
 
 
@@ -302,7 +269,7 @@ def test_a_runner_steps_in_this_process_too():
 def test_a_runner_that_does_not_answer_is_killed():
     process = RunnerProcess()
     kwargs = {"how": "hang", "after": 0}
-    process.call("open", Setting(f"{TOYS}:Breaking", kwargs, "sync", 1, 0, 0.0), timeout=30)
+    process.call("open", Setting(f"{TOYS}:Breaking", kwargs, "sync", 1, 0), timeout=30)
     with pytest.raises(RunnerError, match=r"no answer within 0.05 s while warming up"):
         process.call("warm_up", 0.001, timeout=0.05)
     with pytest.raises(RunnerError, match="was killed by signal SIGKILL"):
@@ -315,11 +282,11 @@ def test_calls_of_a_runner_that_raise_keep_it_alive():
     process = RunnerProcess()
     try:
         with pytest.raises(RunnerError) as caught:
-            process.call("open", Setting("NoSuchEnv-v0", {}, "sync", 1, 0, 0.0), timeout=30)
+            process.call("open", Setting("NoSuchEnv-v0", {}, "sync", 1, 0), timeout=30)
         assert "there is no env" in str(caught.value)
         assert not caught.value.is_unavailable
-        setting = Setting(f"{TOYS}:Counter", {}, "sync", 1, 0, 0.0)
-        assert process.call("open", setting, timeout=30) > 0
+        setting = Setting(f"{TOYS}:Counter", {}, "sync", 1, 0)
+        assert min(process.call("open", setting, timeout=30)) > 0
     finally:
         process.close()
         process.close()
@@ -357,40 +324,18 @@ def rounds(*rates):
     return [Round(rate, 1.0, 9) for rate in rates]
 
 
-def diverse(num_envs, variance, error):
-    return Diversity(num_envs, 1000, 1.0, 0.1, 0.2, 100, variance, error)
-
-
-@pytest.mark.parametrize(
-    ("variance", "words"),
-    [
-        (1.0, "0.5 times the variance of one env's, so each step is worth 2 of them."),
-        (4.0, "from 64 envs have 2 times the variance of one env's."),
-        (2.1, "from 64 envs vary no differently from those of one env."),
-        (None, ""),
-    ],
-)
-def test_the_verdict_says_what_several_envs_are_worth_if_that_is_certain(variance, words):
-    result = Comparison("Env-v0", {}, "", [Case("loop", 1, rounds=rounds(10.0))])
-    result.diversity = [diverse(1, 2.0, 0.1), diverse(64, variance, 0.1)]
-    assert words in result.verdict
-    assert ("equal transitions" in result.verdict) == bool(words)
-
-
-def test_the_verdict_names_the_slowest_if_it_is_slower_than_a_loop():
+def test_the_verdict_names_the_fastest_and_who_else_was_at_work():
     loop = rounds(100.0, 110.0, 90.0)
     cases = [
         Case("loop", 1, rounds=loop, beside=loop),
         Case("sync", 8, rounds=rounds(95.0, 94.0, 93.0), beside=loop),
-        Case("async", 8, rounds=rounds(50.0, 55.0, 45.0), beside=loop),
         Case("gymnasium-async", 8, rounds=rounds(300.0, 120.0, 180.0), beside=loop),
     ]
     result = Comparison("Env-v0", {}, "", cases)
     assert result.verdict == (
-        "Fastest: gymnasium-async, 8 envs, 200 steps/s, 2 x one env in a loop. "
-        "Slower than one env in a loop: 1 of 4, async, 8 the most (2 x)."
+        "Fastest: gymnasium-async, 8 envs, 200 steps/s, 2 x one env in a loop."
     )
-    assert cases[3].spread == 0.9
+    assert cases[2].spread == 0.9
     result.others_busy = 1.04
     assert "Other programs kept 1.0 cores busy meanwhile" in result.verdict
 
@@ -454,16 +399,6 @@ def test_a_large_tie_is_told_in_short():
     )
 
 
-def test_a_tie_says_how_much_faster_than_a_loop_it_is():
-    loop = Case("loop", 1, rounds=rounds(25.0))
-    level = [Case(name, 4, rounds=rounds(rate)) for name, rate in (("sync", 100), ("async", 105))]
-    for case in level:
-        case.beside = loop.rounds
-    assert Comparison("Env-v0", {}, "", [loop, *level]).verdict == (
-        "A tie: sync, 4; async, 4 (100 to 105 steps/s, 4 to 4.2 x one env in a loop)."
-    )
-
-
 def test_resets_that_hardly_came_are_told():
     quick = Case("sync", 8, rounds=[Round(100, 1.0, 0)], reset_s=0.01)
     slow = replace(quick, reset_s=0.2)
@@ -478,7 +413,7 @@ def test_resets_that_hardly_came_are_told():
 @pytest.mark.usefixtures("forked")
 def test_slow_resets_are_in_the_rates():
     """An episode is 10 steps of 1 ms and a reset of 20: 333 steps/s, however it is stepped here."""
-    options = {**QUICK, "rounds": 2, "round_s": 0.02, "diversity": False}
+    options = {**QUICK, "rounds": 2, "round_s": 0.02}
     result = run_comparison(
         Options(f"{TOYS}:SlowResets", num_envs=(4,), backends=("loop", "sync"), **options)
     )

@@ -1,7 +1,5 @@
 """Comparison of backends on a game with several agents."""
 
-import json
-
 import pytest
 from agents.games import runners
 from agents.toy_games import WALK
@@ -13,7 +11,7 @@ from vecenv.compare.source import read_source
 
 
 @pytest.mark.slow
-def test_steps_of_games_and_of_agents_are_counted():
+def test_steps_of_games_are_counted():
     options = Options(
         "agents:agents.parallel_tag",
         {"late": False},
@@ -26,12 +24,7 @@ def test_steps_of_games_and_of_agents_are_counted():
     )
     result = run_comparison(options)
     assert [case.backend for case in result.measured] == ["loop", "sync", "gymnasium-sync"]
-    assert 1 < result.agents_per_step <= 3
-    text = as_text(result)
-    assert "agents:agents.parallel_tag: steps of games per second" in text
-    assert "agents' steps/s" in text
-    assert "diversity was not measured: a game's transitions are those of several agents" in text
-    assert json.loads(result.to_json())["agents_per_step"] == result.agents_per_step
+    assert "agents:agents.parallel_tag: env steps per second" in as_text(result)
 
 
 def test_unknown_games_are_refused_before_anything_is_started():

@@ -5,7 +5,7 @@ import pytest
 from compare.toy_envs import Counter, Nested
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv
-from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper, RandomPolicy
+from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper
 
 
 class Counted(Counter):
@@ -18,18 +18,13 @@ class Counted(Counter):
         return super().step(action)
 
 
-def policy_for(envs, num_envs, policy_ms=0.0):
-    space = getattr(envs, "single_action_space", envs.action_space)
-    return RandomPolicy(space, 0, policy_ms, num_envs)
-
-
 @pytest.mark.parametrize("count", [1, 4, 17])
 @pytest.mark.parametrize("kind", ["loop", "batch", "first-ready"])
 def test_resets_are_not_counted_as_steps(kind, count, monkeypatch):
     monkeypatch.setattr(Counted, "total", 0)
     envs = Counted(length=3) if kind == "loop" else SyncVectorEnv([lambda: Counted(length=3)] * 5)
     kinds = {"loop": LoopStepper, "batch": BatchStepper, "first-ready": FirstReadyStepper}
-    stepper = kinds[kind](envs, policy_for(envs, 5), seed=0)
+    stepper = kinds[kind](envs, seed=0)
     counted, expected = 0, 0
     for _ in range(4):
         before = Counted.total
@@ -49,7 +44,7 @@ def test_resets_are_not_counted_as_steps(kind, count, monkeypatch):
 
 def test_first_ready_counts_what_it_receives(monkeypatch):
     envs = SyncVectorEnv([lambda: Counter(length=10**6)] * 8)
-    stepper = FirstReadyStepper(envs, policy_for(envs, 8), seed=0)
+    stepper = FirstReadyStepper(envs, seed=0)
     stepper.prepare()
     assert stepper.run(10)[0] == 10 * 2  # a quarter of the envs at a time
     stepper.settle()
@@ -61,23 +56,17 @@ def test_first_ready_counts_what_it_receives(monkeypatch):
 @pytest.mark.parametrize("stepper_class", [BatchStepper, FirstReadyStepper])
 def test_nested_actions_are_drawn_for_any_number_of_envs(stepper_class):
     envs = AsyncVectorEnv([Nested] * 5, num_workers=2)
-    stepper = stepper_class(envs, policy_for(envs, 5), seed=0)
+    stepper = stepper_class(envs, seed=0)
     stepper.prepare()
     assert stepper.run(12)[0] > 0
     stepper.settle()
     envs.close()
 
 
-def test_the_policy_is_the_same_for_the_same_seed_and_takes_its_time():
-    first, again = (RandomPolicy(Counter.action_space, 3, 0.0, 4) for _ in range(2))
+def test_the_policy_is_the_same_for_the_same_seed():
+    envs = SyncVectorEnv([Counter] * 4)
+    first, again = (BatchStepper(envs, 3) for _ in range(2))
     for _ in range(5):
-        np.testing.assert_array_equal(first.batch(4), again.batch(4))
-        np.testing.assert_array_equal(first.batch(3), again.batch(3))
-        assert first.single() == again.single()
-    import time
-
-    busy = RandomPolicy(Counter.action_space, 3, 5.0, 4)
-    begin = time.thread_time()
-    busy.single()
-    busy.batch(4)
-    assert time.thread_time() - begin >= 0.01
+        np.testing.assert_array_equal(first.act(), again.act())
+        np.testing.assert_array_equal(first.act(np.arange(3)), again.act(np.arange(3)))
+    envs.close()

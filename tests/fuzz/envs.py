@@ -743,7 +743,7 @@ def check_episodes(episodic, model, path):
                 expected.append(episode)
                 episode = []
     assert episodic.num_episodes == len(expected), path
-    found = [episodic.episode(k) for k in range(episodic.first_episode, len(expected))]
+    found = [episodic.episode(k) for k in range(len(expected))]
     left = list(found)
     for episode in expected:
         match = next((k for k, other in enumerate(left) if is_episode(other, episode)), None)

@@ -17,26 +17,13 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from replay_model import RINGS
 
-from buffers import (
-    BufferMisuseError,
-    FrameStack,
-    PrioritizedReplayBuffer,
-)
+from buffers import BufferMisuseError, PrioritizedReplayBuffer
 
 UNIT = "operations"
 OPERATIONS_PER_CASE = 300
 BY_KIND = Counter()  # operations tried so far by class
-# Shape of a frame, axis of the stack, and whether it is the frame's own axis, only longer.
-SHAPES = (
-    ((3, 2), 0, False),
-    ((3, 2), 2, False),
-    ((3, 2), 1, False),
-    ((2, 3, 2), 0, True),
-    ((2, 2, 3), 2, True),
-    ((2, 3, 2), 1, True),
-    ((5,), 0, False),
-    ((), 0, False),
-)
+# Shape of a frame, and axis of the stack.
+SHAPES = (((6, 7), 0), ((6, 7), 2), ((6, 7), 1), ((6,), 0), ((), 0))
 DTYPES = (np.uint8, np.uint8, np.float32, np.int64, np.bool_)
 ACTIONS = Discrete(4)
 COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations", "discounts")
@@ -77,19 +64,16 @@ class Stream:
     def reset(self):
         case, number = self.case, self.case.number
         newest = self.frame()
-        self.is_padded = case.rng.random() < 0.7  # as the buffer does when it is given frames only
-        if self.is_padded:
-            first = newest if case.stack.padding == "reset" else np.zeros_like(newest)
+        if case.rng.random() < 0.7:
+            first = newest if case.rng.random() < 0.5 else np.zeros_like(newest)
             self.frames = [first] * (number - 1) + [newest]
         else:
             self.frames = [self.frame() for _ in range(number)]
-        self.is_new = True
 
     def step(self, over):
         obs = np.stack(self.frames)
         self.frames = [*self.frames[1:], self.frame(self.frames[-1])]
-        row = obs, np.stack(self.frames), self.is_new and not self.is_padded
-        self.is_new = False
+        row = obs, np.stack(self.frames)
         if over:
             self.reset()
         return row
@@ -99,19 +83,17 @@ class Case:
     """A pair of buffers, and what is done to both."""
 
     names = (
-        "add_steps", "add_rows", "add_valid", "cut", "draw", "draw_into", "give_priorities",
+        "add_steps", "add_rows", "add_valid", "cut", "jump", "draw", "draw_into", "give_priorities",
         "get_all", "save_and_load", "load_state", "copy", "go_back", "refuse",
     )  # fmt: skip
-    weights = np.array([20, 20, 8, 5, 20, 6, 6, 4, 2, 2, 2, 2, 3]) / 100
+    weights = np.array([20, 20, 8, 3, 2, 20, 6, 6, 4, 2, 2, 2, 2, 3]) / 100
 
     def __init__(self, seed):
         self.rng = rng = np.random.default_rng(seed)
         self.kind = RINGS[rng.integers(len(RINGS))]
         self.number = number = int(rng.integers(1, 6))
-        self.frame, self.axis, self.is_merged = SHAPES[rng.integers(len(SHAPES))]
+        self.frame, self.axis = SHAPES[rng.integers(len(SHAPES))]
         self.dtype = np.dtype(DTYPES[rng.integers(len(DTYPES))])
-        padding = "reset" if rng.random() < 0.6 else "zero"
-        self.stack = FrameStack(number, self.axis, padding, bool(rng.random() < 0.7))
         self.num_envs = int(rng.integers(1, 5))
         n_step = int(rng.integers(1, 5)) if rng.random() < 0.5 else 1
         options = {"num_envs": self.num_envs, "seed": seed, "staged": bool(rng.random() < 0.2)}
@@ -124,9 +106,9 @@ class Case:
         low = np.zeros(self.join(np.zeros((1, number, *self.frame))).shape[1:], self.dtype)
         space = Box(low, np.ones_like(low), dtype=self.dtype.type)
         store_next = bool(rng.random() < 0.5)
-        self.told = f"{self.kind.__name__}, {space}, {self.stack}, {store_next=}, {options}"
+        self.told = f"{self.kind.__name__}, {space}, {number=}, {store_next=}, {options}"
         made = self.capacity, space, ACTIONS
-        self.once = self.kind(*made, frame_stack=self.stack, store_next=store_next, **options)
+        self.once = self.kind(*made, frame_stack=number, store_next=store_next, **options)
         self.twin = self.kind(*made, **options)
         self.streams = [Stream(self) for _ in range(self.num_envs)]
         memory = Path("/dev/shm")  # files are synchronised, which takes long on a disk
@@ -135,11 +117,7 @@ class Case:
 
     def join(self, stacks):
         """Frames (K, F, *frame) as observations."""
-        axis = self.axis + 1
-        stacks = np.moveaxis(stacks, 1, axis)
-        if self.is_merged:
-            length = stacks.shape[axis] * stacks.shape[axis + 1]
-            stacks = stacks.reshape((*stacks.shape[:axis], length, *stacks.shape[axis + 2 :]))
+        stacks = np.moveaxis(stacks, 1, self.axis + 1)
         return stacks if self.rng.random() < 0.5 else np.ascontiguousarray(stacks)
 
     def both(self, method, *arguments, **columns):
@@ -160,25 +138,22 @@ class Case:
         self.add(ids, valid=self.rng.random(8) < 0.7)
 
     def add(self, ids, *, has_ids=True, valid=None):
-        columns, alone = self.columns(ids, valid)
+        columns = self.columns(ids, valid)
         others = {"env_ids": ids} if has_ids else {}
         others |= {} if valid is None else {"valid": valid}
-        self.twin.add(**columns, **others)
-        self.once.add(**{**columns, **alone}, **others)
+        self.both("add", **columns, **others)
 
     def columns(self, ids, valid=None):
-        """A step of each env; and what may be given instead of stacks: frames."""
+        """A step of each env."""
         rng, count = self.rng, len(ids)
         flags = rng.random((2, count)) < rng.choice([0.0, 0.05, 0.4])
         obs = np.zeros((2, count, self.number, *self.frame), self.dtype)
-        is_whole = False
         for i, env in enumerate(ids.tolist()):
             stream = self.streams[env]
             if valid is not None and not valid[i]:
                 stream.reset()  # the agent was dead
                 continue
-            *obs[:, i], is_odd = stream.step(flags[:, i].any())
-            is_whole |= is_odd
+            obs[:, i] = stream.step(flags[:, i].any())
         columns = {
             "obs": self.join(obs[0]),
             "next_obs": self.join(obs[1]),
@@ -187,11 +162,17 @@ class Case:
             "terminations": flags[0],
             "truncations": flags[1],
         }
-        columns |= {name: rng.normal(size=(count, 2)) for name in self.extras}
-        newest = {"obs": obs[0, :, -1], "next_obs": obs[1, :, -1]}
-        if not is_whole and rng.random() < 0.4:
-            return columns, newest
-        return columns, {"next_obs": newest["next_obs"]} if rng.random() < 0.2 else {}
+        return columns | {name: rng.normal(size=(count, 2)) for name in self.extras}
+
+    def jump(self):
+        """Go on elsewhere, which the buffer finds out by itself."""
+        ids = np.flatnonzero(self.rng.random(self.num_envs) < 0.6)
+        self.twin.cut_episodes(ids)
+        for env in ids.tolist():
+            stream = self.streams[env]
+            before = np.stack(stream.frames).tobytes()
+            while np.stack(stream.frames).tobytes() == before:
+                stream.reset()
 
     def cut(self):
         ids = np.flatnonzero(self.rng.random(self.num_envs) < 0.6)
@@ -278,11 +259,11 @@ class Case:
         """What is no stack, or not the next one, changes nothing."""
         before = [copy.copy(vars(stream)) for stream in self.streams]
         ids = self.rng.integers(self.num_envs, size=4)
-        columns, _ = self.columns(ids)
+        columns = self.columns(ids)
         for stream, old in zip(self.streams, before, strict=True):
             vars(stream).update(old)
         name, row = ("obs", "next_obs")[self.rng.integers(2)], int(self.rng.integers(4))
-        if self.stack.is_checked and self.number > 1 and self.rng.random() < 0.7:
+        if self.number > 1 and self.rng.random() < 0.7:  # one of those that both have
             place = int(self.rng.integers(1, self.number)) - (name == "next_obs")
             # In place: a view of the one frame of one row.
             changed = np.array(columns[name])

@@ -12,7 +12,7 @@ from envs import CounterEnv, counters
 from gymnasium import spaces
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec, make_vec_agents
-from vecenv.learn import evaluate, evaluate_games, evaluating
+from vecenv.learn import evaluate, evaluating
 
 
 def zeros(obs):
@@ -23,11 +23,9 @@ def zeros(obs):
 def test_every_env_plays_its_first_episodes_whether_short_or_long(mode):
     """An episode of n steps of a counter has the return 1 + 2 + ... + n."""
     envs = SyncVectorEnv(counters([1, 9, 3]), autoreset_mode=mode)
-    seen = []
-    result = evaluate(zeros, envs, 7, progress=lambda done, of: seen.append((done, of)))
+    result = evaluate(zeros, envs, 7)
     assert result.returns == (1, 1, 1, 45, 45, 6, 6)
     assert result.lengths == (1, 1, 1, 9, 9, 3, 3)
-    assert seen[-1] == (7, 7)
     assert result.mean == pytest.approx(105 / 7)
     envs.close()
 
@@ -56,7 +54,7 @@ def test_games_of_several_agents_are_played_as_bare_ones(mode):
     envs = make_vec_agents(
         functools.partial(games.Tag, forgets=True), 3, backend="sync", autoreset_mode=mode
     )
-    seen, begun = [], []
+    begun = []
 
     def act(obs, starts):
         begun.append(starts.numpy().copy())
@@ -66,14 +64,13 @@ def test_games_of_several_agents_are_played_as_bare_ones(mode):
             "catcher": np.full((3, 2), 0, np.float32),
         }
 
-    found = evaluate_games(act, envs, 7, seed=7, progress=lambda done, of: seen.append((done, of)))
+    found = evaluate(act, envs, 7, seed=7)
     expected = bare_returns(3, 7)
     assert list(found) == ["runner", "catcher"]
     for name, result in found.items():
         assert result.returns == pytest.approx([totals[name] for totals, _ in expected])
         assert result.lengths == tuple(length for _, length in expected)
         assert result.mean == pytest.approx(np.mean(result.returns))
-    assert seen[-1] == (7, 7)
     assert begun[0].all() and 6 <= np.sum(begun) <= 20
     envs.close()
 
@@ -86,12 +83,8 @@ def test_games_of_one_group_are_played_by_masks():
         assert torch.equal(action_masks["player"][alive], obs["player"]["action_mask"][alive])
         return {"player": action_masks["player"].to(torch.int64).argmax(1)}
 
-    assert len(evaluate_games(act, envs, 3)["player"].returns) == 3
-    with pytest.raises(ValueError, match="games is 0"):
-        evaluate_games(act, envs, 0)
+    assert len(evaluate(act, envs, 3)["player"].returns) == 3
     envs.close()
-    with pytest.raises(ValueError, match="expected what make_vec_agents returns"):
-        evaluate_games(act, "CartPole-v1")
 
 
 def test_results_are_the_same_on_every_backend():
@@ -121,17 +114,6 @@ def test_the_interval_is_students(count, quantile):
     std = np.std(result.returns, ddof=1)
     assert result.std == pytest.approx(std)
     assert result.ci95 == pytest.approx(quantile * std / math.sqrt(count), rel=2e-3)
-
-
-def test_the_log_says_once_that_an_episode_does_not_end(monkeypatch, caplog):
-    import vecenv.learn.evaluation
-
-    monkeypatch.setattr(vecenv.learn.evaluation, "_LONG", 5)
-    envs = SyncVectorEnv(counters([3, 30]))
-    assert evaluate(zeros, envs, 2).lengths == (3, 30)
-    envs.close()
-    (record,) = caplog.records
-    assert "an episode has lasted 5 steps so far" in record.getMessage()
 
 
 def test_a_single_episode_has_no_interval():

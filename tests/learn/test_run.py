@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,9 +94,7 @@ def test_lines_and_episodes_after_the_checkpoint_are_cut(options):
     assert [line["x"] for line in lines(options)] == [10, 20, 31]
 
 
-def test_scalars_go_to_tensorboard_too_or_the_log_says_that_it_is_missing(
-    options, monkeypatch, caplog
-):
+def test_scalars_go_to_tensorboard_too_or_a_sentence_says_that_it_is_missing(options, monkeypatch):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -109,8 +106,8 @@ def test_scalars_go_to_tensorboard_too_or_the_log_says_that_it_is_missing(
         run.log(20, {"losses/x": 0.125})
     with monkeypatch.context() as patched:
         patched.setitem(sys.modules, "torch.utils.tensorboard", None)
-        resume(options, tensorboard=True).close()
-    assert caplog.text.count("tensorboard is missing: pip install") == 1
+        with pytest.raises(RunError, match="tensorboard is missing: pip install"):
+            resume(options, tensorboard=True)
     events = EventAccumulator(str(options.folder)).Reload().Scalars("losses/x")
     assert [(event.step, event.value) for event in events] == [(10, 0.5), (20, 0.125)]
 
@@ -201,21 +198,20 @@ def test_envs_that_cannot_be_saved_are_to_be_reset_and_the_log_says_so(options, 
     assert "envs: not as they were, so reset them: the state of env 0" in caplog.text
 
 
-def test_pickles_of_another_user_are_not_loaded_unless_that_is_allowed(
-    options, tmp_path, monkeypatch
-):
+def test_pickles_of_another_user_are_not_loaded(options, tmp_path, monkeypatch):
     envs = SyncVectorEnv(counters([9]))
     envs.reset()
     envs.step([0])
     with begin(options) as run:
         run.save({"envs": envs, "steps": 1})
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "theirs"))
-    for allow, found in ((False, 4), (True, 2)):
+    own = os.environ["XDG_DATA_HOME"]
+    for home, found in ((str(tmp_path / "theirs"), 4), (own, 2)):
+        monkeypatch.setenv("XDG_DATA_HOME", home)
         envs.step([0])
         envs.step([0])
-        with resume(options, allow_pickle=allow) as run:
+        with resume(options) as run:
             run.restore({"envs": envs})
-            assert ("envs" in run.not_restored) is not allow
+            assert ("envs" in run.not_restored) == (home != own)
         assert envs.step([0])[0][0, 2] == found
 
 
@@ -243,32 +239,23 @@ def test_checkpoints_are_due_at_step_counts_and_the_best_is_kept(options):
 def test_a_run_killed_between_writing_the_best_checkpoint_and_the_last_finds_it_again(
     options, monkeypatch
 ):
-    def killed(*_):
+    def killed(path, content):
+        save_checkpoint(path, content)
         raise KeyboardInterrupt
 
     best, last = (options.folder / f"checkpoint/{name}.pt" for name in ("best", "last"))
     with begin(options) as run:
         run.save({"steps": 1}, score=1.0)
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr("shutil.copyfile", killed)
+            patched.setattr("vecenv.learn.checkpoint.save_checkpoint", killed)
             run.save({"steps": 2}, score=2.0)
     assert load_checkpoint(last)["state"]["steps"] == 1
+    assert load_checkpoint(best)["state"]["steps"] == 2
+    (left := options.folder / "checkpoint/.last.0.pt").touch()  # of a write that was killed
     with resume(options) as run:
         assert run.restore({}) == {"steps": 1}
         run.save({"steps": 2}, score=2.0)
     assert load_checkpoint(best)["state"] == load_checkpoint(last)["state"] == {"steps": 2}
-
-
-def test_a_run_killed_in_its_first_save_goes_on_from_the_best_checkpoint(options):
-    with begin(options) as run:
-        run.log(1, {"x": 1})
-        run.save({"steps": 1}, score=1.0)
-    (options.folder / "checkpoint/last.pt").rename(left := options.folder / "checkpoint/.last.0.pt")
-    with pytest.raises(RunError, match="has a run already"):
-        begin(options)
-    with resume(options) as run:
-        assert run.restore({}) == {"steps": 1} and run.best_score == 1
-    assert [line["x"] for line in lines(options)] == [1]
     assert not left.exists()
 
 
@@ -323,7 +310,7 @@ def test_a_folder_with_a_run_is_neither_overwritten_nor_mixed_up(options):
         assert run.read_json("gradient") == {"path": "compiled"}
         assert run.read_json("other") is None
     moved = options.folder.rename(options.folder.with_name("moved"))
-    with resume(Options(moved, 0.5)) as run:
+    with resume(Options(moved, 0.5), may_change=["folder"]) as run:
         assert run.restore({}) == {"steps": 1}
     with begin(Options(moved), overwrite=True) as run:
         assert run.restore({}) is None
@@ -343,7 +330,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(options, caplog):
 def test_a_run_of_other_versions_goes_on_with_a_warning(options, caplog, monkeypatch):
     with begin(options) as run:
         run.save({"steps": 1})
-    monkeypatch.setattr("vecenv.__version__", "9.9")
+    monkeypatch.setattr("vecenv.learn.run._VERSIONS", {"vecenv": "9.9"})
     with resume(options) as run:
         assert run.restore({}) == {"steps": 1}
     assert "was written with {'vecenv': '0.1.0'" in caplog.text and "not bit for bit" in caplog.text
@@ -403,24 +390,19 @@ def test_the_first_signal_asks_for_the_end_and_the_second_acts_as_before(options
 
 
 def test_the_command_to_go_on_with_is_that_of_this_process(options, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["examples/ppo.py", "--folder", "a b"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "examples/ppo.py", "--folder", "a b"])
     with begin(options) as run:
         assert run.resume_command.endswith(" examples/ppo.py --folder 'a b' --resume")
-        monkeypatch.setattr(sys, "argv", ["/some/where/vecenv/__main__.py", "train", "CartPole-v1"])
-        assert run.resume_command.endswith(" -m vecenv train CartPole-v1 --resume")
+        monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "vecenv", "train", "--resume"])
+        assert run.resume_command.endswith(" -m vecenv train --resume")
+        monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "-m", "vecenv", "train"])
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+        expected = "torchrun --nproc-per-node 2 -m vecenv train --resume"
+        assert run.resume_command == expected
 
 
 # -- options ---------------------------------------------------------------------------------------
-
-
-class Kind(Enum):
-    FAST = 1
-    SLOW = 2
-
-
-@dataclass
-class Inner:
-    widths: tuple[int, ...] = (1, 2)
 
 
 @dataclass
@@ -431,10 +413,8 @@ class ManyOptions:
     text_or_path: str | Path = "d"
     pair: tuple[int, str] = (1, "x")
     nested: tuple[tuple[float, ...], ...] = ((1.0, 2.5), ())
-    kind: Kind = Kind.SLOW
     choice: Literal["one", "two"] = "two"
     rate: float = 3
-    inner: Inner = field(default_factory=lambda: Inner((7,)))
     by_name: dict[str, tuple[int, int]] = field(default_factory=lambda: {"a": (1, 2)})
     anything: Any = None
 
@@ -469,7 +449,7 @@ def test_a_run_with_an_option_that_is_nan_goes_on(tmp_path):
     options = {"scale": math.nan, "limits": [math.nan, 1.0]}
     Run(tmp_path / "run", options).close()
     Run(tmp_path / "run", options, resume=True).close()
-    with pytest.raises(RunError, match=r"scale = nan, this one has 1\.0"):
+    with pytest.raises(RunError, match=r"scale = NaN, this one has 1\.0"):
         Run(tmp_path / "run", {**options, "scale": 1.0}, resume=True)
 
 
@@ -486,8 +466,14 @@ def test_values_come_back_with_their_types(tmp_path):
             torch.zeros(0, 3, dtype=torch.bool),
             torch.ones(2, requires_grad=True),
         ],
-        "arrays": (record, np.array("text"), np.float16(0.5), np.array(["2020"], "M8[Y]")),
-        "numbers": {1: 2**130, (2, "a"): -0.5, None: float("inf"), False: ""},
+        "arrays": (record, np.array("text"), np.array(["2020"], "M8[Y]")),
+        "numbers": {
+            1: 2**130,
+            "numpy": np.float16(0.5),
+            (2, "a"): -0.5,
+            None: float("inf"),
+            False: "",
+        },
         "bytes": b"\0\1",
     }
     save_checkpoint(tmp_path / "x", content)
@@ -505,13 +491,16 @@ def test_bytes_are_believed_only_if_this_user_has_signed_them(tmp_path, monkeypa
     key = next((Path(os.environ["XDG_DATA_HOME"])).rglob("*.key"))
     assert key.stat().st_mode & 0o777 == 0o600
     assert load_checkpoint(tmp_path / "x") == {"a": b"mine"}
+    saved = torch.load(tmp_path / "x", weights_only=True)
     for place in ("another user's", "nobody's"):
         with monkeypatch.context() as patched:
             patched.setenv("XDG_DATA_HOME", str(tmp_path / place))
             if place == "another user's":
                 save_checkpoint(tmp_path / "other", {"a": b"theirs"})
             assert load_checkpoint(tmp_path / "x") == {"a": None}
-            assert load_checkpoint(tmp_path / "x", allow_pickle=True) == {"a": b"mine"}
+            saved["content"]["a"][MARK] = ("", saved["content"]["a"][MARK][1])
+            torch.save(saved, tmp_path / "forged")
+            assert load_checkpoint(tmp_path / "forged") == {"a": None}
     saved = torch.load(tmp_path / "x", weights_only=True)
     saved["content"]["a"][MARK][1].copy_(torch.tensor([*b"evil"]))
     torch.save(saved, tmp_path / "x")
@@ -524,7 +513,7 @@ def test_bytes_are_believed_only_if_this_user_has_signed_them(tmp_path, monkeypa
         (b"", "is no checkpoint, or damaged"),
         (b"PK\3\4" + bytes(100), "is no checkpoint, or damaged"),
         ({"format": "vecenv checkpoint 9"}, "has the format 'vecenv checkpoint 9', expected"),
-        ({"format": FORMAT, "content": 3}, "it is no dict"),
+        ({"format": FORMAT, "content": 3}, "is no checkpoint, or damaged"),
         ({"format": FORMAT, "content": {"a": torch.zeros(1).expand(9)}}, "without so much memory"),
         ({"format": FORMAT, "content": {"a": torch.float32}}, "it has a dtype"),
         ({"format": FORMAT, "content": {"a": Path("a")}}, "is no checkpoint, or damaged"),
@@ -545,10 +534,13 @@ def test_files_that_are_no_checkpoints_are_refused(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("make_changes", "message"),
     [
-        (lambda: {"module": torch.nn.Linear(3, 4)}, "fit module: .* it lacks weight, bias"),
+        (
+            lambda: {"module": torch.nn.Linear(3, 4)},
+            "fit module: .* Missing key.* .weight",
+        ),
         (
             lambda: {"module": make_parts(5)["module"]},
-            r"of another shape are 1.weight \(\(4, 3\), expected \(5, 3\)\)",
+            r"fit module: .* size mismatch for 1.weight: .*\[4, 3\].*\[5, 3\]",
         ),
         (
             lambda: {"envs": SyncVectorEnv(counters([1] * 3))},
@@ -582,20 +574,11 @@ def test_a_checkpoint_of_other_parts_is_refused_in_a_sentence_that_names_the_fil
     assert "\n" not in str(caught.value).split(":")[0]
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("numpy", lambda state: [state]),
-        ("numpy", lambda state: state | {"state": state["state"] | {"pos": -1}}),
-        ("python", lambda state: "twister"),
-        ("torch", lambda state: state[:9]),
-    ],
-)
-def test_damaged_random_streams_are_refused_in_a_sentence(name, change, options):
+def test_damaged_random_streams_are_refused_in_a_sentence(options):
     with begin(options) as run:
         path = run.save({"steps": 1})
     found = load_checkpoint(path)
-    found["random"][name] = change(found["random"][name])
+    found["random"]["numpy"]["state"]["pos"] = -1  # from where NumPy would read
     save_checkpoint(path, found)
     with resume(options) as run, pytest.raises(CheckpointError, match="fit the random streams"):
         run.restore({})
@@ -642,7 +625,6 @@ def test_a_bar_shows_steps_their_speed_and_how_it_goes(options, capsys):
         assert "100%" in capsys.readouterr().out
         with run.progress("CartPole", 0, 1000, is_shown=False) as bar:
             bar.show(500, "return 9.5")
-            bar.print("a line above")
         assert capsys.readouterr().out == ""
 
 

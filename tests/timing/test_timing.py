@@ -32,10 +32,9 @@ class CountingEnv(gym.Env):
     observation_space = Box(-1, 1, (3,), np.float32)
     action_space = Discrete(2)
 
-    def __init__(self, step_s=0.0, length=5, fails_at=None, hangs_at=None):
+    def __init__(self, step_s=0.0, length=5):
         self.step_s = step_s
         self.length = length
-        self.fails_at, self.hangs_at = fails_at, hangs_at
         self.num_steps, self.spent_s, self.time_in_episode = 0, 0.0, 0
 
     def reset(self, *, seed=None, options=None):
@@ -47,9 +46,7 @@ class CountingEnv(gym.Env):
         begin = time.monotonic()
         self.num_steps += 1
         self.time_in_episode += 1
-        if self.num_steps == self.fails_at:
-            raise ArithmeticError("no such sum")
-        time.sleep(60 if self.num_steps == self.hangs_at else self.step_s)
+        time.sleep(self.step_s)
         self.spent_s += time.monotonic() - begin
         is_over = self.time_in_episode == self.length
         return np.zeros(3, np.float32), 0.0, False, is_over, {}
@@ -82,17 +79,16 @@ def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
     means = dict(zip((f"env {k}" for k in range(4)), np.divide(spent_s, num_steps), strict=True))
     ranked = [means[times.name] for times in report.slowest]
     assert len(ranked) == 4 and all(b <= 1.05 * a for a, b in pairwise(ranked))
-    medians = {times.name: times.p50_ns for times in report.slowest}
-    assert all(medians[f"env {k}"] >= 1e6 * (k + 1) for k in range(4))
+    assert all(times.max_ns >= times.mean_ns >= 1e6 for times in report.slowest)
     names = {
         "sync": ["caller"],
         "async": ["worker 0", "worker 1"],
         "caller": ["caller", "worker 0"],
     }
-    assert [worker.name for worker in report.workers] == names[backend]
+    assert list(report.busy) == names[backend]
+    assert all(0 < busy <= 1 for busy in report.busy.values())
     if backend != "sync":
         assert report.shares["straggler wait"] > 0  # envs 2 and 3 take 7 ms, 0 and 1 take 3
-        assert report.workers[-1].start_s > 0 and report.workers[-1].memory_bytes > 0
 
 
 @pytest.mark.slow
@@ -174,15 +170,14 @@ def test_an_env_that_another_thread_goes_on_with_is_timed_there(tmp_path):
     envs.timing.write_trace(tmp_path / "trace.json")
     envs.close()
     assert report.num_steps == 18 and report.resets.num_steps == 4
-    assert set(envs.timing.total_ns) == {"first", "second"}
     assert math.isclose(sum(report.shares.values()), 1.0, abs_tol=1e-9)
     # The first phase of a thread that has not called the envs yet is another thread's.
     spent_s = (report.shares["second"] + report.other_threads["second"]) * report.wall_s
-    assert spent_s == pytest.approx(envs.timing.total_ns["second"] / 1e9) and spent_s >= 0.02
+    assert spent_s >= 0.02 and {"first", "second"} <= set(report.shares | report.other_threads)
     assert report.other_threads["second"] < 0.2 * report.shares["second"]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = [event["name"] for event in events if event["ph"] == "X"]
-    assert [names.count(name) for name in ("step", "first", "second")] == [21, 1, 20]
+    assert [names.count(name) for name in ("step", "first", "second")] == [21, 1, 19]
 
 
 @pytest.mark.slow
@@ -208,10 +203,7 @@ def test_a_thread_per_step_leaves_sums_and_the_latest_intervals(monkeypatch):
     assert report.num_steps == 2 * 40
     assert report.shares["all"] * report.wall_s >= 0.04
     assert report.other_threads["learner"] * report.wall_s >= 0.04
-    assert envs.timing.total_ns["all"] >= 40 * 1e6
-    assert len(recording.window()[1]) <= 8 and 1 <= len(recording.log.others) <= 8
-    envs.timing.clear()
-    assert envs.timing.total_ns == {}
+    assert len(recording.window()[1]) <= 8
     envs.close()
 
 
@@ -263,19 +255,10 @@ def test_disabling_while_a_step_is_out_changes_nothing():
         envs.recv() if is_first_ready else envs.step_wait()
         envs.step([0, 1])
     assert envs.timing.report().num_steps == 8
-    assert "learner" in envs.timing.total_ns
+    assert "learner" in envs.timing.report().shares
     envs.timing.disable()
     envs.step([0, 1])
     assert envs.timing.report().num_steps == 8 and not envs.timing.enabled
-    envs.close()
-
-
-def test_a_worker_that_is_being_replaced_has_no_start_yet():
-    envs = AsyncVectorEnv([CountingEnv] * 2, num_workers=1)
-    envs.timing.enable()
-    envs.reset(seed=1)
-    envs._pool.seats[0].start_s = -6547.0
-    assert envs.timing.report().workers[0].start_s is None
     envs.close()
 
 
@@ -289,29 +272,6 @@ def test_a_worker_in_the_place_of_one_that_has_died_is_timed():
         envs.step([FINE, FINE])
     assert envs.timing.report().num_steps - before == 4  # the first ones were resets
     envs.close()
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium logs what an env raises
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_exception_ends_with_the_latest_steps(backend):
-    envs = BACKENDS[backend]([lambda k=k: CountingEnv(fails_at=3 + k) for k in range(2)])
-    envs.timing.enable()
-    with pytest.raises(ArithmeticError) as e:
-        run(envs, 6)
-    assert "env 0: step" in e.value.__notes__[-1].splitlines()[1]
-    assert "has not ended" in e.value.__notes__[-1].splitlines()[1]
-    envs.close()
-
-
-@pytest.mark.slow
-def test_a_hang_is_reported_with_the_latest_steps():
-    fns = [lambda k=k: CountingEnv(hangs_at=3 if k == 1 else None) for k in range(4)]
-    envs = AsyncVectorEnv(fns, num_workers=2, timeout=5.0)
-    envs.timing.enable()
-    with pytest.raises(TimeoutError) as error:
-        run(envs, 6)
-    assert "env 1: step" in error.value.__notes__[-1].splitlines()[1]
-    envs.close(terminate=True)
 
 
 CATEGORIES = {"call", "wait", "copy", "phase", "env", "reset"}
@@ -372,15 +332,13 @@ def test_compiled_envs_are_stamped_around_their_kernel(tmp_path):
     envs.timing.enable()
     run(envs, 200)
     report = envs.timing.report()
-    assert report.num_steps == 200 and report.workers == []
+    assert report.num_steps == 200 and report.busy == {}
     assert math.isclose(sum(report.shares.values()), 1.0, abs_tol=1e-9)
     assert report.shares["env compute"] < 0.1  # 0.02 of 5.7 us
     assert report.resets is None and "resets inside of steps take is unknown" in str(report)
     assert "backend=" not in report.verdict
     envs.timing.write_trace(tmp_path / "trace.json")
     assert '"cat":"kernel"' in (tmp_path / "trace.json").read_text()
-    report.plot(tmp_path / "report.png")
-    assert (tmp_path / "report.png").stat().st_size > 5_000
     envs.timing.disable()
     run(envs, 3)
     envs.close()
@@ -400,7 +358,7 @@ def test_a_kernel_that_takes_long_has_the_time():
     assert "the compiled kernel" in report.verdict
 
 
-def test_a_report_is_written_as_json_table_and_picture(tmp_path):
+def test_a_report_is_written_as_json_and_table(tmp_path):
     envs = SyncVectorEnv([CountingEnv] * 2)
     envs.timing.enable()
     run(envs, 5)
@@ -415,8 +373,6 @@ def test_a_report_is_written_as_json_table_and_picture(tmp_path):
     assert "durations_ns" not in numbers
     text = str(report)
     assert "where the time goes" in text and report.verdict[:30] in text
-    report.plot(tmp_path / "report.svg")
-    assert "<svg" in (tmp_path / "report.svg").read_text()
     with pytest.raises(OSError, match="no-such-folder"):
         report.to_json(tmp_path / "no-such-folder" / "report.json")
 
@@ -441,19 +397,6 @@ def test_what_runs_after_the_end_is_no_load_of_the_run(monkeypatch, end):
     later = envs.timing.report()
     envs.close()
     assert report.others_load == later.others_load == 0.0
-
-
-@pytest.mark.parametrize(
-    ("count", "words"), [(1, (", 1 env: ", "│ 0 ")), (2, (", 2 envs: ", "│ 0-1 "))]
-)
-def test_one_env_is_no_range(count, words):
-    envs = SyncVectorEnv([CountingEnv] * count)
-    envs.timing.enable()
-    run(envs, 2)
-    lines = str(envs.timing.report()).splitlines()
-    envs.close()
-    assert words[0] in lines[0]
-    assert any(" ".join(line.split()).startswith(f"│ caller {words[1]}") for line in lines)
 
 
 def test_a_report_fits_80_columns_whatever_users_name_their_phases():

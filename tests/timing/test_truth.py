@@ -343,10 +343,6 @@ def test_shares_are_about_the_whole_time_though_the_rings_hold_its_end(monkeypat
     report = envs.timing.report()
     assert report.num_steps == 600
     assert report.shares["learner"] * report.wall_s == pytest.approx(slept_s, rel=0.1)
-    assert report.latest_s < 0.5 * report.wall_s
-    assert f"latest {report.latest_s:.3g} s of {report.wall_s:.3g} s" in " ".join(
-        str(report).split()
-    )
     assert report.envs.num_steps == 600 and len(envs.timing.recording().window()[2]) <= 128
     envs.close()
 
@@ -386,7 +382,7 @@ def test_reports_and_traces_are_no_part_of_the_time(tmp_path):
 
 
 @measured_anew
-def test_phases_of_other_threads_are_beside_the_shares(tmp_path):
+def test_phases_of_other_threads_are_beside_the_shares():
     envs = SyncVectorEnv([lambda: KnownEnv((0.005,))] * 2)
     envs.reset(seed=1)
     is_on = threading.Event()
@@ -396,7 +392,7 @@ def test_phases_of_other_threads_are_beside_the_shares(tmp_path):
         with envs.timing.phase("learner"):
             time.sleep(0.06)
 
-    thread = threading.Thread(target=learn, name="learner-thread")
+    thread = threading.Thread(target=learn)
     thread.start()  # before, as on busy cores it takes 10 ms
     envs.timing.enable()
     is_on.set()
@@ -412,9 +408,6 @@ def test_phases_of_other_threads_are_beside_the_shares(tmp_path):
     assert report.shares["other"] < 0.2
     assert report.other_threads["learner"] == pytest.approx(0.06 / report.wall_s, rel=0.4)
     assert "In other threads" in str(report)
-    assert envs.timing.total_ns["learner"] >= 0.06e9
-    envs.timing.write_trace(tmp_path / "trace.json")
-    assert "thread learner-thread" in (tmp_path / "trace.json").read_text()
     envs.close()
 
 
@@ -426,7 +419,7 @@ def test_without_steps_nothing_is_advised():
     envs.close()
     assert report.num_steps == 0 and report.resets.num_steps == 2 and report.envs is None
     assert "nothing can be advised" in report.verdict
-    assert "resets" in str(report)
+    assert "a reset " in str(report)
 
 
 # -- envs that compute ----------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import threading
 import time
 
 import gymnasium as gym
@@ -83,9 +82,6 @@ class NapEnv(gym.Env):
 
     def wait(self):
         time.sleep(self.seconds)
-
-    def num_threads(self):
-        return threading.active_count()
 
 
 def faulty(num_envs, **kwargs):

@@ -1,7 +1,6 @@
 """What processes load that are not forked from the tests': it imports little."""
 
 import itertools
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -24,11 +23,8 @@ class Spy(FaultyEnv):
             "folder": os.getcwd(),
             "path": sys.path[0],
             "variable": os.environ.get("VECENV_TEST"),
-            "omp": os.environ.get("OMP_NUM_THREADS"),
             "cores": os.sched_getaffinity(0),
-            "modules": set(sys.modules),
             "filters": list(warnings.filters),
-            "method": multiprocessing.get_start_method(allow_none=True),
         }
 
 

@@ -1,6 +1,5 @@
 """Published arrays, infos of all kinds, the choice of a backend, what is gone."""
 
-import contextlib
 import functools
 import inspect
 import multiprocessing
@@ -11,11 +10,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import counters
-from equality import assert_same
-from gymnasium.spaces import Box, Discrete, Text
-from gymnasium.vector import AutoresetMode
+from gymnasium.spaces import Box, Discrete
 from workers.faulty_envs import FINE, RAISE, NapEnv, faulty, wait_until_gone
-from workers.twins import assert_steps_alike
 
 from vecenv import EnvCreationError, SyncVectorEnv, choose, make_vec
 from vecenv.choose import choose_backend
@@ -72,49 +68,6 @@ def test_published_arrays_are_shared_memory_and_always_the_latest(caller_steps):
     assert set(other.published) == {"count"}
     assert other.published["count"].tolist() == [1, 1, 1]
     other.close()
-
-
-class InfoEnv(gym.Env):
-    """Every env has other keys, in another order, and values that change their kind."""
-
-    observation_space = Box(-1, 1, (1,), np.float32)
-    action_space = Discrete(2)
-
-    def __init__(self, seed):
-        self.rng = np.random.default_rng(seed)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), self.some_info()
-
-    def step(self, action):
-        return np.zeros(1, np.float32), 0.0, False, False, self.some_info()
-
-    def some_info(self):
-        rng = self.rng
-        values = {
-            "pair": (rng.integers(5), {"x": float(rng.random())}),
-            "text": str(rng.integers(9)),
-            "number": int(rng.integers(9)),
-            "nested": {"z": rng.random(2)} if rng.random() < 0.5 else {},
-            "sometimes": None if rng.random() < 0.5 else (1, True),
-            "big": (int(2 ** int(rng.integers(50, 70))),),
-        }
-        keys = [key for key in values if rng.random() < 0.8]
-        return {key: values[key] for key in rng.permutation(keys).tolist()}
-
-
-@pytest.mark.parametrize("caller_steps", [False, True])
-def test_any_infos_come_in_the_order_in_which_one_process_has_them(caller_steps):
-    fns = [functools.partial(InfoEnv, seed) for seed in range(5)]
-    pool, sync = AsyncVectorEnv(fns, num_workers=2, caller_steps=caller_steps), SyncVectorEnv(fns)
-    assert_same(pool.reset(), sync.reset())
-    assert_steps_alike(pool, sync, 60)
-    for step in range(60):
-        pool.send([step % 2], [step % 5])
-        sync.send([step % 2], [step % 5])
-        assert_same(pool.recv().infos, sync.recv().infos)
-    pool.close()
 
 
 class QuickEnv(NapEnv):
@@ -217,45 +170,9 @@ def test_an_env_that_ends_its_process_in_the_trial_does_not_end_this_one(caplog)
     assert "exited with code 3" in caplog.text
 
 
-def test_envs_with_a_worker_function_are_gymnasiums():
-    worker = gym.vector.async_vector_env._async_worker
-    fns = [lambda: gym.make("CartPole-v1")] * 2
-    envs = AsyncVectorEnv(fns, worker=worker, autoreset_mode="same_step")
-    assert envs.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
-    assert type(envs) is gym.vector.AsyncVectorEnv
-    obs, _ = envs.reset(seed=1)
-    assert obs.shape[0] == 2
-    envs.close()
-    with pytest.raises(TypeError, match="num_workers"):
-        AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, worker=worker, num_workers=1)
-
-
-class ReadingEnv(gym.Env):
-    """Is given a text, and says how long it is and how it ends."""
-
-    observation_space = Box(0, 1e9, (2,), np.float64)
-    action_space = Text(max_length=1_000_000)
-
-    def reset(self, *, seed=None, options=None):
-        return np.zeros(2), {}
-
-    def step(self, action):
-        return np.array([len(action), ord(action[-1])], np.float64), 0.0, False, False, {}
-
-
-def test_long_messages_that_follow_each_other_are_told_apart():
-    with contextlib.closing(AsyncVectorEnv([ReadingEnv] * 3, num_workers=1)) as envs:
-        envs.reset()
-        texts = ("x" * 700_000 + "a", "b", "x" * 300_000 + "c")
-        expected = [[len(text), ord(text[-1])] for text in texts]
-        assert envs.step(texts)[0].tolist() == expected
-        for _ in range(3):
-            envs.send(texts)
-            obs = {}
-            while len(obs) < 3:
-                batch = envs.recv(1)
-                obs |= zip(batch.env_ids.tolist(), batch.obs.tolist(), strict=True)
-            assert [obs[k] for k in range(3)] == expected
+def test_a_worker_function_is_left_to_gymnasiums_class():
+    with pytest.raises(ValueError, match="leave it out, or use gymnasium"):
+        AsyncVectorEnv(faulty(2), worker=gym.vector.async_vector_env._async_worker)
 
 
 def test_the_signature_is_that_of_gymnasiums_class_and_more():
@@ -267,10 +184,6 @@ def test_the_signature_is_that_of_gymnasiums_class_and_more():
 def test_what_is_gone_names_the_new_way():
     with pytest.raises(ValueError, match="give each a process, by num_workers=num_envs"):
         AsyncVectorEnv(faulty(2), threads_per_worker=2)
-    envs = AsyncVectorEnv(faulty(2), num_workers="auto")
-    with pytest.raises(NotImplementedError, match="`send` the actions of some envs"):
-        envs.halves()
-    envs.close()
 
 
 class VectorInEnv(gym.Env):

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import re
 import signal
-import sys
 import threading
 import time
 
@@ -30,7 +29,6 @@ from workers.faulty_envs import (
     FaultyEnv,
     OnlyEnv,
     actions,
-    children,
     faulty,
     opener,
     wait_until_gone,
@@ -39,7 +37,6 @@ from workers.faulty_envs import (
 from vecenv import EnvCreationError, ObservationError, StepSlot, SyncVectorEnv
 from vecenv.core.errors import InfoError
 from vecenv.core.faults import (
-    EnvFault,
     EnvStepError,
     RemoteTraceback,
     StepTimeoutError,
@@ -87,9 +84,10 @@ def test_envs_after_several_that_raise_are_stepped_with_their_own_actions(make):
     with pytest.raises(ValueError, match="broken joint 2"):
         pool.step([FINE, RAISE, RAISE, FINE])
     assert pool.get_attr("count") == (1, 1, 1, 1)
-    pool.reset(seed=0)
-    with pytest.raises(ObservationError, match="env 3"):
-        pool.step([FINE, RAISE, RAISE, WRONG_SHAPE])
+    for wrong in (WRONG_SHAPE, WRONG_REWARD):
+        pool.reset(seed=0)
+        with pytest.raises(ObservationError, match=r"^env 3 returned"):
+            pool.step([FINE, RAISE, RAISE, wrong])
 
 
 def test_every_fault_is_logged_as_gymnasium_does(make, monkeypatch):
@@ -118,26 +116,6 @@ def test_every_fault_is_logged_as_gymnasium_does(make, monkeypatch):
     assert [line.splitlines()[0] for line in lines] == ["envs 0, 1, 2, 3 raised, in call:"]
 
 
-def test_a_fault_of_an_env_that_the_caller_steps_is_logged_by_the_envs_number(monkeypatch):
-    lines = []
-    monkeypatch.setattr(gym.logger, "error", lines.append)
-    env_fns = [functools.partial(FaultyEnv, name) for name in range(2)]
-    pool = AsyncVectorEnv(env_fns, num_workers=1, caller_steps=True)
-    pool.reset()
-    with pytest.raises(ValueError, match="broken joint 0"):
-        pool.step([RAISE, FINE])
-    assert lines[0] == "Received the following error from Worker-0 - Shutting it down"
-    pool.close()
-
-
-def test_the_other_envs_have_been_stepped(make):
-    pool = make()
-    pool.reset()
-    with pytest.raises(ValueError, match="broken joint"):
-        pool.step([RAISE, FINE, RAISE, FINE])
-    assert pool.get_attr("count") == (1, 1, 1, 1)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_an_exception_in_reset_names_the_env(make, way):
     pool = make(**WAYS[way])
@@ -149,15 +127,6 @@ def test_an_exception_in_reset_names_the_env(make, way):
     pool.step(actions(0, FINE))
 
 
-def test_an_exception_after_send_comes_with_recv(make):
-    pool = make()
-    pool.reset()
-    pool.send([FINE, RAISE], [0, 3])
-    with pytest.raises(ValueError, match="broken joint 3") as raised:
-        pool.recv()
-    assert "env 3 in worker 1" in raised.value.__notes__[-1]
-
-
 def test_an_exception_in_a_call_names_the_env(make):
     pool = make()
     with pytest.raises(AttributeError) as raised:
@@ -166,22 +135,6 @@ def test_an_exception_in_a_call_names_the_env(make):
     with pytest.raises(ValueError, match="use `step` directly"):
         pool.call("step", 0)
     assert pool.call("nap", 0) == (0, 1, 2, 3)
-
-
-class StubbornError(Exception):
-    def __init__(self, one, two):
-        super().__init__(f"{one} and {two}")
-
-
-def test_exceptions_that_cannot_be_pickled_keep_their_text():
-    try:
-        raise StubbornError(1, 2)
-    except StubbornError as error:
-        fault = EnvFault.of(error, 3, 1, "step", 7)
-    error = fault.exception(9)
-    assert isinstance(error, EnvStepError)
-    assert "1 and 2" in str(error)
-    assert error.__notes__ == ["Raised by env 3 in worker 1, step 9, action 7."]
 
 
 def raise_error(text):
@@ -210,8 +163,9 @@ def test_no_env_at_all_is_refused():
 
 
 def test_unknown_options_are_refused():
-    for options in ({"on_error": "ignore"}, {"num_workers": 0}, {"num_workers": 2.5}):
-        with pytest.raises(ValueError, match="|".join(options)):
+    no_time = {"timeout": 0, "on_error": "restart"}
+    for options in ({"on_error": "ignore"}, {"num_workers": 0}, {"num_workers": 2.5}, no_time):
+        with pytest.raises(ValueError, match=next(iter(options))):
             AsyncVectorEnv(faulty(2), **options)
 
 
@@ -244,14 +198,6 @@ def test_a_worker_that_dies_in_a_reset_is_reported_without_an_action(make):
     pool.step([FINE] * 4)
     with pytest.raises(WorkerDiedError, match=r"code 3 during reset\. It was at env 3\. The vec"):
         pool.reset(options={"dies": 3})
-
-
-def test_a_dead_worker_is_reported_by_recv(make):
-    pool = make()
-    pool.reset()
-    pool.send([FINE, DIE], [0, 3])
-    with pytest.raises(WorkerDiedError, match=r"worker 1 .* SIGKILL .*It was at env 3, action 2"):
-        pool.recv()
 
 
 def test_a_worker_that_died_while_nobody_waited_is_reported(make):
@@ -303,10 +249,6 @@ def test_steps_before_a_reset(make):
         pool.step(actions(0, FINE))
     pool.reset()
     assert pool.step(actions(0, FINE))[0][:, 1].tolist() == [1] * 4
-    with pytest.raises(ValueError, match="broken joint 1"):
-        pool.step([FINE, RAISE, FINE, FINE])
-    with pytest.raises(ResetNeeded):  # nobody knows in what state the envs are
-        pool.step(actions(0, FINE))
 
 
 def test_recv_names_the_envs_it_has_waited_for(make):
@@ -317,16 +259,6 @@ def test_recv_names_the_envs_it_has_waited_for(make):
         pool.recv(timeout=HANG_S / 2)
     assert sorted(pool.recv(3).env_ids) == [0, 1, 2]
     assert pool.recv(timeout=10).obs.tolist() == [[3, 1]]
-
-
-def test_a_reset_gives_up_what_was_sent(make):
-    pool = make()
-    pool.reset()
-    pool.send(actions(2, HANG))
-    assert pool.reset()[0][:, 1].tolist() == [0] * 4
-    pool.send([FINE], [1])
-    assert pool.recv().obs.tolist() == [[1, 1]]
-    assert pool.step(actions(0, FINE))[0][:, 1].tolist() == [1, 2, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -408,18 +340,9 @@ def test_exits_are_described():
 
 
 @pytest.mark.slow
-def test_two_hundred_killed_workers(make):
-    """kill -9 at random points: always reported or survived, never a hang."""
-    rng = np.random.default_rng(0)
-    _kill_rounds(make, rng, 200)
-
-
-@pytest.mark.slow
-def test_some_killed_workers(make):
-    _kill_rounds(make, np.random.default_rng(1), 8)
-
-
-def _kill_rounds(make, rng, rounds):
+def test_killed_workers(make, rounds=60):
+    """kill -9 at random points: always survived, never a hang."""
+    rng = np.random.default_rng(1)
     pool = make(num_envs=6, num_workers=3, on_error="restart", length=20)
     pool.reset(seed=0)
     for number in range(rounds):
@@ -439,26 +362,6 @@ def _kill_rounds(make, rng, rounds):
     pool.step(np.zeros(6, np.int64))
     assert pool.restarts.sum() >= 2 * (rounds - 1)
     assert (pool.restarts.reshape(3, 2) == pool.restarts.reshape(3, 2)[:, :1]).all()
-
-
-@pytest.mark.slow
-def test_a_killed_worker_at_random_points_is_reported(make):
-    rng = np.random.default_rng(3)
-    for _ in range(4):
-        pool = make()
-        pool.reset()
-        pid = pool.call("pid")[2]
-        threading.Timer(rng.random() * 0.02, os.kill, (pid, signal.SIGKILL)).start()
-        with pytest.raises(WorkerDiedError, match="worker 1"):
-            while True:
-                pool.step(actions(0, FINE))
-
-
-def test_gymnasium_envs_ask_for_a_reset(make):
-    pool = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=1)
-    with pytest.raises(ResetNeeded):
-        pool.step([0, 0])
-    pool.close()
 
 
 def test_envs_of_which_a_process_can_have_one_ask_for_a_worker_each():
@@ -568,46 +471,6 @@ def test_a_late_env_is_restarted_though_others_satisfy_recv(tmp_path, caller_ste
     pool.close()
 
 
-def test_an_env_that_was_just_sent_is_not_late(make):
-    pool = make(on_error="restart", timeout=30)
-    pool.reset()
-    pool.send(actions(3, HANG))
-    assert sorted(pool.recv(3).env_ids) == [0, 1, 2]
-    assert pool.restarts.tolist() == [0] * 4
-
-
-class SlowEnv(FaultyEnv):
-    def step(self, action):
-        time.sleep(0.15)
-        return super().step(action)
-
-    def reset(self, **kwargs):
-        time.sleep(0.15)
-        return super().reset(**kwargs)
-
-
-@pytest.mark.slow
-def test_envs_of_a_worker_that_are_slow_but_not_late_are_left_alone():
-    options = {"num_workers": 1, "on_error": "restart", "timeout": 0.45}
-    pool = AsyncVectorEnv([functools.partial(SlowEnv, name) for name in range(4)], **options)
-    pool.reset(seed=1)
-    assert not pool.step([FINE] * 4)[3].any()
-    pool.send([FINE] * 4)
-    assert not pool.recv().truncations.any()
-    assert pool.restarts.tolist() == [0] * 4
-    pool.close()
-
-
-def test_a_step_whose_wait_was_short_restarts_nobody(make):
-    pool = make(on_error="restart", timeout=30)
-    pool.reset()
-    pool.step_async(actions(1, HANG))
-    with pytest.raises(StepTimeoutError):
-        pool.step_wait(timeout=0.05)
-    assert pool.restarts.tolist() == [0] * 4
-
-
-@pytest.mark.slow
 def test_a_timeout_given_to_a_call_restarts_nobody(make):
     pool = make(on_error="restart", timeout=30)
     pool.reset()
@@ -664,27 +527,6 @@ def test_a_wrong_reset_names_the_env_and_resets_each_env_once(way):
         pool.reset()
         assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
     pool.close()
-
-
-def test_a_failing_reset_moves_no_random_stream_on():
-    """A chunk with failures resets each of its envs once, the others as if nothing had been."""
-    env_fns = [functools.partial(WrongResetEnv, name) for name in range(4)]
-    pool = AsyncVectorEnv(env_fns, num_workers=1, timeout=30)
-    pool.reset(seed=1)
-    with pytest.raises(ObservationError):
-        pool.reset(options={"kind": "shape"})
-    assert pool.get_attr("resets") == (2, 2, 2, 2)
-    pool.close()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_what_is_wrong_is_told_of_the_env_not_of_its_place_in_a_worker(make, way):
-    pool = make(**WAYS[way])
-    for action in (WRONG_SHAPE, WRONG_REWARD):
-        pool.reset()
-        with pytest.raises(ObservationError, match=r"^env 3 returned") as raised:
-            pool.step(actions(3, action))
-        assert "Raised by env 3 in worker" in raised.value.__notes__[-1]
 
 
 class BadlyError(Exception):
@@ -760,29 +602,6 @@ def test_nothing_that_an_env_does_takes_its_worker_along():
         pool.call("lock")
     assert "env 3 in worker 1" in raised.value.__notes__[-1]
     assert pool.call("pid") == pids
-    pool.close()
-
-
-class UnreadableEnv(FaultyEnv):
-    publish = {"height": Box(-1, 99, (2,), np.float64)}
-
-    @property
-    def height(self):
-        if self.name == 3 and self.count == 2:
-            raise AttributeError("no height at step 2")
-        return np.zeros(2)
-
-
-def test_a_published_array_that_cannot_be_read_is_the_envs_fault():
-    env_fns = [functools.partial(UnreadableEnv, name) for name in range(4)]
-    pool = AsyncVectorEnv(env_fns, num_workers=2, timeout=30)
-    pool.reset()
-    pool.step([FINE] * 4)
-    with pytest.raises(AttributeError, match="no height at step 2") as raised:
-        pool.step([FINE] * 4)
-    assert "env 3 in worker 1" in raised.value.__notes__[-1]
-    pool.reset()
-    pool.step([FINE] * 4)
     pool.close()
 
 
@@ -912,7 +731,8 @@ def test_who_hangs_in_a_factory_is_named_in_the_log(monkeypatch, caplog):
     begin = time.monotonic()
     AsyncVectorEnv(env_fns, **TWO).close()
     found = re.search(
-        r"still waiting for worker 0 to make env 0, worker 1 to make env 2 \((\d+) s\)", caplog.text
+        r"0 of 4 envs are made \((\d+) s\), still waiting for worker 0 to make env 0, worker 1",
+        caplog.text,
     )
     assert found is not None
     assert int(found[1]) <= time.monotonic() - begin + 1
@@ -933,38 +753,22 @@ def test_the_death_of_a_worker_is_not_hidden_by_one_that_hangs_in_a_factory():
     assert time.monotonic() - begin < 30
 
 
-class DictActionsEnv(FaultyEnv):
-    action_space = gym.spaces.Dict(kind=Discrete(9))
-
-    def step(self, action):
-        self.kind = int(action["kind"])
-        return super().step(RAISE if self.kind == RAISE else FINE)
-
-
-def test_envs_after_one_that_raises_get_their_own_actions():
-    """Also if actions are dicts."""
-    env_fns = [functools.partial(DictActionsEnv, name) for name in range(4)]
-    pool = AsyncVectorEnv(env_fns, num_workers=1)
-    pool.reset()
-    with pytest.raises(ValueError, match="broken joint 0"):
-        pool.step({"kind": np.array([RAISE, 5, 6, 7])})
-    assert pool.get_attr("kind") == (RAISE, 5, 6, 7)
-    pool.close()
-
-
 def test_messages_that_fill_the_pipe_both_ways_do_not_block():
     """Large infos come while large actions go; nobody waits for the other to read first."""
     env_fns = [functools.partial(LargeEnv, name) for name in range(4)]
     pool = AsyncVectorEnv(env_fns, **TWO, timeout=30)
     pool.reset()
     action = tuple(range(200_000))
-    for _ in range(3):
+    for number in (1, 2, 3):
         for env_id in range(4):
             pool.send([action], [env_id])
         received = [pool.recv(1) for _ in range(1)]
         while pool._calls.num_in_flight:
             received.append(pool.recv(1))
         assert sorted(np.concatenate([batch.env_ids for batch in received])) == [0, 1, 2, 3]
+        texts = [text for batch in received for text in batch.infos["text"]]
+        assert [text.strip("x") for text in texts] == [str(number)] * 4
+        assert {len(text) for text in texts} == {400_001}
     pool.close()
 
 
@@ -1074,44 +878,11 @@ def interrupted_after(seconds):
     timer.join()
 
 
-def test_a_worker_that_was_killed_here_is_not_said_to_have_lacked_memory(make):
-    """Its env has closed its channel, and goes on."""
-
-    class Closing(FaultyEnv):
-        def step(self, action):
-            os.closerange(3, 200)
-            time.sleep(60)
-
-    pool = AsyncVectorEnv([Closing], num_workers=1, context="fork")
-    pool.reset()
-    with pytest.raises(WorkerDiedError, match="is gone during step 1") as raised:
-        pool.step([FINE])
-    assert "memory" not in str(raised.value)
-
-
 @pytest.mark.parametrize("timeout", [float("nan"), -1, True])
 def test_a_close_that_would_never_end_is_refused(make, timeout):
     pool = make(2)
     with pytest.raises((TypeError, ValueError), match="timeout is"):
         pool.close(timeout=timeout)
-
-
-def test_no_env_can_do_a_step_in_no_time():
-    with pytest.raises(ValueError, match="timeout is 0: no env can do a step"):
-        AsyncVectorEnv(faulty(2), on_error="restart", timeout=0)
-
-
-def test_a_start_that_fails_leaves_no_process(monkeypatch):
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.setattr(os.path, "abspath", _no_folder)
-    before = set(children())
-    with pytest.raises(FileNotFoundError, match="gone"):
-        AsyncVectorEnv(faulty(2), context="spawn")
-    assert not set(children()) - before
-
-
-def _no_folder(path):
-    raise FileNotFoundError("the working folder is gone")
 
 
 class ShortNap(FaultyEnv):
@@ -1129,56 +900,6 @@ def test_time_in_which_nothing_was_asked_for_is_not_the_envs():
         time.sleep(1.1)
     assert pool.restarts.tolist() == [0, 0]
     pool.close()
-
-
-def test_a_worker_that_has_gone_on_to_another_env_is_not_standing_still(make):
-    pool = make(on_error="restart", timeout=30)
-    pool.reset()
-    pool.send(actions(3, HANG))
-    seat, late = pool._pool.seats[1], 31.0
-    seat.place, seat.since = -5, seat.since - late  # it was at another env when looked at before
-    assert pool._pool._standing_still(30) == []
-    seat.since -= late
-    assert pool._pool._standing_still(30) == [seat]
-    assert len(pool.recv().env_ids) == 4
-
-
-def test_of_many_workers_that_are_waited_for_the_log_names_four(monkeypatch, caplog):
-    from vecenv.workers import pool as pools
-
-    monkeypatch.setattr(pools, "_FIRST_NOTE_S", 0.05)
-    monkeypatch.setattr(pools, "_LOOK_S", 0.05)
-
-    def make():
-        time.sleep(0.5)
-        return FaultyEnv()
-
-    AsyncVectorEnv([make] * 6, num_workers=6).close()
-    told = [text for text in caplog.messages if text.startswith("still waiting for")]
-    names = ", ".join(f"worker {k} to make env {k}" for k in range(4))
-    assert re.fullmatch(rf"still waiting for {names}, \.\.\. \([0-9] s\)", told[0])
-
-
-class Writing(FaultyEnv):
-    """Goes on after its end, in a thread."""
-
-    def __init__(self, file):
-        super().__init__()
-        self.file = file
-
-    def close(self):
-        threading.Thread(target=self.write).start()
-
-    def write(self):
-        time.sleep(0.3)
-        self.file.touch()
-
-
-def test_close_lets_threads_of_envs_finish(tmp_path):
-    pool = AsyncVectorEnv([functools.partial(Writing, tmp_path / "written")], num_workers=1)
-    pool.reset()
-    pool.close()
-    assert (tmp_path / "written").exists()
 
 
 class Counted(FaultyEnv):
@@ -1203,26 +924,24 @@ def test_envs_that_have_not_begun_a_step_that_is_given_up_do_not_do_it():
 def test_half_a_reply_that_an_interrupt_has_cut_is_never_read_on(make):
     pool = make(4)
     pool.reset()
-    channel = pool._pool.seats[1].channel
-    whole = channel.recv
+    seat = pool._pool.seats[1]
+    whole = seat.channel
 
-    def cut(size):
-        whole(3)
-        raise KeyboardInterrupt
+    class Cut:
+        fileno, close = whole.fileno, whole.close
 
-    channel.recv = cut
+        def recv(self, size):
+            whole.recv(3)
+            raise KeyboardInterrupt
+
+        def send(self, data):
+            return whole.send(data)
+
+    seat.channel = Cut()
     pool.send([FINE] * 4)
     with pytest.raises(KeyboardInterrupt):
         pool.recv()
-    channel.recv = whole
+    seat.channel = whole
     assert pool.reset(seed=0)[0][:, 1].tolist() == [0] * 4
     for count in (1, 2):
         assert pool.step([FINE] * 4)[0][:, 1].tolist() == [count] * 4
-
-
-def test_an_exception_of_the_first_env_that_cannot_be_pickled_names_the_env():
-    try:
-        raise StubbornError(1, 2)
-    except StubbornError as error:
-        fault = EnvFault.of(error, 0, 1, "step", 7)
-    assert str(fault.exception(1)).startswith("env 0 raised StubbornError")

@@ -7,7 +7,6 @@ import pytest
 from workers.faulty_envs import FINE, faulty
 
 from vecenv import AsyncVectorEnv, ForkedEnvError
-from vecenv.core import faults
 
 
 def in_fork(act):
@@ -96,14 +95,13 @@ def test_a_fork_has_envs_of_its_own(envs):
 
 
 def test_a_fork_keeps_no_files_that_stand_for_its_parents_workers(envs):
-    channels = [seat.channel for seat in envs._pool.seats]
-    files = [file for channel in channels for file in (channel.reader, channel.writer)]
+    files = [seat.channel.fileno() for seat in envs._pool.seats]
     names = {os.readlink(f"/proc/self/fd/{file}") for file in files}
 
     def act():
         paths = [entry.path for entry in os.scandir("/proc/self/fd")]
         left = {os.readlink(path) for path in paths if os.path.lexists(path)}
-        assert len(names) == 4 and not left & names
+        assert len(names) == 2 and not left & names
 
     assert in_fork(act) == 0
 
@@ -189,22 +187,6 @@ for options in ({}, {"on_error": "restart"}):
 """
 
 
-def test_a_copy_of_a_worker_ends_where_it_leaves_the_code_of_the_env(monkeypatch, capsys):
-    codes = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    faults.leave_if_copied(ValueError("in the worker"))
-    assert codes == []
-    monkeypatch.setattr(faults, "_copied_from", [7])
-    for error in (SystemExit(3 + 2**40), SystemExit(), ValueError("in the fork"), None):
-        faults.leave_if_copied(error)
-    assert codes == [3, 0, 1, 1]
-    told = capsys.readouterr().err
-    faults.leave_if_copied(SystemExit("no such joint"))
-    assert codes[4:] == [1] and capsys.readouterr().err == "no such joint\n"
-    assert "ValueError: in the fork" in told and "forked from worker process 7" in told
-    assert "in the worker" not in told
-
-
 @pytest.mark.slow
 def test_processes_that_envs_fork_do_not_report_in_the_workers_name():
     code, printed = run(FORKING)
@@ -229,29 +211,20 @@ elif {how!r} == "handler":
         except ChildProcessError:
             pass
     signal.signal(signal.SIGCHLD, reap)
-envs = AsyncVectorEnv(faulty(4), num_workers=2, context={context!r})
-envs.reset()
-pids = set(envs.call("pid"))
-begin = time.monotonic()
-envs.close(timeout=100)
-took_s = time.monotonic() - begin
-assert wait_until_gone(pids, 5) == []
-assert took_s < 50, took_s
 envs = AsyncVectorEnv(faulty(4), num_workers=2, context={context!r}, on_error="restart")
 envs.reset()
 assert envs.step([FINE, FINE, FINE, DIE])[3].tolist() == [False, False, True, True]
 pids = set(envs.call("pid"))
-envs.close(terminate=True)
-assert wait_until_gone(pids, 5) == []
+begin = time.monotonic()
+envs.close(timeout=100)
+assert wait_until_gone(pids, 5) == [] and time.monotonic() - begin < 50
 envs = AsyncVectorEnv(faulty(4), num_workers=2, context={context!r})
 envs.reset()
 begin = time.monotonic()
 try:
     envs.step([FINE, FINE, FINE, DIE])
 except WorkerDiedError as error:
-    print("worker 1 (envs 2-3" in str(error))
-took_s = time.monotonic() - begin
-assert took_s < 10, took_s
+    print("worker 1 (envs 2-3" in str(error), time.monotonic() - begin < 10)
 """
 
 
@@ -260,4 +233,4 @@ assert took_s < 10, took_s
 @pytest.mark.parametrize("how", ["ignored", "handler"])
 def test_workers_whose_end_somebody_else_has_seen_are_known_to_be_gone(how, context):
     code, printed = run(REAPED.format(how=how, context=context))
-    assert (code, printed) == (0, ["True"])
+    assert (code, printed) == (0, ["True", "True"])

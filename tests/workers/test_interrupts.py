@@ -1,4 +1,4 @@
-"""Ctrl-C at every line of every call: what follows is as if it had not been, or says what to do."""
+"""Ctrl-C while workers start and end leaves none; that in calls: tests/fuzz/interrupts.py."""
 
 import asyncio
 import contextlib
@@ -7,46 +7,19 @@ import gc
 import os
 import signal
 import sys
-import threading
 import traceback
 from pathlib import Path
 
 import numpy as np
 import pytest
-from choices import fast_are
-from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
-from gymnasium.spaces import Text
 from programs import printed
 from workers.faulty_envs import FINE, FaultyEnv, children, wait_until_gone
 
 import vecenv
-from vecenv import AsyncVectorEnv, StepSlot
+from vecenv import AsyncVectorEnv
 from vecenv.workers.pool import Pool
 
 PACKAGE = str(Path(vecenv.__file__).parent)
-NUM_ENVS = 4
-REFUSALS = (AlreadyPendingCallError, NoAsyncCallError, ResetNeeded)
-
-
-class TellingEnv(FaultyEnv):
-    """Has infos whose keys come and go, so that there are messages and news all the time."""
-
-    def step(self, action):
-        obs, *rest, _ = super().step(action)
-        return obs, *rest, {"count": self.count, f"key {self.count % 5}": [self.name]}
-
-    def answer(self, value):
-        return value, self.name
-
-
-class TalkingEnv(FaultyEnv):
-    """Takes its actions by message."""
-
-    action_space = Text(8)
-
-    def step(self, action):
-        assert action == f"go {self.count}", action
-        return super().step(FINE)
 
 
 class Interrupt:
@@ -95,105 +68,6 @@ def in_fork(act, *args):
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def put_right(envs):
-    """Do what the errors say until the envs are reset."""
-    for _ in range(4):
-        try:
-            obs, _ = envs.reset(seed=3)
-        except AlreadyPendingCallError as error:
-            with contextlib.suppress(*REFUSALS):
-                envs.recv() if error.name == "send" else getattr(envs, f"{error.name}_wait")()
-        else:
-            assert obs[:, 1].tolist() == [0] * NUM_ENVS
-            return
-    raise AssertionError("no reset, whatever is done")
-
-
-def strike_every_line(env, options, name, stride):
-    envs = AsyncVectorEnv([lambda k=k: env(k) for k in range(NUM_ENVS)], timeout=10, **options)
-    is_talking = env is TalkingEnv
-    slots = []
-
-    def actions(count, ids=range(NUM_ENVS)):
-        return [f"go {count}"] * len(ids) if is_talking else [FINE] * len(ids)
-
-    def step_out():
-        slots.append(
-            StepSlot(
-                envs.allocate((NUM_ENVS, 2)),
-                envs.allocate((NUM_ENVS,)),
-                envs.allocate((NUM_ENVS,), bool),
-                envs.allocate((NUM_ENVS,), bool),
-            )
-        )
-        return envs.step(actions(0), out=slots[-1])
-
-    def first_ready():
-        envs.send(actions(0, [1, 3]), [1, 3])
-        envs.send(actions(0, [0]), [0])
-        envs.recv(1, max_envs=1)
-        envs.recv()
-
-    calls = {
-        "reset": lambda: envs.reset(seed=3),
-        "reset some": lambda: envs.reset(options={"reset_mask": np.arange(NUM_ENVS) % 2 == 0}),
-        "step": lambda: envs.step(actions(0)),
-        "step out": step_out,
-        "step async": lambda: (envs.step_async(actions(0)), envs.step_wait()),
-        "call": lambda: envs.call("pid"),
-        "send": first_ready,
-    }
-    line = 0
-    while True:
-        line += stride
-        put_right(envs)
-        interrupt = Interrupt(line)
-        with interrupt:
-            calls[name]()
-        if not interrupt.has_struck:
-            break
-        try:
-            if line % 2 and not is_talking:  # which knows the step that must come next
-                calls[name]()  # it works or is refused
-        except REFUSALS as error:
-            assert any(word in str(error) for word in ("_wait", "reset", "recv")), error
-        put_right(envs)
-        for count in range(2):
-            obs, rewards, *_ = envs.step(actions(count))
-            assert obs[:, 1].tolist() == [count + 1] * NUM_ENVS, (line, obs)
-            assert rewards.tolist() == [1] * NUM_ENVS
-        envs.send(actions(2, [2, 0]), [2, 0])
-        assert sorted(envs.recv().env_ids) == [0, 2]
-    pids = [seat.process.pid for seat in envs._pool.seats]
-    envs.close()
-    assert wait_until_gone(pids, 5) == []
-    assert line > 10 * stride
-
-
-CALLS = ("reset", "reset some", "step", "step out", "step async", "call", "send")
-
-
-@pytest.mark.parametrize("name", fast_are(["step", "reset some"], CALLS))
-def test_ctrl_c_at_a_line_of_a_call(name):
-    in_fork(strike_every_line, TellingEnv, {"num_workers": 2}, name, 17)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    ("env", "options", "names"),
-    [
-        (TellingEnv, {"num_workers": 2}, CALLS),
-        (TalkingEnv, {"num_workers": 2}, ("step", "send")),
-        (FaultyEnv, {"num_workers": 3, "on_error": "restart"}, ("step", "send")),
-        (TellingEnv, {"num_workers": 1, "caller_steps": True}, ("step async", "send")),
-    ],
-)
-def test_ctrl_c_at_every_line_of_a_call(env, options, names):
-    for name in names:
-        in_fork(strike_every_line, env, options, name, 1)
-
-
 def strike_closing(stride, options):
     line = 0
     while True:
@@ -217,42 +91,6 @@ def strike_closing(stride, options):
 @pytest.mark.parametrize(("stride", "options"), [(83, {}), (3, {}), (3, {"terminate": True})])
 def test_a_second_close_ends_what_ctrl_c_has_left_of_the_first(stride, options):
     in_fork(strike_closing, stride, options)
-
-
-def test_ctrl_c_twice_in_close_leaves_workers_to_a_further_close():
-    envs = AsyncVectorEnv([FaultyEnv] * 2, num_workers=2)
-    pids = [seat.process.pid for seat in envs._pool.seats]
-    pool = envs._pool
-    kept = pool.stop, pool.kill
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    pool.stop = pool.kill = interrupted
-    with pytest.raises(KeyboardInterrupt):
-        envs.close()
-    pool.stop, pool.kill = kept
-    assert envs.closed
-    envs.close(terminate=True)
-    assert wait_until_gone(pids, 5) == []
-
-
-def test_signals_wait_while_something_must_be_whole():
-    from vecenv.core.interrupts import interrupts_later
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    done = []
-    try:
-        with pytest.raises(KeyboardInterrupt), interrupts_later():
-            os.kill(os.getpid(), signal.SIGINT)
-            done.append(sum(range(1000)))
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        thread = threading.Thread(target=lambda: interrupts_later().__enter__())
-        thread.start()
-        thread.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert len(done) == 1
 
 
 def test_handlers_that_waited_are_called_once_and_an_impatient_ctrl_c_gets_through():
@@ -393,30 +231,5 @@ def test_ctrl_c_twice_while_a_process_is_started_leaves_none(started, monkeypatc
             AsyncVectorEnv([FaultyEnv] * 2, num_workers=2, context="fork")
         assert struck
         assert wait_until_gone(set(children()) - before, 5) == []
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
-def test_ctrl_c_during_a_fork_is_not_swallowed_by_what_libraries_do_after_forks(monkeypatch):
-    """As the locks of `logging` are let go of there, and were not."""
-    import multiprocessing.popen_fork
-
-    real = os.fork
-
-    def fork():
-        before = os.getpid()
-        pid = real()
-        if os.getpid() == before:
-            signal.raise_signal(signal.SIGINT)
-        return pid
-
-    monkeypatch.setattr(multiprocessing.popen_fork.os, "fork", fork)
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    before = set(children())
-    try:
-        with no_garbage_collection():
-            with pytest.raises(KeyboardInterrupt):
-                AsyncVectorEnv([FaultyEnv] * 2, num_workers=2, context="fork")
-            assert wait_until_gone(set(children()) - before, 5) == []
     finally:
         signal.signal(signal.SIGINT, handler)

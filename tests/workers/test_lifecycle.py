@@ -36,7 +36,6 @@ from workers.faulty_envs import (
 
 from vecenv import StepTimeoutError, WorkerDiedError
 from vecenv.workers.env import AsyncVectorEnv
-from vecenv.workers.pool import Pool
 
 
 def shared_memory_files():
@@ -170,24 +169,15 @@ def test_ctrl_c_in_close_kills_the_workers():
     assert wait_until_gone(set(pids), 5) == []
 
 
-def cycle(count):
-    for number in range(count):
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_five_hundred_cycles_of_creation_and_close():
+    for number in range(500):
         pool = AsyncVectorEnv(faulty(3), num_workers=1 + number % 3)
         if number % 2:
             pool.reset()
             pool.step([FINE] * 3)
         pool.close(terminate=number % 5 == 0)
-
-
-@pytest.mark.slow
-def test_cycles_of_creation_and_close():
-    cycle(6)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_five_hundred_cycles_of_creation_and_close():
-    cycle(500)
 
 
 CALLER = """
@@ -266,13 +256,6 @@ def test_workers_are_gone_soon_after_their_caller(then, context):
     process, workers = start_caller(THEN[then], context)
     time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert wait_until_gone(workers, 5) == []
-
-
-def test_any_signal_to_the_caller_ends_the_workers():
-    process, workers = start_caller("time.sleep(60)")
-    process.send_signal(signal.SIGSEGV)
     process.communicate()
     assert wait_until_gone(workers, 5) == []
 
@@ -360,14 +343,6 @@ def test_calls_out_of_order_are_refused():
         with pytest.raises(AlreadyPendingCallError, match="pending call to `reset`"):
             call()
     pool.reset_wait()
-    pool.call_async("pid")
-    with pytest.raises(AlreadyPendingCallError, match="pending call to `call`"):
-        pool.send([0, 0])
-    pool.call_wait()
-    pool.step_async([0, 0])
-    with pytest.raises(AlreadyPendingCallError):
-        pool.get_attr("count")
-    pool.step_wait()
     pool.send([0], [1])
     with pytest.raises(AlreadyPendingCallError, match="in flight"):
         pool.step_async([0, 0])
@@ -509,9 +484,10 @@ WAYS_OUT = {
         ("close", "fork", True),
         *(
             pytest.param(way, "fork", False, marks=pytest.mark.slow)
-            for way in ("crash", "killed while hanging", "terminate", "killed worker")
+            for way in ("crash", "killed while hanging", "terminate")
         ),
-        pytest.param("killed caller", "fork", False, marks=pytest.mark.slow),
+        ("killed worker", "fork", False),
+        ("killed caller", "fork", False),
         pytest.param("exit", "fork", False, marks=pytest.mark.slow),
         pytest.param("killed caller", "forkserver", True, marks=pytest.mark.slow),
         pytest.param("killed caller", "spawn", True, marks=pytest.mark.slow),
@@ -611,12 +587,3 @@ def test_close_waits_for_no_channel_that_a_process_of_an_env_holds(ends_the_left
     begin = time.monotonic()
     envs.close(timeout=60)
     assert time.monotonic() - begin < 30
-
-
-def test_a_pool_that_was_not_made_or_outlives_the_interpreter_is_left_alone():
-    object.__new__(Pool).__del__()
-    envs = AsyncVectorEnv([FaultyEnv], num_workers=1)
-    envs.reset()
-    envs._pool.__del__(lambda: True)  # `sys` may be gone by then
-    assert envs.step([FINE])[1].tolist() == [1]
-    envs.close()

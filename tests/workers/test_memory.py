@@ -6,18 +6,8 @@ from programs import printed
 from workers.faulty_envs import faulty
 
 from vecenv import AsyncVectorEnv
-from vecenv.core.batches import chunk_bounds
 from vecenv.workers.memory import Memory
 from vecenv.workers.plan import worker_bounds
-
-
-def test_chunks_cover_all_envs_evenly():
-    for num_envs in range(1, 20):
-        for num_chunks in range(1, num_envs + 1):
-            bounds = chunk_bounds(num_envs, num_chunks)
-            sizes = np.diff(bounds)
-            assert bounds[0] == 0 and bounds[-1] == num_envs and len(sizes) == num_chunks
-            assert sizes.max() - sizes.min() <= 1 and (np.diff(sizes) <= 0).all()
 
 
 def bounds(num_envs, num_workers=None, caller_steps=False, max_concurrency=None):

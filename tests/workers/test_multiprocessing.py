@@ -83,33 +83,6 @@ def test_locks_events_values_and_pipes(library, method):
     there.close()
 
 
-class Maker:
-    def __make(self):
-        return Calling(lambda: None)
-
-    def factories(self):
-        return [self.__make] * 2
-
-
-@pytest.mark.slow
-def test_factories_are_pickled_by_cloudpickle_all_the_same():
-    import torch  # not above: spawned workers of the other tests import this module
-
-    tensor = torch.zeros(2)
-    bumped = functools.partial(Calling, lambda: tensor.add_(1))
-    functools.update_wrapper(bumped, Calling)
-
-    def make():
-        assert bumped.__name__ == "Calling"
-        return bumped()
-
-    envs = AsyncVectorEnv([*Maker().factories(), make, make], num_workers=1, context="spawn")
-    envs.reset()
-    envs.step(np.zeros(NUM_ENVS, np.int64))
-    envs.close()
-    assert tensor.tolist() == [0, 0] and not tensor.is_shared()
-
-
 @pytest.mark.slow
 def test_what_can_not_be_unpickled_is_said():
     envs = [functools.partial(Unpicklable().make)] * 2

@@ -1,4 +1,4 @@
-"""Workers by what every system has: fresh interpreters, pipes and an unnamed file.
+"""Workers by what every system has: fresh interpreters, sockets and an unnamed file.
 
 `make test-portable` runs the conformance matrix and the tests of workers so.
 """
@@ -94,11 +94,3 @@ def test_workers_end_with_a_caller_that_is_killed():
 def test_all_is_imported_where_there_is_no_fcntl_and_no_resource():
     done = run(_IMPORTS)
     assert done.stdout == "imported True\n", done.stderr
-
-
-@pytest.mark.parametrize(("value", "is_portable"), [("1", True), ("0", False), ("", False)])
-def test_the_variable_chooses(monkeypatch, value, is_portable):
-    from vecenv.machine import is_portable as found
-
-    monkeypatch.setenv("VECENV_PORTABLE", value)
-    assert found() is is_portable or sys.platform != "linux"

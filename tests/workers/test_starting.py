@@ -1,7 +1,6 @@
 """Where workers come from: forked where that is harmless, else fresh interpreters."""
 
 import importlib
-import logging
 import multiprocessing
 import os
 import pickle
@@ -32,7 +31,7 @@ from workers.started_envs import (
 from vecenv import AsyncVectorEnv
 from vecenv.probe import ProbeError, ProbeTimeout, run_apart
 from vecenv.workers import starting
-from vecenv.workers.starting import choose_method, why_not_fork
+from vecenv.workers.starting import why_fresh, why_not_fork
 
 ROOT = Path(__file__).parents[2]
 
@@ -110,25 +109,14 @@ def test_a_forked_worker_has_no_threads_that_spin(tmp_path):
         "class Env(gymnasium.Wrapper):\n"
         "    def num_threads(self): return num_threads()\n"
         "before = num_threads()\n"
+        "from vecenv.workers.starting import why_fresh\n"
         "make = lambda: Env(gymnasium.make('CartPole-v1'))\n"
+        "why = why_fresh(None)  # NumPy's library ends its threads before a fork\n"
         "envs = vecenv.AsyncVectorEnv([make], context='fork')\n"
-        "print(envs.call('num_threads'), num_threads() - before)\n"
+        "print(envs.call('num_threads'), num_threads() - before, why)\n"
         "envs.close()\n"
     )
-    assert run_script(text, folder=tmp_path) == "(1,) 0\n"
-
-
-@pytest.mark.linux
-def test_a_process_without_threads_is_forked(tmp_path):
-    """NumPy's library has started threads, which it ends before a fork."""
-    text = (
-        "import os, numpy, vecenv, gymnasium\n"
-        "from vecenv.workers.starting import choose_method, why_not_fork\n"
-        "a = numpy.ones((500, 500)); a @ a\n"
-        "is_fork = choose_method(None).is_fork\n"
-        "print(why_not_fork(), is_fork)\n"
-    )
-    assert run_script(text, folder=tmp_path) == "None True\n"
+    assert run_script(text, folder=tmp_path) == "(1,) 0 None\n"
 
 
 def test_libraries_that_cannot_be_forked_are_known(monkeypatch, no_method):
@@ -147,20 +135,20 @@ def test_libraries_that_cannot_be_forked_are_known(monkeypatch, no_method):
 @pytest.mark.parametrize("library", [multiprocess, multiprocessing])
 def test_a_start_method_that_was_set_is_taken_and_an_argument_wins(library, no_method, thread):
     library.set_start_method("spawn", force=True)
-    assert choose_method(None) == (False, None)
-    assert choose_method("fork").is_fork
-    assert not choose_method("forkserver").is_fork
+    assert why_fresh(None) == "the start method is 'spawn'"
+    assert why_fresh("fork") is None
+    assert "forkserver" in why_fresh("forkserver")
     library.set_start_method("fork", force=True)  # the default: nobody's wish
-    assert "Python threads" in choose_method(None).why_not_fork
+    assert "Python threads" in why_fresh(None)
     with pytest.raises(ValueError, match="context is 'thread', expected 'fork', 'forkserver'"):
         AsyncVectorEnv(faulty(1), context="thread")
 
 
 def test_the_callers_start_method_wins_over_that_of_the_older_library(no_method):
     multiprocessing.set_start_method("spawn", force=True)
-    assert not choose_method(None).is_fork
+    assert "spawn" in why_fresh(None)
     multiprocess.set_start_method("forkserver", force=True)
-    assert not choose_method(None).is_fork
+    assert "forkserver" in why_fresh(None)
 
 
 def test_workers_are_in_the_callers_surroundings_of_now(monkeypatch, tmp_path, thread, no_method):
@@ -181,7 +169,6 @@ def test_workers_are_in_the_callers_surroundings_of_now(monkeypatch, tmp_path, t
     assert (seen["folder"], seen["variable"]) == (str(tmp_path), "later")
     assert seen["path"] == str(tmp_path / "modules")
     assert seen["cores"] == {min(cores)}
-    assert seen["method"] == "spawn"
     assert any(
         entry[1] and entry[1].pattern == "a very special warning" for entry in seen["filters"]
     )
@@ -217,22 +204,23 @@ class Robot(FaultyEnv):
 
 
 @pytest.mark.linux
-def test_what_can_not_be_pickled_is_forked_and_said_once(caplog, thread, no_method):
+def test_what_can_not_be_pickled_is_refused_where_workers_are_fresh_interpreters(thread, no_method):
     lock = threading.Lock()  # which cloudpickle refuses
 
     def factory():
         with lock:
             return Spy()
 
-    with caplog.at_level(logging.WARNING, "vecenv"):
-        pool = AsyncVectorEnv([factory] * 4, num_workers=2)
+    for context, why in ((None, "Python threads"), ("forkserver", "'forkserver'")):
+        with pytest.raises(TypeError, match="lock") as raised:
+            AsyncVectorEnv([factory] * 4, num_workers=2, context=context)
+        (note,) = raised.value.__notes__
+        assert "vecenv-worker-0" in note and why in note and "context='fork'" in note
+    pool = AsyncVectorEnv([factory] * 4, num_workers=2, context="fork")
     assert not any(seen["is_fresh"] for seen in pool.call("tell"))
     pool.close()
-    (record,) = caplog.records
-    assert "Python threads" in record.getMessage() and "lock" in record.getMessage()
-    with pytest.raises(TypeError, match="lock") as raised:
-        AsyncVectorEnv([factory] * 2, context="forkserver")
-    assert "context='fork'" in raised.value.__notes__[0]
+    with pytest.raises(ProbeError, match=r"can't be started.*lock"):
+        run_apart(first_of, [factory], timeout=30)
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
@@ -446,12 +434,6 @@ def drill(in_env, in_caller, how, folder):
     if "jax" in (in_env, in_caller):
         pytest.importorskip("jax")
     assert run_script(DRILL, in_env, in_caller, how, folder=folder) == "done\n"
-
-
-@pytest.mark.slow
-def test_a_caller_that_has_run_a_backward_pass(tmp_path):
-    """The threads of PyTorch are not there in a fork, which waits for them."""
-    drill("torch", "torch", "AsyncVectorEnv of one worker", tmp_path)
 
 
 @pytest.mark.slow

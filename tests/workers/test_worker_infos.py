@@ -1,6 +1,5 @@
 """Batched infos of a pool are those of SyncVectorEnv and of Gymnasium, whatever the workers."""
 
-import contextlib
 import functools
 
 import gymnasium as gym
@@ -80,6 +79,16 @@ VALUES = {
     "large numbers": [{"a": 1.5}, {"a": 10**30}, {}, {}],
     "tuples": [{"a": (1, 2.5)}, {"a": (1, 2)}, {"a": None}, {}],
     "other byte orders": [{"a": np.ones(2, ">f4")}, {"a": np.ones(2, "<f4")}, {}, {}],
+    "numbers of all": [{"a": 0.5 * k, "b": k, "c": k > 1, "d": np.float32(k)} for k in range(4)],
+    "numbers of all in another order": [
+        {"a": 1, "b": 2},
+        {"b": 3, "a": 4},
+        *[{"a": 5, "b": 6}] * 2,
+    ],
+    "as many other keys": [{"a": 1}, {"b": 2}, {"a": 3}, {"a": 4}],
+    "a number and its mask of all": [{"a": 1.5, "_a": 2.5}] * 4,
+    "a number as final_obs of all": [{"final_obs": 1.5}] * 4,
+    "other numbers of all": [{"a": np.int8(k)} for k in range(4)],
     "empty arrays": [{"a": np.zeros((0, 2))}, {}, {"a": np.zeros((0, 2), "i4")}, {}],
 }
 
@@ -101,63 +110,6 @@ def test_infos_do_not_depend_on_the_number_of_workers(options):
         expected = others[1].step([0] * 4)
         assert_same(others[0].step([0] * 4), expected, f"step {number}")
         assert_same(pool.step([0] * 4), expected, f"step {number}")
-    pool.close()
-
-
-COLUMNS = {
-    "Python's numbers": [{"a": 0.5, "b": 1}, {"b": 2, "a": 1.5}, {"a": 1, "b": True}, {"a": 3.5}],
-    "NumPy's numbers": [{"a": t(1), "_b": t(2)} for t in (np.float64, np.float32, np.int8, float)],
-    "arrays": [{"a": np.arange(2.0)}, {"a": np.ones(2)}, {"a": np.zeros(2, "i4")}, {"a": 1.0}],
-    "small arrays": [{"a": np.array(1.5)}, {"a": np.ones(0)}, {"a": np.array(2)}, {"a": None}],
-}
-
-
-@pytest.mark.parametrize(
-    ("usual", "options"),
-    [
-        ({"a": 0.5}, {"num_workers": 4}),
-        ({"a": np.ones(2), "b": 3}, {"num_workers": 3, "caller_steps": True}),
-        ({"a": np.float32(1)}, {"num_workers": 2}),
-    ],
-)
-def test_infos_of_envs_that_mostly_have_the_same_keys(usual, options):
-    """These go through shared memory; all others are entered beside them, in the envs' order."""
-    count = 12
-    for name, infos in (VALUES | COLUMNS).items():
-        others = [info for info in (*infos, {}, {}, {})[:4] for _ in range(3)]
-        per_env = [[{}, usual, usual, info, usual, usual, info] for info in others]
-        fns = [functools.partial(Script, list(infos)) for infos in per_env]
-        pool, sync = AsyncVectorEnv(fns, **options), SyncVectorEnv(fns)
-        assert_same(pool.reset(), sync.reset(), name)
-        for number in range(4):
-            try:
-                expected = sync.step([0] * count)
-            except InfoError as error:
-                with pytest.raises(InfoError) as told:
-                    pool.step([0] * count)
-                assert str(told.value) == str(error)
-                break
-            assert_same(pool.step([0] * count), expected, f"{name}, step {number}")
-        else:
-            for infos in ([usual] * count, others):
-                pool.send([0] * 5, [5, 0, 11, 3, 7])
-                with contextlib.suppress(InfoError):  # in some orders
-                    batch = pool.recv(min_envs=5)
-                    expected = {}
-                    for row, env_id in enumerate(batch.env_ids.tolist()):
-                        add_info(expected, infos[env_id], row, 5)
-                    assert_same(batch.infos, expected, name)
-        pool.close()
-
-
-def test_an_info_of_an_earlier_step_is_not_told_again():
-    fns = [functools.partial(Script, [{}, {"a": 1}, {"a": 2}, {}, {"a": 4}]) for _ in range(3)]
-    fns.append(functools.partial(Script, [{}, {"a": 1}, {}, {}, {"a": 4}]))
-    pool, sync = AsyncVectorEnv(fns, num_workers=2), SyncVectorEnv(fns)
-    for envs in (pool, sync):
-        envs.reset()
-    for number in range(4):
-        assert_same(pool.step([0] * 4), sync.step([0] * 4), f"step {number}")
     pool.close()
 
 
@@ -214,6 +166,7 @@ BAD = {
     "text after a number": [{"a": 1.5}, {}, {}, {"a": "fast"}],
     "arrays of other shapes": [{"a": np.ones(2)}, {}, {}, {"a": np.ones(3)}],
     "a number of many digits": [{"a": 1}, {}, {}, {"a": 10**30}],
+    "numbers of many digits": [{"a": 10**30}] * 4,
     "a dict after a number": [{"a": 1.5}, {}, {}, {"a": {"x": 1}}],
     "nested": [{"d": {"a": 1}}, {}, {}, {"d": {"a": "x"}}],
     "no dict": [{}, {}, {}, [("a", 1)]],
@@ -245,13 +198,6 @@ def test_infos_that_cannot_be_batched_name_env_and_key(call):
         pool.reset()
         assert pool.step([0] * 4)[4] == {}
     pool.close()
-
-
-def test_infos_that_sync_cannot_batch_name_env_and_key():
-    envs = SyncVectorEnv(scripts(BAD["arrays of other shapes"]))
-    envs.reset()
-    with pytest.raises(InfoError, match=r"infos\['a'\] of env 3 is an array of dtype float64"):
-        envs.step([0] * 4)
 
 
 class ReusesInfos(gym.Env):

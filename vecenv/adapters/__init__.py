@@ -12,9 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
-__all__ = ["bind_base", "load_library", "read_attr", "rows_of", "split_infos", "write_attr"]
+__all__ = [
+    "bind_base", "load_library", "read_attr", "require_mode", "rows_of", "split_infos",
+    "write_attr",
+]  # fmt: skip
 
 _bound: dict[tuple[type, type], type] = {}
 
@@ -49,6 +52,30 @@ def bind_base(cls: type, base: type) -> type:
         names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
         _bound[cls, base] = type(cls)(cls.__name__, (cls, base), {**names, "__doc__": cls.__doc__})
     return _bound[cls, base]
+
+
+def require_mode(envs: Any, mode: AutoresetMode, library: str) -> None:
+    """Refuse vector envs that a library would get wrong.
+
+    Raises:
+        TypeError: They are no vector env of Gymnasium's.
+        ValueError: They have another autoreset mode, or keep their observations for themselves.
+    """
+    if not isinstance(envs, VectorEnv):
+        raise TypeError(
+            f"envs is {type(envs).__name__}, expected a gymnasium.vector.VectorEnv; the function "
+            "that makes envs for it takes ids and factories"
+        )
+    if (found := (envs.metadata or {}).get("autoreset_mode")) is not mode:
+        raise ValueError(
+            f"envs has autoreset_mode {found}, expected {mode.name}, by which {library} resets; "
+            f'pass autoreset_mode="{mode.value}"'
+        )
+    if getattr(envs.unwrapped, "copy", True) is False:
+        raise ValueError(
+            f"envs has copy=False: {library} keeps observations over the next step, which would "
+            "overwrite them; make the envs with copy=True"
+        )
 
 
 def split_infos(

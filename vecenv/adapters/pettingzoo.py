@@ -164,10 +164,8 @@ class GameView(_Base):
 
     def _rows(self, batches: dict[str, Any], agents: list[Any]) -> dict[Any, Any]:
         """Return the rows of some agents, by agent."""
-        return {agent: _row(batches[name], k) for agent, (name, k) in self._chosen(agents)}
-
-    def _chosen(self, agents: list[Any]) -> list[tuple[Any, tuple[str, int]]]:
-        return [(agent, self._places[agent]) for agent in agents]
+        places = {agent: self._places[agent] for agent in agents}
+        return {agent: _row(batches[name], k) for agent, (name, k) in places.items()}
 
     def _split(self, infos: dict[str, Any], agents: list[Any]) -> dict[Any, Any]:
         """Return the infos by agent, and the game's as "common"."""
@@ -175,7 +173,7 @@ class GameView(_Base):
             name: split_infos(infos.get(name, {}), group.num_envs)
             for name, group in self.envs.groups.items()
         }
-        found = {agent: rows[name][k] for agent, (name, k) in self._chosen(agents)}
+        found = self._rows(rows, agents)
         common = split_infos({k: v for k, v in infos.items() if k not in rows}, 1)[0]
         if common:
             found["common"] = common.pop("common", {}) | common

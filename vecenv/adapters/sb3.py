@@ -11,15 +11,16 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from vecenv import EnvCreationError, VecEnv, make_vec
+from vecenv import VecEnv, make_vec
 from vecenv.adapters import (
     bind_base,
     load_library,
     read_attr,
+    require_mode,
     rows_of,
     split_infos,
     write_attr,
-)
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingImports]
@@ -33,6 +34,7 @@ __all__ = ["SB3VecEnv", "make_sb3_env"]
 Indices = int | Sequence[int] | None
 _MASKS = "action_masks"
 _FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
+_MASKABLE = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 _SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -79,7 +81,8 @@ class SB3VecEnv(_Base):
     def __init__(
         self, envs: VectorEnv, *, monitor: bool = True, monitor_dir: str | Path | None = None
     ) -> None:
-        _check(envs)
+        require_mode(envs, AutoresetMode.SAME_STEP, "stable-baselines3")
+        _check_spaces(envs.single_observation_space, envs.single_action_space)
         if monitor_dir is not None and not monitor:
             raise ValueError("monitor_dir is given, but monitor=False: leave one of the two out")
         self.envs = envs
@@ -264,7 +267,8 @@ class SB3VecEnv(_Base):
             AttributeError: There is none of this name.
         """
         if attr_name == _MASKS and isinstance(whole := self.envs.unwrapped, VecEnv):
-            if whole.has_action_masks or (not self._is_reset and self._may_be_masked()):
+            may_be = not self._is_reset and isinstance(self.action_space, _MASKABLE)
+            if whole.has_action_masks or may_be:
                 return [whole.action_masks for _ in self._chosen(indices)]
             raise AttributeError("the envs give no action masks")
         values = read_attr(self.envs, attr_name)
@@ -296,15 +300,11 @@ class SB3VecEnv(_Base):
             values = rows_of(method(*method_args, **method_kwargs), self.num_envs)
         return [values[i] for i in self._chosen(indices)]
 
-    def _may_be_masked(self) -> bool:
-        space = self.envs.single_action_space
-        return isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary)
-
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         """Return which envs are wrapped in `wrapper_class`.
 
-        With `monitor` all are, as far as SB3's `Monitor` is concerned. Wrappers of envs in worker
-        processes are known by their names only, without subclasses.
+        With `monitor` all are, as far as SB3's `Monitor` is concerned; envs in worker processes
+        are not looked into.
         """
         chosen = self._chosen(indices)
         monitors = load_library("stable_baselines3.common.monitor", "sb3").Monitor
@@ -314,25 +314,10 @@ class SB3VecEnv(_Base):
         if hasattr(envs, "envs"):
             is_wrapped = load_library("stable_baselines3.common.env_util", "sb3").is_wrapped
             return [is_wrapped(envs.envs[i], wrapper_class) for i in chosen]
-        if not hasattr(envs, "call"):
-            return [False] * len(chosen)
-        texts = envs.call("__str__")  # "<Outer<Inner<Env<id>>>>"
-        return [wrapper_class.__name__ in texts[i].split("<") for i in chosen]
+        return [False] * len(chosen)
 
     def _chosen(self, indices: Indices) -> list[int]:
         return list(self._get_indices(indices))
-
-
-_RENAMED = {  # arguments of stable-baselines3's `make_vec_env`
-    "n_envs": "write num_envs=",
-    "vec_env_cls": 'write backend="sync" or "async"',
-    "vec_env_kwargs": "write vector_kwargs=",
-    "env_kwargs": "give the env's arguments themselves, as in render_mode='rgb_array'",
-    "wrapper_class": "write wrappers=[...]",
-    "wrapper_kwargs": "write wrappers=[functools.partial(Wrapper, ...)]",
-    "start_index": "seed= is that of the first env",
-    "monitor_kwargs": "write SB3's VecMonitor around make_sb3_env(..., monitor=False)",
-}
 
 
 def make_sb3_env(
@@ -354,19 +339,9 @@ def make_sb3_env(
         monitor: See `SB3VecEnv`.
         monitor_dir: See `SB3VecEnv`.
         **options: Further arguments of `make_vec`, such as `backend` and the env's own.
-
-    Raises:
-        TypeError: An argument is one of `make_vec_env`'s that has another name here.
     """
     load_library("stable_baselines3.common.vec_env", "sb3")  # before anything is made
-    try:
-        envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
-    except (TypeError, EnvCreationError) as error:
-        for name in sorted(_RENAMED.keys() & options.keys()):  # which an env may have, too
-            if "unexpected keyword" in str(error) and name in str(error):
-                message = f"make_sb3_env has no argument {name}: {_RENAMED[name]}"
-                raise TypeError(message) from error
-        raise
+    envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
     try:
         adapted = SB3VecEnv(envs, monitor=monitor, monitor_dir=monitor_dir)
         if seed is not None:
@@ -384,27 +359,6 @@ def _row(batch: Any, i: int, *, is_zero: bool) -> Any:
     return np.zeros_like(batch[i]) if is_zero else batch[i].copy()
 
 
-def _check(envs: VectorEnv) -> None:
-    """Refuse vector envs that SB3 would get wrong."""
-    if not isinstance(envs, VectorEnv):
-        raise TypeError(
-            f"envs is {type(envs).__name__}, expected a gymnasium.vector.VectorEnv; "
-            "make_sb3_env takes ids and factories"
-        )
-    mode = (envs.metadata or {}).get("autoreset_mode")
-    if mode is not AutoresetMode.SAME_STEP:
-        raise ValueError(
-            f"envs has autoreset_mode {mode}, expected SAME_STEP: stable-baselines3 wants the "
-            'first observation of the next episode at once; pass autoreset_mode="SameStep"'
-        )
-    if getattr(envs.unwrapped, "copy", True) is False:
-        raise ValueError(
-            "envs has copy=False: stable-baselines3 keeps observations over the next step, which "
-            "would overwrite them; make the envs with copy=True"
-        )
-    _check_spaces(envs.single_observation_space, envs.single_action_space)
-
-
 def _check_spaces(observations: spaces.Space, actions: spaces.Space) -> None:
     parts = observations.spaces if isinstance(observations, spaces.Dict) else {"": observations}
     for name, part in parts.items():
@@ -416,10 +370,7 @@ def _check_spaces(observations: spaces.Space, actions: spaces.Space) -> None:
                 "gymnasium.wrappers.FlattenObservation"
             )
     if not isinstance(actions, _SIMPLE):
-        raise TypeError(
-            f"action_space is {actions}, but stable-baselines3 takes Box, Discrete, "
-            "MultiDiscrete or MultiBinary"
-        )
+        raise TypeError(f"action_space is {actions}, but stable-baselines3 takes {_SIMPLE}")
     if np.any(np.asarray(getattr(actions, "start", 0)) != 0):
         raise TypeError(
             f"action_space is {actions}, but stable-baselines3 counts actions from 0; wrap the "

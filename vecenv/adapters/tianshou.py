@@ -11,8 +11,15 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
-from vecenv import StepTimeoutError, VecEnv, make_vec
-from vecenv.adapters import bind_base, load_library, read_attr, split_infos, write_attr
+from vecenv import VecEnv, make_vec
+from vecenv.adapters import (
+    bind_base,
+    load_library,
+    read_attr,
+    require_mode,
+    split_infos,
+    write_attr,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from tianshou.env import BaseVectorEnv as _Base  # pyright: ignore[reportMissingImports]
@@ -29,25 +36,19 @@ class TianshouVectorEnv(_Base):
     """A vector env as a Tianshou `BaseVectorEnv`.
 
     Tianshou resets envs itself, and steps those it likes: `step(actions, id)` is a step of all envs
-    where `id` has all, else a `send` and a `recv`. With `wait_num` or `timeout` it is asynchronous,
-    for `AsyncCollector`: a step starts the envs of `id` and returns those that are ready first.
+    where `id` has all, else a `send` and a `recv`.
 
     Args:
         envs: Vector env in autoreset mode DISABLED whose observations are the caller's to keep;
             closed together with this one.
-        wait_num: A step returns as soon as so many of the envs under way are ready; None waits for
-            all.
-        timeout: Seconds after which a step returns with what is ready, at least one env.
 
     Attributes:
         envs: The vector env.
-        ready_id: Envs that may be stepped.
-        waiting_id: Envs under way.
 
     Raises:
         ModuleNotFoundError: tianshou is not installed.
         TypeError: `envs` is no `vecenv.VecEnv`, or its observations are tuples.
-        ValueError: Another autoreset mode, `copy=False`, or `wait_num` or `timeout` out of range.
+        ValueError: Another autoreset mode, or `copy=False`.
 
     Example:
         envs = vecenv.make_vec("CartPole-v1", 8, autoreset_mode="Disabled")
@@ -61,22 +62,15 @@ class TianshouVectorEnv(_Base):
         )
 
     # BaseVectorEnv's `__init__` is not called: it starts a worker per env.
-    def __init__(
-        self, envs: VecEnv, *, wait_num: int | None = None, timeout: float | None = None
-    ) -> None:
-        _check(envs)
-        count = envs.num_envs
-        if wait_num is not None and not 1 <= wait_num <= count:
-            raise ValueError(f"wait_num is {wait_num}, expected 1 to {count}, the number of envs")
-        if timeout is not None and timeout <= 0:
-            raise ValueError(f"timeout is {timeout}, expected more than 0 seconds, or None")
+    def __init__(self, envs: VecEnv) -> None:
+        require_mode(envs, AutoresetMode.DISABLED, "Tianshou")
+        if not isinstance(envs, VecEnv):
+            raise TypeError(f"envs is {type(envs).__name__}, expected a vecenv.VecEnv")
+        if isinstance(envs.single_observation_space, spaces.Tuple):
+            raise TypeError("observation_space is a Tuple, but Tianshou takes arrays and dicts")
         self.envs = envs
-        self.env_num = count
-        self.wait_num = wait_num or count
-        self.timeout = timeout
-        self.is_async = self.wait_num != count or timeout is not None
-        self.ready_id = list(range(count))
-        self.waiting_id: list[int] = []
+        self.env_num = self.wait_num = count = envs.num_envs
+        self.timeout, self.is_async = None, False
         self.is_closed = False
         self._seeds: list[int | None] = [None] * count
         self._has_reset = False
@@ -90,87 +84,49 @@ class TianshouVectorEnv(_Base):
         """Reset some envs, or all, with the seeds that `seed` left.
 
         Args:
-            env_id: Which envs; None for all, those under way included.
+            env_id: Which envs; None for all.
             **kwargs: "options", a dict for all envs; "seed", one per env of the vector env, or an
                 integer s, which seeds env i with s + i.
 
         Returns:
             Observations and infos of these envs, in their order.
         """
-        ids = self._ids(env_id)
-        is_full = env_id is None or len(ids) == self.env_num
-        if not is_full:
-            self._require_ready(ids)
-        obs, infos = self._reset(None if is_full else ids, **kwargs)
-        if is_full:
-            self.waiting_id, self.ready_id = [], list(range(self.env_num))
-        rows = split_infos(infos, self.env_num)
-        return self._pack(_take(obs, ids)), _objects([rows[i] for i in ids.tolist()])
-
-    def _reset(
-        self, ids: np.ndarray | None, seed: Any = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        mask = np.ones(self.env_num, np.bool_)
-        if ids is not None and self._has_reset:
-            mask[:] = False
-            mask[ids] = True
-            options = {**(options or {}), "reset_mask": mask}
-        if seed is None and any(self._seeds[i] is not None for i in np.flatnonzero(mask)):
-            seed = list(self._seeds)
-        result = self.envs.reset(seed=seed, options=options)
+        ids, mask = self._ids(env_id), np.ones(self.env_num, np.bool_)
+        if self._has_reset and len(ids) < self.env_num:
+            mask = np.isin(np.arange(self.env_num), ids)
+            kwargs["options"] = {**(kwargs.get("options") or {}), "reset_mask": mask}
+        chosen = np.flatnonzero(mask).tolist()
+        if kwargs.get("seed") is None and any(self._seeds[i] is not None for i in chosen):
+            kwargs["seed"] = list(self._seeds)
+        obs, infos = self.envs.reset(**kwargs)
         self._has_reset = True
-        for index in np.flatnonzero(mask).tolist():
+        for index in chosen:
             self._seeds[index] = None
-        return result
+        return self._pack(obs)[ids], _objects(split_infos(infos, self.env_num))[ids]
 
     def step(self, action: Any, id: EnvIds = None) -> VectorStep:
         """Step some envs, or all.
 
         Args:
-            action: One action per env of `id`. If asynchronous, None starts nothing, and collects
-                more of the envs under way.
+            action: One action per env of `id`.
             id: Which envs; None for all.
 
         Returns:
             obs, rewards float64, terminations bool, truncations bool and infos, an array of dicts
-            with "env_id" each. If asynchronous the envs are those that were ready first, else those
-            of `id` in their order.
+            with "env_id" each, of the envs of `id` in their order.
         """
-        if self.is_async:
-            return self._step_async(action, id)
-        if action is None:
-            raise ValueError("action is None, which only envs with wait_num or timeout understand")
-        ids = self._ids(id)
-        actions = self._actions(action, ids)
-        if len(ids) == self.env_num and (ids == np.arange(self.env_num)).all():
+        ids, actions = self._ids(id), np.asarray(action)
+        if len(actions) != len(ids):
+            raise ValueError(f"action has {len(actions)} rows for {len(ids)} envs")
+        if np.array_equal(ids, np.arange(self.env_num)):
             return self._result(*self.envs.step(actions), ids)
         self.envs.send(actions, ids)
-        *results, infos, env_ids = self.envs.recv()
+        batch = self.envs.recv()
         place = np.empty(self.env_num, np.int64)
-        place[env_ids] = np.arange(len(env_ids))
+        place[batch.env_ids] = np.arange(len(ids))
         order = place[ids]
-        obs, rewards, terminations, truncations = (_take(part, order) for part in results)
-        rows = split_infos(infos, len(env_ids))
-        infos_of = _objects([{**rows[i], "env_id": int(env_ids[i])} for i in order.tolist()])
-        return self._pack(obs), rewards, terminations, truncations, infos_of
-
-    def _step_async(self, action: Any, id: EnvIds) -> VectorStep:
-        if action is not None:
-            ids = self._ids(id)
-            self._require_ready(ids)
-            self.envs.send(self._actions(action, ids), ids)
-            sent = set(ids.tolist())
-            self.waiting_id += ids.tolist()
-            self.ready_id = [index for index in self.ready_id if index not in sent]
-        least = min(self.wait_num, len(self.waiting_id)) or None
-        try:
-            batch = self.envs.recv(least, timeout=self.timeout)
-        except StepTimeoutError:
-            batch = self.envs.recv(1)
-        came = set(batch.env_ids.tolist())
-        self.waiting_id = [index for index in self.waiting_id if index not in came]
-        self.ready_id += batch.env_ids.tolist()
-        return self._result(*batch)
+        obs, rewards, terminations, truncations, infos = (x[order] for x in self._result(*batch))
+        return obs, rewards, terminations, truncations, infos
 
     def _result(
         self, obs: Any, rewards: Any, terminations: Any, truncations: Any, infos: Any, ids: Any
@@ -186,20 +142,8 @@ class TianshouVectorEnv(_Base):
             return obs
         return _objects(list(iterate(self.envs.observation_space, obs)))
 
-    def _actions(self, action: Any, ids: np.ndarray) -> np.ndarray:
-        actions = np.asarray(action)
-        if len(actions) != len(ids):
-            raise ValueError(f"action has {len(actions)} rows for {len(ids)} envs")
-        return actions
-
     def _ids(self, env_id: EnvIds) -> np.ndarray:
-        if env_id is None:
-            return np.arange(self.env_num)
-        return np.atleast_1d(np.asarray(env_id, np.int64))
-
-    def _require_ready(self, ids: np.ndarray) -> None:
-        if stuck := sorted(set(self.waiting_id) & set(ids.tolist())):
-            raise RuntimeError(f"envs {stuck} are under way; step(None) collects them")
+        return np.atleast_1d(np.arange(self.env_num) if env_id is None else np.asarray(env_id))
 
     def seed(self, seed: int | Sequence[int] | None = None) -> list[list[int] | None]:
         """Keep seeds for the next reset of each env, and seed the action spaces.
@@ -249,56 +193,21 @@ class TianshouVectorEnv(_Base):
         self.is_closed = True
 
 
-def make_tianshou_env(
-    env: Any,
-    num_envs: int | None = None,
-    *,
-    wait_num: int | None = None,
-    timeout: float | None = None,
-    **options: Any,
-) -> TianshouVectorEnv:
+def make_tianshou_env(env: Any, num_envs: int | None = None, **options: Any) -> TianshouVectorEnv:
     """Make a vector env and adapt it: `make_vec` in the autoreset mode that Tianshou wants.
 
     Args:
         env: A registered id, an `EnvSpec`, a factory or a list of factories, as in `make_vec`.
         num_envs: How many envs.
-        wait_num: See `TianshouVectorEnv`.
-        timeout: See `TianshouVectorEnv`.
         **options: Further arguments of `make_vec`, such as `backend` and the env's own.
     """
     load_library("tianshou.env", "tianshou")  # before anything is made
     envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.DISABLED, **options)
     try:
-        return TianshouVectorEnv(envs, wait_num=wait_num, timeout=timeout)
+        return TianshouVectorEnv(envs)
     except BaseException:
         envs.close()
         raise
-
-
-def _check(envs: VecEnv) -> None:
-    if not isinstance(envs, VecEnv):
-        raise TypeError(
-            f"envs is {type(envs).__name__}, expected a vecenv.VecEnv, since Tianshou steps some "
-            "envs only; make_tianshou_env takes ids and factories"
-        )
-    if envs.autoreset_mode is not AutoresetMode.DISABLED:
-        raise ValueError(
-            f"envs has autoreset_mode {envs.autoreset_mode}, expected DISABLED: Tianshou resets "
-            'envs itself; pass autoreset_mode="Disabled"'
-        )
-    if getattr(envs, "copy", True) is False:
-        raise ValueError(
-            "envs has copy=False: Tianshou keeps observations over the next step, which would "
-            "overwrite them; make the envs with copy=True"
-        )
-    if isinstance(envs.single_observation_space, spaces.Tuple):
-        raise TypeError("observation_space is a Tuple, but Tianshou takes arrays and dicts")
-
-
-def _take(rows: Any, ids: np.ndarray) -> Any:
-    if isinstance(rows, dict):
-        return {key: _take(part, ids) for key, part in rows.items()}
-    return rows[ids]
 
 
 def _objects(rows: list[Any]) -> np.ndarray:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium import Space
 from gymnasium.error import (
     AlreadyPendingCallError,
     ClosedEnvironmentError,
     NoAsyncCallError,
     ResetNeeded,
 )
-from gymnasium.spaces import Dict, Tuple
 from gymnasium.vector import AutoresetMode
 
 from vecenv.check.rules import Findings, Frame
 from vecenv.check.runs import Runs
 from vecenv.core.base import StepBatch, StepSlot, VecEnv
 from vecenv.core.batches import ARRAY_SPACES, is_same, join_rows, merge_rows, take_rows
-from vecenv.core.errors import ActionError, ActionMaskError
+from vecenv.core.errors import ActionError, ActionMaskError, SlotError
 from vecenv.core.masks import MASK_KEY, mask_width, sample_actions
 from vecenv.core.random_actions import RandomActions
+from vecenv.core.rows import ObservationRows
 
 __all__ = ["CallChecks", "check_before_reset", "check_closed"]
 
@@ -51,7 +51,8 @@ class CallChecks:
         if self._runs.is_repeatable:
             parts["seeds"] = self._check_seeds
             parts["partial reset"] = self._check_partial_reset
-            parts["send and recv"] = self._check_sends
+            rule = "send and recv give what step gives"
+            parts[rule] = partial(self._runs.check_replay, rule, self._step_in_parts)
             parts["out="] = self._check_out
         if self._envs.has_action_masks:
             parts["action masks"] = self._check_masks
@@ -62,8 +63,8 @@ class CallChecks:
     def _check_seeds(self) -> None:
         seeds = [self._seed + i for i in range(self._envs.num_envs)]
         self._found.where = f"reset(seed={seeds})"
-        listed = Frame(self._envs.reset(seed=seeds)[0])
         rule = "reset(seed=s) gives what reset(seed=[s, s + 1, ...]) gives"
+        listed = Frame(self._envs.reset(seed=seeds)[0])
         self._runs.require_same(rule, self._runs.frames[0], listed)
 
     def _check_partial_reset(self) -> None:
@@ -89,9 +90,6 @@ class CallChecks:
             "the next step of the others gives {second}, without the reset of env 0 it was {first}",
             first=first[:-1], second=second[:-1],
         )  # fmt: skip
-
-    def _check_sends(self) -> None:
-        self._runs.check_replay("send and recv give what step gives", self._step_in_parts)
 
     def _step_in_parts(self, actions: Any) -> tuple[Any, ...]:
         """Step all envs by several sends in random order, and put the rows back in order."""
@@ -121,8 +119,11 @@ class CallChecks:
     def _check_out(self) -> None:
         envs = self._envs
         rule = "step(out=) returns the caller's arrays, with what step returns"
-        obs = _allocate(envs, envs.single_observation_space)
-        if obs is None:
+        rows = ObservationRows.make(envs.single_observation_space, envs.num_envs, envs.allocate)
+        obs = rows.batch()
+        try:
+            rows.over(obs)
+        except SlotError:
             self._found.skipped[rule] = "observations have no fixed shape"
             return
         terminations, truncations = (envs.allocate((envs.num_envs,), np.bool_) for _ in range(2))
@@ -248,17 +249,3 @@ def check_closed(envs: VecEnv, found: Findings) -> None:
         found.require_raises(rule, ClosedEnvironmentError, call, *args)
     for call in (envs.reset, envs.recv):
         found.require_raises(rule, ClosedEnvironmentError, call)
-
-
-def _allocate(envs: VecEnv, space: Space) -> Any:
-    """Allocate batched observations to step into; None if some part has no fixed shape."""
-    if isinstance(space, ARRAY_SPACES):
-        assert space.shape is not None
-        return envs.allocate((envs.num_envs, *space.shape), space.dtype)
-    if not isinstance(space, Dict | Tuple):
-        return None
-    named = space.items() if isinstance(space, Dict) else enumerate(space)
-    parts = {name: _allocate(envs, part) for name, part in named}
-    if any(part is None for part in parts.values()):
-        return None
-    return parts if isinstance(space, Dict) else tuple(parts.values())

@@ -21,13 +21,7 @@ from vecenv.sync import SyncVectorEnv
 __all__ = ["CheckReport", "VectorEnvCheckError", "check_vector_env"]
 
 _PYTHON_SECONDS = 5.0  # for whole episodes of kernels
-_ATTRIBUTES = (
-    "num_envs",
-    "observation_space",
-    "single_observation_space",
-    "action_space",
-    "single_action_space",
-)
+_SPACES = ("observation_space", "single_observation_space", "action_space", "single_action_space")
 
 
 class CheckReport(NamedTuple):
@@ -87,8 +81,8 @@ def check_vector_env(
     Checked are spaces, shapes and dtypes, infos and their masks, autoreset as the metadata declare
     it, determinism under a seed, the memory of results returned earlier, refusal of wrong actions,
     and `close`; of a `VecEnv` also `send` and `recv`, `out=`, the seeds of single envs, partial
-    resets, action masks if there are any, and the order of calls. Of vector envs of agents, who
-    acts (`alive`, `valid`), rows of agents that do not, games that end, sends and seeds of games.
+    resets, action masks if there are any, and the order of calls. Of games of several agents, who
+    acts (`alive`, `valid`), rows of agents that do not, games that end, and the seed.
     Of compiled envs of your own, three episodes are first played in plain Python, for at most five
     seconds, where every index is checked. If one is out of range, nothing compiled is run.
 
@@ -121,12 +115,12 @@ def check_vector_env(
     if not _check_kernels(_games_of(envs), found):
         found.skipped["all other rules"] = "compiled code would use other memory, and may crash"
         envs.close()
-    elif isinstance(envs, AgentsVecEnv | AgentRowsVecEnv):
-        check_agents(envs, num_steps, seed, found)
     else:
+        is_game = isinstance(envs, AgentsVecEnv | AgentRowsVecEnv)
+        check: Any = check_agents if is_game else _check_all
         try:
             with found.attempt("attributes"):
-                _check_all(envs, num_steps, seed, found)
+                check(envs, num_steps, seed, found)
         finally:
             _check_close(envs, found)
     passed = tuple(rule for rule in found.tried if rule not in found.failures)
@@ -202,7 +196,7 @@ def _check_all(envs: VectorEnv, num_steps: int, seed: int, found: Findings) -> N
 
 
 def _check_spaces(envs: VectorEnv, found: Findings) -> None:
-    missing = ", ".join(name for name in _ATTRIBUTES if not hasattr(envs, name))
+    missing = ", ".join(name for name in ("num_envs", *_SPACES) if not hasattr(envs, name))
     if not found.require("attributes are there", not missing, "no {names}", names=missing):
         raise GiveUpError
     num_envs = envs.num_envs
@@ -228,19 +222,17 @@ def _check_spaces(envs: VectorEnv, found: Findings) -> None:
 
 def _check_autoreset_mode(envs: VectorEnv, found: Findings) -> AutoresetMode | None:
     mode = envs.metadata.get("autoreset_mode")
-    if found.require(
-        "metadata has the autoreset mode",
-        isinstance(mode, AutoresetMode),
+    message = (
         "metadata['autoreset_mode'] is {mode}, expected a gymnasium.vector.AutoresetMode; learners "
-        "depend on it, set it in the metadata of the class or the instance",
-        mode=repr(mode),
-    ):
-        return mode
-    found.skipped["autoreset"] = "the mode is unknown"
-    return None
+        "depend on it, set it in the metadata of the class or the instance"
+    )
+    is_mode = isinstance(mode, AutoresetMode)
+    if not found.require("metadata has the autoreset mode", is_mode, message, mode=repr(mode)):
+        found.skipped["autoreset"] = "the mode is unknown"
+    return mode if is_mode else None
 
 
-def _check_close(envs: VectorEnv, found: Findings) -> None:
+def _check_close(envs: VectorEnv | AgentsVecEnv, found: Findings) -> None:
     rule = "close may be called twice"
     with found.attempt(rule):
         envs.close()

@@ -3,188 +3,94 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.console import Group
 
 from vecenv.backends import BACKENDS, COMPARED, TIMED
 from vecenv.compare import Comparison, Options, run_comparison
-from vecenv.files import whole_file
-from vecenv.timing.report import new_figure
+from vecenv.timing.report import new_table
 
-__all__ = ["WORKLOADS", "Bench", "Workload", "run_bench"]
+__all__ = ["WORKLOADS", "Bench", "run_bench"]
 
 _LEVEL = 1.1  # a backend that is faster by less is not worth a change
-
-
-class Workload(NamedTuple):
-    """An env that stands for others.
-
-    Attributes:
-        title: What it stands for.
-        env: See `vecenv.compare.Options`.
-        env_kwargs: For the env.
-        num_envs: How many are stepped side by side.
-    """
-
-    title: str
-    env: str
-    env_kwargs: dict[str, Any]
-    num_envs: int
-
-
 _BRIEF = {"episode_length": 20}  # a comparison goes on until each env has ended two episodes
 _SPREAD = {"wait_distribution": "lognormal", "wait_p99_ms": 20.0}
-WORKLOADS = (
-    Workload("CartPole", "CartPole-v1", {}, 64),
-    Workload("computes 0.5 ms", "vecenv:Synthetic-v0", {"cpu_ms": 0.5, **_BRIEF}, 16),
-    Workload("waits 2 ms", "vecenv:Synthetic-v0", {"wait_ms": 2.0, **_BRIEF}, 16),
-    Workload("waits 2-20 ms", "vecenv:Synthetic-v0", {"wait_ms": 2.0, **_SPREAD, **_BRIEF}, 16),
-)
+_SYNTHETIC = "vecenv:Synthetic-v0"
+# By what it stands for: the env, its arguments, and how many are stepped side by side.
+WORKLOADS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "CartPole": ("CartPole-v1", {}, 64),
+    "computes 0.5 ms": (_SYNTHETIC, {"cpu_ms": 0.5, **_BRIEF}, 16),
+    "waits 2 ms": (_SYNTHETIC, {"wait_ms": 2.0, **_BRIEF}, 16),
+    "waits 2-20 ms": (_SYNTHETIC, {"wait_ms": 2.0, **_SPREAD, **_BRIEF}, 16),
+}
 
 
 class Bench(NamedTuple):
     """What was measured.
 
     Attributes:
-        comparisons: One for each workload measured, in order.
-        workloads: They.
-        seconds: How long it took.
-        left_out: Workloads for which there was no time.
+        comparisons: By names of `WORKLOADS`.
     """
 
-    comparisons: list[Comparison]
-    workloads: list[Workload]
-    seconds: float
-    left_out: list[Workload]
+    comparisons: dict[str, Comparison]
 
     def __rich__(self) -> Any:
         """One table: a row for each backend, a column for each workload."""
-        from rich.console import Group
-
-        table = Table(box=SIMPLE_HEAD, title="env steps per second", title_justify="left")
-        table.add_column("")
-        for workload in self.workloads:
-            table.add_column(f"{workload.title}\n{workload.num_envs} envs", justify="right")
-        best = [max(case.steps_per_second for case in c.measured) for c in self.comparisons]
+        titles = [f"{title}\n{WORKLOADS[title][2]} envs" for title in self.comparisons]
+        table = new_table("env steps per second", ["", *titles], box=SIMPLE_HEAD)
+        found = list(self.comparisons.values())
+        best = [max(case.steps_per_second for case in c.measured) for c in found]
         for name in COMPARED:
             cells = []
-            for comparison, most in zip(self.comparisons, best, strict=True):
+            for comparison, most in zip(found, best, strict=True):
                 rates = [c.steps_per_second for c in comparison.measured if c.backend == name]
-                text = _short(rates[0]) if rates else ""
+                text = f"{rates[0]:,.0f}" if rates else ""
                 cells.append(f"[bold]{text}[/bold]" if rates == [most] else text)
             table.add_row(name.removeprefix("async-"), *cells)
-        return Group(self.comparisons[0].machine, "", table, *self.advice(), "", *self._warnings())
-
-    def plot(self, path: str | Path) -> None:
-        """Draw the table as points, a panel for each workload.
-
-        Raises:
-            ImportError: Pictures need the extra `plots`.
-            OSError: The file can't be written.
-        """
-        figure = new_figure(10, 0.4 + 2.4 * -(-len(self.workloads) // 2))
-        panels = figure.subplots(-(-len(self.workloads) // 2), 2, squeeze=False).ravel()
-        for axes in panels[len(self.workloads) :]:
-            axes.remove()
-        for axes, workload, found in zip(panels, self.workloads, self.comparisons, strict=False):
-            rates = {case.backend: case.steps_per_second for case in found.measured}
-            shown = [name for name in COMPARED if name in rates]
-            for row, name in enumerate(shown):
-                axes.plot(rates[name], row, "o", color=BACKENDS[name].colour)
-                axes.text(rates[name], row, f"   {_short(rates[name])}", va="center", fontsize=9)
-            labels = [name.removeprefix("async-") for name in shown]
-            axes.set_yticks(range(len(shown)), labels, fontsize=9)
-            axes.invert_yaxis()
-            axes.set_xscale("log")
-            axes.grid(axis="x", alpha=0.3)
-            axes.xaxis.set_tick_params(which="minor", labelbottom=False)
-            axes.set_xlim(min(rates.values()) / 2, max(rates.values()) * 4)
-            axes.set_title(f"{workload.title}, {workload.num_envs} envs", loc="left", fontsize=10)
-            axes.spines[["top", "right"]].set_visible(False)
-        figure.supxlabel("env steps per second", fontsize=9)
-        with whole_file(path) as aside:
-            figure.savefig(aside, dpi=110)
-
-    def advice(self) -> list[str]:
-        """What to use, and why: a sentence for each workload."""
-        found = []
-        for workload, comparison in zip(self.workloads, self.comparisons, strict=True):
-            rates = {case.backend: case.steps_per_second for case in comparison.measured}
-            usable = {name: rates[name] for name in TIMED if name in rates}
-            most = max(usable.values())
-            best = next(name for name in usable if _LEVEL * usable[name] >= most)  # the simplest
-            found.append(
-                f"{workload.title}: {BACKENDS[best].use or best}, {_gain(usable[best], rates)}."
-            )
-        return found
-
-    def _warnings(self) -> list[str]:
-        busy = max((c.others_busy or 0.0 for c in self.comparisons), default=0.0)
-        told = [f"Measured in {self.seconds:.0f} s; vecenv compare ENV tells more about one env."]
-        told += [f"There was no time for: {workload.title}." for workload in self.left_out]
-        if busy > 0.2:
+        told = ["vecenv compare ENV tells more about one env."]
+        if (busy := max(c.others_busy or 0.0 for c in found)) > 0.2:
             told.append(
                 f"Other programs kept up to {busy:.1f} of {os.cpu_count()} cores busy meanwhile: "
                 "repeat this on an idle machine."
             )
-        return told
+        return Group(found[0].machine, "", table, *self.advice(), "", *told)
+
+    def advice(self) -> list[str]:
+        """What to use, and why: a sentence for each workload."""
+        sentences = []
+        for title, comparison in self.comparisons.items():
+            rates = {case.backend: case.steps_per_second for case in comparison.measured}
+            usable = {name: rates[name] for name in TIMED if name in rates}
+            most = max(usable.values())
+            best = next(name for name in usable if _LEVEL * usable[name] >= most)  # the simplest
+            text = f"{title}: {BACKENDS[best].use or best}"
+            if "loop" in rates:
+                text += f", {usable[best] / rates['loop']:.2g} times a loop over the envs"
+            sentences.append(f"{text}.")
+        return sentences
 
 
-def _gain(rate: float, rates: dict[str, float]) -> str:
-    return f"{rate / rates['loop']:.2g} times a loop over the envs" if "loop" in rates else ""
-
-
-def _short(rate: float) -> str:
-    for unit, size in (("M", 1e6), ("k", 1e3)):
-        if rate >= size:
-            return f"{rate / size:.3g} {unit}"
-    return f"{rate:.3g}"
-
-
-def run_bench(
-    workloads: Sequence[Workload] = WORKLOADS,
-    *,
-    seconds: float = 45.0,
-    on_progress: Callable[[str, float], Any] = lambda what, share: None,
-) -> Bench:
-    """Measure the workloads, one after the other; one that would begin after `seconds` is left out.
+def run_bench(on_progress: Callable[[str, float], Any], titles: list[str] | None = None) -> Bench:
+    """Measure workloads, one after the other.
 
     Args:
-        workloads: Which.
-        seconds: For all of them together, about.
         on_progress: Called with what is measured, and the share of the work that is done.
-
-    Raises:
-        RuntimeError: No backend could be run.
+        titles: Which; None for all.
     """
-    begin, comparisons, done = time.perf_counter(), list[Comparison](), list[Workload]()
-    for number, workload in enumerate(workloads):
-        if comparisons and time.perf_counter() - begin > seconds:
-            break
-        options = Options(
-            workload.env,
-            env_kwargs=workload.env_kwargs,
-            num_envs=[workload.num_envs],
-            backends=COMPARED,
-            rounds=3,
-            round_s=0.1,
-            warm_up_s=0.2,
-            timed_s=0.1,
-            diversity=False,
-        )
+    comparisons: dict[str, Comparison] = {}
+    titles = list(WORKLOADS) if titles is None else titles
+    times = {"rounds": 3, "round_s": 0.1, "warm_up_s": 0.2, "timed_s": 0.1}
+    for number, title in enumerate(titles):
+        env, kwargs, count = WORKLOADS[title]
 
-        def show(what: str, share: float, at: int = number, title: str = workload.title) -> None:
-            on_progress(f"{title}: {what}", (at + share) / len(workloads))
+        def show(what: str, share: float, at: int = number, title: str = title) -> None:
+            on_progress(f"{title}: {what}", (at + share) / len(titles))
 
-        found = run_comparison(options, on_progress=show)
+        options = Options(env, env_kwargs=kwargs, num_envs=[count], **times)
+        comparisons[title] = found = run_comparison(options, on_progress=show)
         if not found.measured:
             raise RuntimeError(found.verdict)
-        comparisons.append(found)
-        done.append(workload)
-    seconds = time.perf_counter() - begin
-    return Bench(comparisons, done, seconds, list(workloads[len(done) :]))
+    return Bench(comparisons)

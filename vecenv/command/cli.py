@@ -1,20 +1,21 @@
-"""The command `vecenv`: train, play and watch policies; check, compare and trace vector envs."""
+"""The command `vecenv`: train, play and watch policies; check and compare vector envs."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
+import importlib
 import importlib.metadata
 import inspect
 import io
 import itertools
 import os
 import sys
-import time
+import sysconfig
+import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,13 +23,10 @@ from typing import Annotated, Any, Literal
 import tyro
 from gymnasium.error import Error as GymnasiumError
 from rich.console import Console
-from rich.live import Live
-from rich.progress import Progress
 
 from vecenv.backends import COMPARED
 from vecenv.command import progress_bar
 from vecenv.files import require_writable
-from vecenv.make import COMPILED_TWINS
 
 __all__ = ["main"]
 
@@ -36,7 +34,7 @@ Rules = Literal["faithful", "debugged"]
 Observation = Literal["bits", "extended"]
 EnvName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
 
-_DESCRIPTION = """Train, play and watch policies; check, compare and trace Gymnasium's vector envs.
+_DESCRIPTION = """Train, play and watch policies; check and compare Gymnasium's vector envs.
 
 `vecenv COMMAND --help` says more about a command."""
 
@@ -49,10 +47,7 @@ _USER_ERRORS = (
 
 
 def demo() -> int:
-    """Train a defender for CAGE Challenge 2 in about two minutes, compare it with others, film it.
-
-    `vecenv demo --help` lists its options.
-    """
+    """Train a defender for CAGE Challenge 2 in two minutes, compare it with others, film it."""
     raise AssertionError("main has _demo for it, which takes these options")
 
 
@@ -120,13 +115,11 @@ def _train(words: Sequence[str]) -> int:
         return 0
     if not helps:
         print(f"{chosen.algorithm}: {chosen.reason} (--algo takes another)", flush=True)
-        _name_twin(chosen.env, rest)
     module = trainers.load(chosen.algorithm)
     if config is not None:
         rest = [*trainers.arguments_of(values, module.Options, config), *rest]
     if given.track is not None:
-        fields = {field.name for field in dataclasses.fields(module.Options)}
-        trainers.require_tracker(given.track, chosen.algorithm, fields)
+        trainers.require_tracker(given.track, chosen.algorithm, module.Options)
         rest.append("--tensorboard")
     options = _options_of_training(given, chosen, module, config, ["--help"] if helps else rest)
     _check_counts(options)
@@ -170,47 +163,36 @@ def _options_of_training(
             "env; run it by python"
         )
     folder = trainers.run_folder(given.env, chosen.algorithm)
-    if config is not None and "--resume" in words and trainers.is_of_run(config):
-        folder = config.parent
+    own_run = config.parent if config is not None and "--resume" in words else folder
+    folder = own_run if (own_run / "checkpoint" / "last.pt").is_file() else folder
     defaults = own | ({"save": folder} if "save" in fields else {})
-    defaults |= getattr(module, "DEFAULTS", {}).get(chosen.env, {})
     options = read(default=dataclasses.replace(module.Options(), **defaults))
     if not getattr(options, "resume", False):
         return options
-    from vecenv.command.playing import options_of_run
+    from vecenv.learn import load_options
 
-    begun = options_of_run(options.save, module.Options, chosen.algorithm)
-    if begun is None:
-        others = trainers.runs_of(given.env) if options.save == folder else []
-        if others:
+    if not (options.save / trainers.OPTIONS_FILE).is_file():
+        if options.save == folder and (others := trainers.runs_of(given.env)):
+            there = ", ".join(map(str, others))
             raise ValueError(
-                f"{folder} has no run to resume, but there is {', '.join(map(str, others))}: give "
-                "its --algo, or --save FOLDER"
+                f"{folder} has no run to resume, but there is {there}: give its --algo, or --save"
             )
         return options
+    try:
+        begun = load_options(options.save, module.Options)
+    except ValueError as error:
+        raise ValueError(
+            f"{options.save} is not of {chosen.algorithm}: give the trainer that began the run, by "
+            f"--algo, or another folder, by --save ({error.__cause__ or error!s:.99})"
+        ) from None
     return read(default=dataclasses.replace(begun, save=options.save, **own))
-
-
-def _name_twin(env: str, rest: Sequence[str]) -> None:
-    """Say so if an env is stepped in Python although the same is there compiled."""
-    twin = COMPILED_TWINS.get(env)
-    if twin is not None and "--resume" not in rest:
-        print(
-            f"{env} is stepped in Python; compiled, it trains in less time: vecenv train {twin}",
-            flush=True,
-        )
 
 
 def _check_counts(options: Any) -> None:
     """Refuse what would end a training with an error, before it begins."""
-    steps = getattr(options, "total_steps", 0)
-    if steps < 0:
-        raise ValueError(f"total_steps is {steps}, expected a number of steps, or 0 for none")
-    if (count := getattr(options, "eval_episodes", 1)) < 1:
-        raise ValueError(f"eval_episodes is {count}, expected at least 1: training ends by these")
-    for name in ("num_epochs", "hold"):
-        if (count := getattr(options, name, 1)) < 1:
-            raise ValueError(f"{name} is {count}, expected at least 1")
+    for name, least in {"total_steps": 0, "eval_episodes": 1, "num_epochs": 1, "hold": 1}.items():
+        if (count := getattr(options, name, least)) < least:
+            raise ValueError(f"{name} is {count}, expected at least {least}")
 
 
 def play(
@@ -229,11 +211,8 @@ def play(
     frames: int = 500,
     fps: float | None = None,
     sample: bool = False,
-    human: bool = False,
-    side: Literal["blue", "red"] = "blue",
-    port: int = 8000,
 ) -> int:
-    """Play episodes with a policy that was trained, print the mean return, film one; or --human.
+    """Play episodes with a policy that was trained, print the mean return, film one.
 
     Args:
         env: As for `train`.
@@ -252,36 +231,21 @@ def play(
         frames: Of that episode, at most so many.
         fps: Pictures per second; by default those of the env, 2 of CAGE's networks, on a page at
             most 10.
-        sample: Draw actions from the policy, as in the training, instead of the likeliest ones;
-            not for the film.
-        human: Play it yourself in a browser on this machine; seed and env_kwargs hold, too.
-        side: Whom you play in CAGE 2; as red against --policy, the trained defender by default.
-        port: Of the address 127.0.0.1 that the browser opens; 0 for any.
+        sample: Draw actions from the policy, as in the training, instead of the likeliest ones.
     """
-    if human:
-        return _play_as_human(env, policy, env_kwargs, seed, side, port)
     from vecenv.command.trainers import runs_of, zoo_policy
 
     if policy is None:
-        there = ", ".join(map(str, runs_of(env)))
-        there = f" ({there})" if there else ""
-        raise ValueError(
-            f"policy is missing: give --policy FOLDER, of a run of vecenv train{there}, or --human "
-            "to play yourself"
-        )
-    from vecenv.cage.canvas import require_gif, save_gif
-    from vecenv.command.playing import film, play, record_run
-    from vecenv.command.watching import new_page, progress_of, save_page, show_texts
+        there = f" ({', '.join(map(str, runs_of(env)))})" if runs_of(env) else ""
+        raise ValueError(f"policy is missing: give --policy FOLDER, a run of vecenv train{there}")
+    from vecenv.command.playing import play, show_run
+    from vecenv.command.watching import Shown
     from vecenv.compare.source import read_env_kwargs
 
-    _check_fps(fps)
+    _check_shown(gif, html, fps)
     shown = str(policy)  # without where the package is
     if policy == Path("zoo") and not (policy / "options.json").is_file():
         policy = zoo_policy(env)
-    if html is not None:
-        _check_page(html)
-    if gif is not None:
-        require_gif(gif)
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
     options |= {"seed": seed, "vecnormalize": vecnormalize, "sample": sample}
     _tell_statistics(policy, vecnormalize)
@@ -289,17 +253,9 @@ def play(
     for group, result in results.items():
         print(f"{env}, {name} of {shown}{group and f', {group}'}: {result}")
     if text:
-        found, own_fps = film(env, policy, "ansi", frames, **options)
-        show_texts(found, fps or own_fps)
-    if gif is not None:
-        found, own_fps = film(env, policy, "rgb_array", frames, **options)
-        save_gif(found, gif, fps=fps or own_fps)
-        print(f"animation: {gif}")
-    if html is not None:
-        page = new_page(env, f"{name} of {shown}", seed)
-        with progress_of(page, frames):
-            record_run(page, env, policy, frames, fps=fps, **options)
-        save_page(page, html)
+        show_run(env, policy, Shown(shown, frames, fps=fps), **options)
+    if gif is not None or html is not None:
+        show_run(env, policy, Shown(f"{name} of {shown}", frames, gif, html, fps), **options)
     return 0
 
 
@@ -309,44 +265,14 @@ def _tell_statistics(policy: str | Path | None, given: Path | None = None) -> No
 
     if policy is None or not is_sb3_file(policy):
         return
-    if found := given or find_vecnormalize(policy):
-        print(f"observations are normalised by {found}", flush=True)
-    else:
-        print(
-            f"no vecnormalize.pkl is beside {policy}: it is given observations as they are, which "
-            "is wrong if it was trained under VecNormalize",
-            flush=True,
-        )
-
-
-def _play_as_human(
-    env: str, policy: Path | None, env_kwargs: Sequence[str], seed: int, side: str, port: int
-) -> int:
-    """Serve an env that a person plays."""
-    from vecenv.command.watching import play_as_human, serve_game
-    from vecenv.compare.source import read_env_kwargs
-
-    kwargs = read_env_kwargs(env_kwargs)
-    if side == "blue":
-        if policy is not None:
-            raise ValueError("policy is for --side red, where it plays blue; leave it out")
-        play_as_human(env, kwargs, port=port, seed=seed)
-        return 0
-    if env.rpartition(":")[2] != "Cage2-v0":
-        raise ValueError(f"side is 'red', which is of Cage2-v0; {env} has one side to play")
-    from vecenv.cage.challenge2.play.red_player import red_game
-
-    print("compiling the simulator for a red player, about 20 s ...", flush=True)
-    game, close = red_game(str(policy or "defender"), seed=seed, **kwargs)
-    try:
-        serve_game(game, port)
-    finally:
-        close()
-    return 0
+    found = given or find_vecnormalize(policy)
+    told = f"no vecnormalize.pkl is beside {policy}: it is given observations as they are, which "
+    told += "is wrong if it was trained under VecNormalize"
+    print(f"observations are normalised by {found}" if found else told, flush=True)
 
 
 def envs(words: tyro.conf.Positional[tuple[str, ...]] = (), /, *, all: bool = False) -> int:
-    """List envs: their spaces, what acts in them, and whether they are compiled.
+    """List envs: their spaces, and whether they are compiled.
 
     Args:
         words: Only those with one of these in the name.
@@ -360,28 +286,22 @@ def envs(words: tyro.conf.Positional[tuple[str, ...]] = (), /, *, all: bool = Fa
     return 0
 
 
-def bench(*, plot: Path | None = None) -> int:
-    """Measure this machine, for a minute: which backend for which env, and why.
-
-    Args:
-        plot: File to draw a picture into.
-    """
+def bench() -> int:
+    """Measure this machine, for a minute: which backend for which env, and why."""
     from vecenv.command.bench import run_bench
-    from vecenv.compare.result import check_picture
 
-    if plot is not None:
-        require_writable(plot)
-        check_picture(plot)
-    with progress_bar() as bar:
-        task = bar.add_task("", total=1.0)
-        found = run_bench(
-            on_progress=lambda what, done: bar.update(task, description=what, completed=done)
-        )
+    with _progress() as show:
+        found = run_bench(show)
     Console().print(found)
-    if plot is not None:
-        found.plot(plot)
-        print(f"picture: {plot}")
     return 0
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, float], Any]]:
+    """Return a function that is told what is done and how much of all is done, 0 to 1."""
+    with progress_bar() as bar:
+        task = bar.add_task("starting", total=1.0)
+        yield lambda what, done: bar.update(task, description=what, completed=done)
 
 
 def evaluate(
@@ -422,19 +342,38 @@ def evaluate(
         require_writable(json)
     _tell_statistics(policy)
     with progress_bar() as bar, _warnings_in_one_line():
+        first = f"{policy} (the first time ever the simulator is compiled, 15 to 30 s)"
+        task = bar.add_task(first)
+
+        def count(done: Any) -> None:
+            bar.update(task, advance=done if challenge == 4 else 1, description=policy)
+
         if challenge == 4:
+            from vecenv.cage import evaluate_cage4
+
             if rules != "faithful" or scenario or observation is not None or green:
                 raise ValueError(
                     "rules, scenario, observation and green are of Challenge 2; leave them out"
                 )
-            result = _evaluate_cage4(policy, episodes, seed, red_agents or ("fsm",), bar)
+            red = red_agents or ("fsm",)
+            if len(red) != 1:
+                raise ValueError(f"red_agents has {len(red)} names, expected one in Challenge 4")
+            bar.update(task, total=499 * episodes)
+            result: Any = evaluate_cage4(
+                policy, episodes=episodes, seed=seed, red=red[0], on_step=count
+            )
         else:
+            from vecenv.cage.challenge2.play import playing
+
             agents = red_agents or ("b_line", "meander", "sleep")
-            options = {"rules": rules, "observation": observation, "green": green}
+            options: dict[str, Any] = {"rules": rules, "observation": observation, "green": green}
             if scenario is not None:
                 options["scenario"] = _find_scenario(scenario)
                 options["rules"] = None if rules == "faithful" else rules
-            result = _evaluate_cage2(policy, episodes, seed, agents, options, bar)
+            bar.update(task, total=len(playing.EPISODE_LENGTHS) * len(agents))
+            result = playing.evaluate(
+                policy, episodes=episodes, seed=seed, red_agents=agents, on_cell=count, **options
+            )
     Console().print(result.table())
     if json is not None:
         result.to_json(json)
@@ -453,52 +392,9 @@ def _find_scenario(name: str) -> Any:
     if not isinstance(found, Scenario):
         found = read_source(name).kwargs.get("scenario")
     if not isinstance(found, Scenario):
-        raise ValueError(
-            f"scenario is {name!r}, which has none; expected 'module:name' of a Scenario, or "
-            "'module:id' of an id registered with one"
-        )
+        told = "expected 'module:name' of a Scenario, or 'module:id' of an id registered with one"
+        raise ValueError(f"scenario is {name!r}, which has none; {told}")
     return found
-
-
-def _evaluate_cage2(
-    policy: str,
-    episodes: int,
-    seed: int,
-    red_agents: tuple[str, ...],
-    options: dict[str, Any],
-    bar: Progress,
-) -> Any:
-    from vecenv.cage.challenge2.play.playing import EPISODE_LENGTHS
-    from vecenv.cage.challenge2.play.playing import evaluate as play_all
-
-    first = f"{policy} (the first time ever the simulator is compiled, 15 s)"
-    task = bar.add_task(first, total=len(EPISODE_LENGTHS) * len(red_agents))
-    return play_all(
-        policy,
-        episodes=episodes,
-        seed=seed,
-        red_agents=red_agents,
-        on_cell=lambda cell: bar.update(task, advance=1, description=policy),
-        **options,
-    )
-
-
-def _evaluate_cage4(
-    policy: str, episodes: int, seed: int, red_agents: tuple[str, ...], bar: Progress
-) -> Any:
-    from vecenv.cage import evaluate_cage4
-
-    if len(red_agents) != 1:
-        raise ValueError(f"red_agents has {len(red_agents)} names, expected one in Challenge 4")
-    first = f"{policy} (the first time ever the simulator is compiled, 30 s)"
-    task = bar.add_task(first, total=499 * episodes)
-    return evaluate_cage4(
-        policy,
-        episodes=episodes,
-        seed=seed,
-        red=red_agents[0],
-        on_step=lambda count: bar.update(task, advance=count, description=policy),
-    )
 
 
 def watch(
@@ -511,8 +407,6 @@ def watch(
     steps: int = 50,
     seed: int = 0,
     rules: Rules = "faithful",
-    observation: Observation | None = None,
-    green: bool = False,
     gif: Path | None = None,
     html: Path | None = None,
     fps: float | None = None,
@@ -528,115 +422,84 @@ def watch(
         steps: How many, or the length of the episode of CAGE 2; of CAGE 4 at most 499.
         seed: Of the episode.
         rules: Of CAGE 2, as for `evaluate`.
-        observation: Of CAGE 2, as for `evaluate`.
-        green: In CAGE 2, as for `evaluate`.
         gif: File to write an animation to, instead of showing the episode here.
         html: File to write a page to, with the episode to scrub through in a browser.
         fps: Steps per second; by default those of the env, 2 of CAGE's networks, on a page at
             most 10.
     """
-    _check_fps(fps)
+    _check_shown(gif, html, fps)
+    challenge = {"Cage2-v0": 2, "Cage2": 2, "Cage4-v0": 4}.get(env.rpartition(":")[2])
+    from vecenv.command.watching import Shown
+
+    if challenge is None:
+        from vecenv.command.watching import watch as watch_any
+        from vecenv.compare.source import read_env_kwargs
+
+        shown = Shown(policy or "random", steps, gif, html, fps)
+        watch_any(env, read_env_kwargs(env_kwargs), shown, seed)
+        return 0
+    if policy is None:
+        raise ValueError("policy is missing, such as --policy defender; see vecenv evaluate --help")
+    _tell_statistics(policy)
+    if challenge == 4 and gif is None and html is None:
+        raise ValueError("of CAGE 4 there are pictures: pass --gif FILE, or --html FILE")
+    options: dict[str, Any] = {"seed": seed}
+    if challenge == 2:
+        options |= {"red_agent": red_agent, "episode_length": steps, "rules": rules}
+    with _warnings_in_one_line():
+        shown = Shown(policy, min(steps, 499), gif, html, fps or 2.0)
+        _watch_cage(challenge, policy, shown, options)
+    return 0
+
+
+def _watch_cage(challenge: int, policy: str, shown: Any, options: dict[str, Any]) -> None:
+    """Show an episode of a challenge, as `shown` says; its `options` are those of the episode."""
+    gif, html, fps, steps = shown.gif, shown.html, shown.fps, shown.num_steps
+    playing: Any = importlib.import_module(f"vecenv.cage.challenge{challenge}.play.playing")
     if html is not None:
-        _check_page(html)
+        from vecenv.command.watching import new_page, progress_of, save_page
+
+        about = {"red": options.get("red_agent", "fsm")}
+        about |= {"rules": options["rules"]} if challenge == 2 else {}
+        page = new_page(f"CAGE Challenge {challenge}", policy, options["seed"], fps, **about)
+        more = {"num_steps": steps} if challenge == 4 else {}
+        with progress_of(page, steps):
+            playing.record_episode(page, policy, **options, **more)
+        save_page(page, html)
+    if gif is not None:
+        if challenge == 4:
+            from vecenv.cage.canvas import save_gif
+
+            pictures = playing.episode_pictures(policy, **options)
+            save_gif(itertools.islice(pictures, steps), gif, fps=fps)
+        else:
+            playing.save_episode_gif(policy, gif, fps=fps, **options)
+        print(f"animation: {gif}")
+    if gif is None and html is None:
+        from vecenv.cage.challenge2.view.text import overview
+        from vecenv.command.watching import show_live
+
+        show_live(map(overview, playing.play_episode(policy, **options)), fps)
+
+
+def _check_shown(gif: Path | None, html: Path | None, fps: float | None) -> None:
+    """Refuse files that can't be written, and a wrong speed, before anything is played."""
+    if fps is not None and not 0 < fps < float("inf"):
+        raise ValueError(f"fps is {fps!r}, expected a positive number")
+    if html is not None:
+        from vecenv.page.episode import require_html
+
+        require_html(html)
     if gif is not None:
         from vecenv.cage.canvas import require_gif
 
         require_gif(gif)
-    if env.rpartition(":")[2] == "Cage4-v0":
-        return _watch_cage4(policy, gif, html, fps or 2.0, steps, seed)
-    if env.rpartition(":")[2] not in ("Cage2-v0", "Cage2"):
-        from vecenv.command.watching import show
-
-        return show(env, env_kwargs, gif, html, fps, policy=policy, num_steps=steps, seed=seed)
-    if policy is None:
-        raise ValueError("policy is missing, such as --policy defender; see vecenv evaluate --help")
-    _tell_statistics(policy)
-    options = {
-        "red_agent": red_agent,
-        "episode_length": steps,
-        "seed": seed,
-        "rules": rules,
-        "observation": observation,
-        "green": green,
-    }
-    return _watch_cage(policy, gif, html, fps or 2.0, options)
-
-
-def _check_fps(fps: float | None) -> None:
-    if fps is not None and not 0 < fps < float("inf"):
-        raise ValueError(f"fps is {fps!r}, expected a positive number")
-
-
-def _check_page(html: Path) -> None:
-    from vecenv.page.episode import require_html
-
-    require_html(html)
-
-
-def _watch_cage4(
-    policy: str | None, gif: Path | None, html: Path | None, fps: float, steps: int, seed: int
-) -> int:
-    """Write the first steps of an episode of CAGE 4 as an animated picture or a page."""
-    from itertools import islice
-
-    from vecenv.cage.canvas import save_gif
-    from vecenv.cage.challenge4.play.playing import episode_pictures, record_episode
-
-    if policy is None or (gif is None and html is None):
-        raise ValueError(
-            "of CAGE 4 there are pictures: pass --policy defender --gif episode.gif, or --html "
-            "episode.html"
-        )
-    if html is not None:
-        from vecenv.command.watching import new_page, progress_of, save_page
-
-        page = new_page("CAGE Challenge 4", policy, seed, fps, red="fsm")
-        with _warnings_in_one_line(), progress_of(page, min(steps, 499)):
-            record_episode(page, policy, seed=seed, num_steps=steps)
-        save_page(page, html)
-    if gif is not None:
-        with _warnings_in_one_line():
-            save_gif(islice(episode_pictures(policy, seed=seed), steps), gif, fps=fps)
-        print(f"animation: {gif}")
-    return 0
-
-
-def _watch_cage(
-    policy: str, gif: Path | None, html: Path | None, fps: float, options: dict[str, Any]
-) -> int:
-    """Play one episode of CAGE 2, in the terminal or into a file."""
-    from vecenv.cage.challenge2.play.playing import play_episode, record_episode, save_episode_gif
-    from vecenv.cage.challenge2.view.text import overview
-
-    if html is not None:
-        from vecenv.command.watching import new_page, progress_of, save_page
-
-        about = {"red": options["red_agent"], "rules": options["rules"]}
-        page = new_page("CAGE Challenge 2", policy, options["seed"], fps, **about)
-        with _warnings_in_one_line(), progress_of(page, options["episode_length"]):
-            record_episode(page, policy, **options)
-        save_page(page, html)
-    if gif is not None:
-        with _warnings_in_one_line():
-            save_episode_gif(policy, gif, fps=fps, **options)
-        print(f"animation: {gif}")
-    if gif is not None or html is not None:
-        return 0
-    console = Console()
-    with _warnings_in_one_line(), Live(console=console, auto_refresh=False) as live:
-        for snapshot in play_episode(policy, **options):
-            live.update(overview(snapshot), refresh=True)
-            if console.is_terminal:
-                time.sleep(1 / fps)
-    print()
-    return 0
 
 
 def replay(
     files: tyro.conf.Positional[tuple[Path, ...]],
     /,
     *,
-    how: Literal["both", "batch", "singly"] = "both",
     max_differences: int = 20,
 ) -> int:
     """Play recorded episodes of CAGE Challenge 4 and print every field that comes out differently.
@@ -645,14 +508,13 @@ def replay(
 
     Args:
         files: Traces of the documented format, .npz.
-        how: All in lockstep, one by one, or first the one and then the other.
         max_differences: An episode is left once it has so many.
     """
     from vecenv.cage import replay_traces
 
     if not files:
         raise ValueError("files is empty, expected at least one trace")
-    for batch in {"both": (True, False), "batch": (True,), "singly": (False,)}[how]:
+    for batch in (True, False):
         result = replay_traces(files, batch=batch, max_differences=max_differences)
         for difference in result.differences:
             print(difference)
@@ -712,15 +574,12 @@ def compare(
     num_envs: str = "1,8,64",
     backends: str = ",".join(COMPARED),
     env_kwargs: tuple[str, ...] = (),
-    policy_ms: float = 0.0,
     seed: int = 0,
     rounds: int = 5,
     round_s: float = 0.15,
-    diversity: bool = True,
     timeout: float = 60.0,
     json: Path | None = None,
     plot: Path | None = None,
-    trace: Path | None = None,
 ) -> int:
     """Run backends in turn on one env; print speed, where the time goes, memory.
 
@@ -731,75 +590,45 @@ def compare(
         num_envs: Numbers of envs.
         backends: Which.
         env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
-        policy_ms: Milliseconds that the policy computes per call; its actions are random.
         seed: Of envs and actions.
         rounds: How often each backend runs.
         round_s: Seconds per backend and round.
-        diversity: Compare the transitions from one env with those from several, too.
         timeout: Longest wait for a backend, in seconds.
         json: File to write the numbers to.
         plot: File to draw a picture into.
-        trace: File for the timelines of a few steps, which ui.perfetto.dev opens.
     """
-    from vecenv.command.comparing import compare_and_show, read_list, read_numbers
-    from vecenv.compare import Options
+    from vecenv.compare import Options, run_comparison
+    from vecenv.compare.result import check_picture
     from vecenv.compare.source import read_env_kwargs
 
+    try:
+        counts = [int(part) for part in num_envs.split(",") if part.strip()]
+    except ValueError as error:
+        told = f"num_envs is {num_envs!r}, expected integers such as 1,8,64"
+        raise ValueError(told) from error
     options = Options(
         env,
         env_kwargs=read_env_kwargs(env_kwargs),
-        num_envs=read_numbers("num_envs", num_envs),
-        backends=read_list(backends),
+        num_envs=counts,
+        backends=[part.strip() for part in backends.split(",") if part.strip()],
         seed=seed,
         rounds=rounds,
         round_s=round_s,
-        policy_ms=policy_ms,
-        diversity=diversity,
         timeout=timeout,
     )
-    result = compare_and_show(options, json_path=json, plot_path=plot, trace_path=trace)
+    for path in filter(None, (json, plot)):
+        require_writable(path)
+    if plot is not None:
+        check_picture(plot)
+    with _progress() as show:
+        result = run_comparison(options, on_progress=show)
+    Console().print(result)
+    if json is not None:
+        result.to_json(json)
+    if plot is not None and result.measured:
+        result.plot(plot)
     if not result.measured:
         raise RuntimeError(result.verdict)
-    return 0
-
-
-def trace(
-    env: EnvName,
-    /,
-    *,
-    out: Path,
-    num_envs: int = 8,
-    backend: str | None = None,
-    steps: int = 100,
-    env_kwargs: tuple[str, ...] = (),
-    policy_ms: float = 0.0,
-    seed: int = 0,
-    timeout: float = 60.0,
-) -> int:
-    """Write a timeline of some steps for ui.perfetto.dev; print where the time goes.
-
-    Args:
-        env: Registered id, also "module:id", or "module:factory".
-        out: File to write.
-        num_envs: How many envs.
-        backend: sync, async, async-first-ready or jit.
-            By default jit for compiled envs, and async for others.
-        steps: How often all envs are stepped, or batches received by async-first-ready.
-        env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
-        policy_ms: Milliseconds that the policy computes per call; its actions are random.
-        seed: Of envs and actions.
-        timeout: Longest wait, in seconds.
-    """
-    from vecenv.command.comparing import trace_and_show
-    from vecenv.compare.serving import Setting
-    from vecenv.compare.source import read_env_kwargs, read_source
-
-    kwargs = read_env_kwargs(env_kwargs)
-    if backend is None:
-        backend = "jit" if read_source(env, kwargs).is_compiled else "async"
-    setting = Setting(env, kwargs, backend, num_envs, seed, policy_ms)
-    trace_and_show(setting, num_steps=steps, out=out, timeout=timeout)
-    print(f"timeline: {out} (open it in ui.perfetto.dev)")
     return 0
 
 
@@ -809,19 +638,6 @@ def _warnings_in_one_line() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"vecenv: {message}", file=sys.stderr)
         yield
-
-
-# What other programs call some of the commands.
-_ELSEWHERE = {"list": "envs", "benchmark": "bench", "learn": "train", "render": "watch"}
-
-
-def _unknown_command(word: str, commands: Iterable[str]) -> str:
-    """Say that there is no such command, and which it may be."""
-    near = difflib.get_close_matches(word.lower(), [*commands, *_ELSEWHERE], 1)
-    told = f"expected one of {', '.join(commands)}"
-    if near:
-        told = f"did you mean vecenv {_ELSEWHERE.get(near[0], near[0])}?"
-    return f"there is no command {word!r}; {told} (vecenv --help describes them)"
 
 
 def _words_of_process() -> list[str]:
@@ -851,16 +667,19 @@ def main(args: Sequence[str] | None = None) -> int:
         "replay": replay,
         "check": check,
         "compare": compare,
-        "trace": trace,
     }
     words = _words_of_process() if args is None else list(args)
     _tell_sdl_of_no_display()
     if words == ["--version"]:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
         return 0
+    from vecenv.compare.source import did_you_mean
+
     try:
         if words and not words[0].startswith("-") and words[0] not in commands:
-            raise ValueError(_unknown_command(words[0], commands))
+            told = did_you_mean(words[0].lower(), commands)
+            told = told or f"expected one of {', '.join(commands)}"
+            raise ValueError(f"there is no command {words[0]!r}; {told} (--help describes them)")
         if words[:1] in (["demo"], ["train"]):  # which take the options of an example
             return (_demo if words[0] == "demo" else _train)(words[1:])
         return tyro.extras.subcommand_cli_from_dict(
@@ -890,10 +709,9 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _tell_sdl_of_no_display() -> None:
-    """Keep pygame, which draws many envs, from looking for a display where there is none.
+    """Keep pygame from looking for a display where there is none, which prints an error.
 
-    It draws pictures all the same, but what it looks with prints an error. Two names, as envs that
-    find "dummy" alone (highway-env) draw black pictures.
+    Two names, as envs that find "dummy" alone (highway-env) draw black pictures.
     """
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy,offscreen")
@@ -904,19 +722,13 @@ def _place_of(error: BaseException) -> str | None:
 
     A wrong argument needs no place, a bug does.
     """
-    import sysconfig
-    import traceback
-
     package = Path(__file__).parents[1]
     ours = [package, package.parent / "buffers", package.parent / "examples"]
-    paths = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    ours += [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if (
-            path.is_file()  # not one of "<string>", say
-            and not {"site-packages", "dist-packages"} & set(path.parts)
-            and not any(path.resolve().is_relative_to(one.resolve()) for one in [*ours, *paths])
-        ):
+        path = Path(frame.filename)  # some are none, "<string>" for example
+        is_installed = {"site-packages", "dist-packages"} & set(path.parts) or not path.is_file()
+        if not is_installed and not any(path.resolve().is_relative_to(p.resolve()) for p in ours):
             return f'File "{path}", line {frame.lineno}, in {frame.name}'
     return None
 

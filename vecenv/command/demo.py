@@ -37,12 +37,6 @@ class Options:
     save: Path = Path("runs/cage2")  # folder for the policy, its learning curve and the film
 
 
-def interval(mean: float, half_width: float) -> str:
-    """Write a confidence interval, tenths only where they matter."""
-    digits = 1 if abs(mean) < 100 else 0
-    return f"{mean:.{digits}f} ± {half_width:.{digits}f}"
-
-
 def compare(scores: list[Evaluation]) -> Table:
     """Return a table with a row per cell of the challenge and a column per policy."""
     title = f"mean return ± half of its 95 % interval, {scores[0].cells[0].episodes} episodes each"
@@ -50,10 +44,10 @@ def compare(scores: list[Evaluation]) -> Table:
     for score in scores:
         table.add_column(score.policy, justify="right")
     for cells in zip(*(score.cells for score in scores), strict=True):
-        shown = (interval(cell.mean, cell.ci95) for cell in cells)
+        shown = (f"{cell.mean:.1f} ± {cell.ci95:.1f}" for cell in cells)
         agent, length = cells[0].red_agent, cells[0].episode_length
         table.add_row(agent, str(length), *shown, end_section=length == 100)
-    totals = (interval(score.total, score.total_ci95) for score in scores)
+    totals = (f"{score.total:.0f} ± {score.total_ci95:.0f}" for score in scores)
     table.add_row("total", "", *totals, style="bold")
     return table
 
@@ -67,8 +61,8 @@ def main(options: Options) -> None:
         options.save.mkdir(parents=True, exist_ok=True)
         require_writable(options.save / "policy.npz")
     except OSError as error:
-        reason = f"{error.filename}: {error.strerror}"
-        raise SystemExit(f"{reason}; choose another folder with --save") from None
+        told = f"{error.filename}: {error.strerror}; choose another folder with --save"
+        raise SystemExit(told) from None
     from vecenv.train.cage2_defender import Cage2Defender  # torch
 
     settings = Cage2Defender.Options(

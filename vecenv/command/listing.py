@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -19,9 +18,6 @@ from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
 
 __all__ = ["list_envs"]
 
-_OURS = "vecenv."
-_GAMES = "vecenv.agents."  # modules of games with several agents
-
 
 def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
     """Return a table of registered envs.
@@ -29,14 +25,10 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
     Args:
         words: Parts of names, in any case; envs with one of them, or all.
         has_all: The newest versions of Gymnasium's and other registered envs, too.
-
-    Raises:
-        ValueError: There is no such env.
     """
     specs = [gym.registry[name] for name in sorted(gym.registry)]
     specs = [spec for spec in specs if _is_ours(spec) or (has_all and _is_newest(spec))]
-    if words:
-        specs = [s for s in specs if any(word.lower() in s.id.lower() for word in words)]
+    specs = [s for s in specs if not words or any(word.lower() in s.id.lower() for word in words)]
     if not specs:
         hint = "" if has_all else "; --all lists Gymnasium's, too"
         raise ValueError(f"no env has {' or '.join(words)} in its name{hint}")
@@ -48,17 +40,12 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
     table.add_column("", overflow="fold")
     for spec in sorted(specs, key=lambda spec: (not _is_ours(spec), spec.id)):
         table.add_row(*map(Text, (spec.id, *_cells(spec))))  # no markup: "gymnasium[mujoco]"
-    table.caption = "vecenv train ID trains in one; agents:ID makes each agent learn"
-    table.caption_justify = "left"
     return table
 
 
-def _points(spec: EnvSpec) -> list[str]:
-    return [p for p in (spec.entry_point, spec.vector_entry_point) if isinstance(p, str)]
-
-
 def _is_ours(spec: EnvSpec) -> bool:
-    return any(point.startswith(_OURS) for point in _points(spec))
+    points = (spec.entry_point, spec.vector_entry_point)
+    return any(str(point).startswith("vecenv.") for point in points)
 
 
 def _is_newest(spec: EnvSpec) -> bool:
@@ -67,50 +54,31 @@ def _is_newest(spec: EnvSpec) -> bool:
 
 
 def _cells(spec: EnvSpec) -> list[str]:
-    """Spaces, agents and whether it is compiled, of an env that is made to see."""
+    """Spaces, and whether it is compiled, of an env that is made to see."""
+    from vecenv.jit.binding import uncompiled
+
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             is_compiled = has_compiled_envs(find_spec(spec.id), {})
-            with _uncompiled() if is_compiled else contextlib.nullcontext():
+            with uncompiled() if is_compiled else contextlib.nullcontext():  # compiling takes long
                 envs = make_vec(spec.id, 1, backend="jit" if is_compiled else "sync")
             spaces = envs.single_observation_space, envs.single_action_space
             envs.close()
     except Exception as error:  # whatever a package that is missing leads to
-        return [f"not to be had: {_first_line(error.__cause__ or error)}", "", ""]
+        told = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
+        return [f"not to be had: {told}", "", ""]
     twin = COMPILED_TWINS.get(spec.id)
-    compiled = "compiled" if is_compiled else f"compiled: {twin}" if twin else ""
-    notes = [note for note in (compiled, _agents(spec, spaces[1])) if note]
-    return [_shown(spaces[0]), _shown(spaces[1]), ", ".join(notes)]
-
-
-def _uncompiled() -> contextlib.AbstractContextManager[None]:
-    """Make compiled envs without compiling, which takes seconds each and for some half a minute."""
-    from vecenv.jit.binding import uncompiled
-
-    return uncompiled()
-
-
-def _agents(spec: EnvSpec, action_space: Any) -> str:
-    """How many agents a game has, whose actions are one space."""
-    is_game = spec.id == "Cage4-v0" or any(point.startswith(_GAMES) for point in _points(spec))
-    return f"{action_space.shape[0]} agents" if is_game else ""
+    told = "compiled" if is_compiled else f"compiled: {twin}" if twin else ""
+    return [*map(_shown, spaces), told]
 
 
 def _shown(space: Any) -> str:
     """A space in a few words."""
     name = type(space).__name__
     if name in ("Box", "MultiBinary"):
-        dtype = "" if space.dtype in (np.float32, np.int8) else f" {space.dtype}"  # as is usual
+        dtype = "" if str(space.dtype) in ("float32", "int8") else f" {space.dtype}"  # as is usual
         return f"{name}({'x'.join(map(str, space.shape))}){dtype}"
-    if name == "Discrete":
-        return f"Discrete({space.n})"
-    if name == "MultiDiscrete":
-        return f"MultiDiscrete({space.nvec.size})"
-    if name in ("Dict", "Tuple"):
-        return f"{name} of {len(space.spaces)}"
-    return name
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    if name in ("Discrete", "MultiDiscrete"):
+        return f"{name}({space.n if name == 'Discrete' else space.nvec.size})"
+    return f"{name} of {len(space.spaces)}" if name in ("Dict", "Tuple") else name

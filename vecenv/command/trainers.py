@@ -17,15 +17,13 @@ Only `load` imports torch, by what it loads.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import difflib
 import importlib
 import json
 import shutil
 import sys
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,10 +31,9 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import gymnasium as gym
-import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.compare.source import GAMES, EnvSource, read_source
+from vecenv.compare.source import GAMES, EnvSource, did_you_mean, read_source, read_value
 from vecenv.files import write_text
 from vecenv.make import has_compiled_envs, make_vec
 
@@ -51,9 +48,7 @@ __all__ = [
     "env_id_of",
     "env_kwargs_of",
     "folder",
-    "is_of_run",
     "load",
-    "make_single",
     "name_of",
     "read_config",
     "require_tracker",
@@ -62,7 +57,7 @@ __all__ = [
     "sent_to",
     "zoo_config",
     "zoo_policy",
-]
+]  # fmt: skip
 
 # What `--algo` takes; other names are files. In the order in which a run folder is recognised.
 ALGORITHMS = ("ppo", "sac", "dqn", "r2d2", "ppo_agents", "cage2_defender", "cage4_defender")
@@ -86,35 +81,23 @@ class Chosen(NamedTuple):
 
 
 def folder() -> Path:
-    """Return where the examples are: in the package (of a wheel), or beside it (in a checkout).
-
-    Raises:
-        FileNotFoundError: They are in neither place.
-    """
+    """Return where the examples are: in the package (of a wheel), or beside it (in a checkout)."""
     package = Path(__file__).parents[1]
     for found in (package / "examples", package.parent / "examples"):
         if (found / "ppo.py").is_file():
             return found
-    raise FileNotFoundError(
-        f"the examples are neither in {package} nor beside it; install vecenv anew, from its wheel"
-    )
+    raise FileNotFoundError(f"no examples are in {package} or beside it; install vecenv anew")
 
 
 def path_of(algorithm: str) -> Path:
-    """Return the file of a user's trainer, or the example that is like a bundled one.
-
-    Raises:
-        ValueError: There is no such trainer; the sentence names near ones.
-        FileNotFoundError: There is no such file.
-    """
+    """Return the file of a user's trainer, or the example that is like a bundled one."""
     if algorithm.endswith(".py"):
         path = Path(algorithm).resolve()
         if not path.is_file():
             raise FileNotFoundError(f"algo is {algorithm!r}, but there is no such file")
         return path
     if algorithm not in ALGORITHMS:
-        near = difflib.get_close_matches(algorithm.lower(), ALGORITHMS, 2)
-        told = f"did you mean {' or '.join(near)}?" if near else "of your own it is a file, my.py"
+        told = did_you_mean(algorithm.lower(), ALGORITHMS) or "of your own it is a file, my.py"
         raise ValueError(f"algo is {algorithm!r}, expected one of {', '.join(ALGORITHMS)}; {told}")
     return folder() / f"{_EXAMPLES.get(algorithm, algorithm)}.py"
 
@@ -124,10 +107,6 @@ def load(name: str) -> ModuleType:
 
     The folder of a file comes first in `sys.path` meanwhile, as it does for a script, and last
     afterwards.
-
-    Raises:
-        ValueError, FileNotFoundError: There is none, or a module of its name is there already.
-        ModuleNotFoundError: torch, or another package that it needs, is not installed.
     """
     try:
         if name in ALGORITHMS:
@@ -166,11 +145,7 @@ def name_of(module: ModuleType) -> str:
 
 
 def env_id_of(source: EnvSource) -> str:
-    """Return an id that makes an env; factories and kernels are registered under one.
-
-    Raises:
-        ValueError: It can't be registered.
-    """
+    """Return an id that makes an env; factories and kernels are registered under one."""
     if source.spec is not None:
         module, colon, _ = source.name.rpartition(":")
         # Another module may have registered an env of ours under an id of its own.
@@ -197,13 +172,6 @@ def _is_ours(env_id: str) -> bool:
     return any(isinstance(point, str) and point.startswith("vecenv.") for point in points)
 
 
-def make_single(source: EnvSource, **kwargs: Any) -> Any:
-    """Make a vector env of one env, the compiled one where there is one."""
-    env_id, kwargs = env_id_of(source), {**source.kwargs, **kwargs}
-    backend = "jit" if has_compiled_envs(env_id, kwargs) else "sync"
-    return make_vec(env_id, 1, backend=backend, **kwargs)
-
-
 def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = ()) -> Chosen:
     """Choose a trainer by the spaces of an env.
 
@@ -212,10 +180,6 @@ def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = (
             "agents:NAME".
         algorithm: One of `ALGORITHMS`, or a file; None chooses.
         env_kwargs: What follows `--env-kwargs` on the command line: names and values in turn.
-
-    Raises:
-        ValueError: There is no such env, or no such algorithm; near names are suggested.
-        ImportError: The env's module can't be imported.
     """
     if algorithm is not None:
         path_of(algorithm)
@@ -229,36 +193,24 @@ def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = (
         return Chosen(algorithm, env_id, "as asked for")
     if (own := OF_ENVS.get(env_id.rpartition(":")[2])) is not None:
         return Chosen(own, env_id, "the env has a trainer of its own")
-    envs = make_single(source, **_plain_kwargs(env_kwargs))
+    given = zip(env_kwargs[::2], env_kwargs[1::2], strict=False)
+    kwargs = {**source.kwargs, **{name: read_value(word) for name, word in given}}
+    backend = "jit" if has_compiled_envs(env_id, kwargs) else "sync"
+    envs = make_vec(env_id, 1, backend=backend, **kwargs)
     try:
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
     finally:
         envs.close()
-    return Chosen(*_by_spaces(obs_space, action_space, env_id))
-
-
-def _by_spaces(obs_space: Any, action_space: Any, env_id: str) -> tuple[str, str, str]:
-    is_row = isinstance(action_space, Box) and len(action_space.shape) == 1
-    is_bounded = is_row and np.issubdtype(action_space.dtype, np.floating)
-    is_bounded = is_bounded and action_space.is_bounded()
+    is_bounded = False
+    if isinstance(action_space, Box) and len(action_space.shape) == 1:
+        is_bounded = action_space.dtype.kind == "f" and action_space.is_bounded()
     obs_axes = len(obs_space.shape) if isinstance(obs_space, Box) else 0
     if is_bounded and obs_axes in (1, 2):
-        return "sac", env_id, f"actions are {action_space}"
+        return Chosen("sac", env_id, f"actions are {action_space}")
     if isinstance(action_space, Discrete) and obs_axes == 3:
-        return "dqn", env_id, f"observations are pictures {obs_space.shape}, actions {action_space}"
-    return "ppo", env_id, f"actions are {action_space}"
-
-
-def _plain_kwargs(words: Sequence[str]) -> dict[str, Any]:
-    """Read names and values in turn; a value is a literal of Python, or else text."""
-
-    def value(word: str) -> Any:
-        try:
-            return ast.literal_eval(word)
-        except (ValueError, SyntaxError):
-            return word
-
-    return {name: value(word) for name, word in zip(words[::2], words[1::2], strict=False)}
+        reason = f"observations are pictures {obs_space.shape}, actions {action_space}"
+        return Chosen("dqn", env_id, reason)
+    return Chosen("ppo", env_id, f"actions are {action_space}")
 
 
 def _file_name(env: str) -> str:
@@ -266,39 +218,23 @@ def _file_name(env: str) -> str:
 
 
 def zoo_config(env: str) -> Path:
-    """Return the file of the zoo's settings for an env, for `--config zoo`.
-
-    Raises:
-        ValueError: There are none; the sentence names near ones.
-        FileNotFoundError: The examples are missing.
-    """
-    zoo = folder() / "zoo"
-    path = zoo / f"{_file_name(env)}.toml"
-    if not path.is_file():
-        raise _not_in_zoo(env, "settings", [file.stem for file in zoo.glob("*.toml")])
-    return path
+    """Return the file of the zoo's settings for an env, for `--config zoo`; see `zoo_policy`."""
+    return _in_zoo(env, "settings", "{}.toml")
 
 
 def zoo_policy(env: str) -> Path:
-    """Return the zoo's policy for an env, a folder like that of a run, for `--policy zoo`.
-
-    Raises:
-        ValueError: There is none; the sentence names near ones.
-        FileNotFoundError: The examples are missing.
-    """
-    zoo = folder() / "zoo"
-    path = zoo / _file_name(env)
-    if not (path / OPTIONS_FILE).is_file():
-        names = [file.parent.name for file in zoo.glob(f"*/{OPTIONS_FILE}")]
-        raise _not_in_zoo(env, "policy", names)
-    return path
+    """Return the zoo's policy for an env, a folder like that of a run, for `--policy zoo`."""
+    return _in_zoo(env, "policy", f"{{}}/{OPTIONS_FILE}").parent
 
 
-def _not_in_zoo(env: str, kind: str, names: Collection[str]) -> ValueError:
-    name = _file_name(env)
-    near = difflib.get_close_matches(name, names, 2)
-    told = f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(sorted(names))}"
-    return ValueError(f"the zoo has no {kind} for {name}; {told}")
+def _in_zoo(env: str, kind: str, pattern: str) -> Path:
+    zoo, name = folder() / "zoo", _file_name(env)
+    if (path := zoo / pattern.format(name)).is_file():
+        return path
+    found = [str(file.relative_to(zoo)) for file in zoo.glob(pattern.format("*"))]
+    names = [file.removesuffix(".toml").partition("/")[0] for file in found]
+    told = did_you_mean(name, names) or f"it has {', '.join(sorted(names))}"
+    raise ValueError(f"the zoo has no {kind} for {name}; {told}")
 
 
 def read_config(config: Path) -> dict[str, Any]:
@@ -306,27 +242,18 @@ def read_config(config: Path) -> dict[str, Any]:
 
     Args:
         config: .toml or .json, such as `options.json` of a run folder. `algo` in it is as --algo.
-
-    Raises:
-        ValueError: The file is of another form.
-        OSError: It can't be read.
     """
     try:
         text = config.read_text(encoding="utf-8")
         values = tomllib.loads(text) if config.suffix == ".toml" else json.loads(text)
-    except OSError as error:
-        raise type(error)(
-            f"config is {str(config)!r}, which can't be read ({error.strerror}); expected a file "
-            'of options, .toml or .json, or "zoo" for the bundled ones of this env'
+        if not isinstance(values, dict) or not isinstance(values.get("algo", ""), str):
+            raise ValueError("expected names and values, of algo a name")
+    except (OSError, ValueError) as error:
+        told = getattr(error, "strerror", None) or f"{error!s:.200}"
+        raise (type(error) if isinstance(error, OSError) else ValueError)(
+            f"config is {str(config)!r}, which can't be read ({told}); expected options in TOML "
+            '(.toml) or JSON, or "zoo" for the bundled ones'
         ) from None
-    except ValueError as error:
-        wanted = "expected TOML (.toml), or JSON such as options.json of a run"
-        raise ValueError(f"{config} can't be read: {error!s:.200}; {wanted}") from None
-    if not isinstance(values, dict):
-        raise ValueError(f"{config} holds {type(values).__name__}, expected names and values")
-    algorithm = values.get("algo", "")
-    if not isinstance(algorithm, str):
-        raise ValueError(f"{config} has the algo {algorithm!r}, expected a name, as of --algo")
     return values
 
 
@@ -343,9 +270,6 @@ def arguments_of(values: Mapping[str, Any], kind: type, config: Path) -> list[st
         values: What `read_config` returned.
         kind: The dataclass.
         config: The file, for messages.
-
-    Raises:
-        ValueError: There are names that the options lack.
     """
     names = [field.name for field in dataclasses.fields(kind)]
     found: list[str] = []
@@ -354,8 +278,7 @@ def arguments_of(values: Mapping[str, Any], kind: type, config: Path) -> list[st
         if name == "algo":
             continue
         if name not in names:
-            near = difflib.get_close_matches(name, names, 2)
-            told = f"did you mean {' or '.join(near)}?" if near else "--help lists the options"
+            told = did_you_mean(name, names) or "--help lists the options"
             raise ValueError(f"{config} has the option {name!r}, which there is not; {told}")
         if name in ("save", "resume", "overwrite", "env_id", "env"):
             continue  # of that run, not of this one
@@ -384,26 +307,17 @@ def runs_of(env: str) -> list[Path]:
     return sorted(path.parents[1] for path in checkpoints)
 
 
-def is_of_run(config: Path) -> bool:
-    """Whether a file of options is that of a run, and lies in its folder."""
-    return config.name == OPTIONS_FILE and (config.parent / "checkpoint" / "last.pt").is_file()
+def require_tracker(tracker: str, algorithm: str, options: Any) -> None:
+    """Raise ModuleNotFoundError if a tracker is missing, ValueError if a trainer writes no scalars.
 
-
-def require_tracker(tracker: str, algorithm: str, fields: Collection[str]) -> None:
-    """Find out whether scalars can be sent to a tracker, before anything is trained.
-
-    Raises:
-        ValueError: The trainer writes none.
-        ModuleNotFoundError: The tracker is not installed.
+    `options` is the dataclass of the trainer.
     """
-    if "tensorboard" not in fields:
+    if "tensorboard" not in {field.name for field in dataclasses.fields(options)}:
         raise ValueError(f"{algorithm} has no option tensorboard, which --track {tracker} needs")
     for name in {"tensorboard", tracker}:  # W&B reads what is written for TensorBoard
         if find_spec(name) is None:
-            raise ModuleNotFoundError(
-                f"--track {tracker} needs {name}, which is not installed: pip install {name}",
-                name=name,
-            )
+            told = f"--track {tracker} needs {name}, which is not installed: pip install {name}"
+            raise ModuleNotFoundError(told, name=name)
 
 
 @contextmanager
@@ -414,29 +328,18 @@ def sent_to(tracker: str | None, options: Any) -> Iterator[None]:
         return
     wandb: Any = importlib.import_module("wandb")
     options.save.mkdir(parents=True, exist_ok=True)
-    note = options.save / "wandb_id"
+    note, folder = options.save / "wandb_id", str(options.save)
     kept = note.read_text().strip() if options.resume and note.exists() else None
+    run_options = {"id": kept, "resume": "allow", "dir": folder, "sync_tensorboard": True}
     settings = {name: str(value) for name, value in dataclasses.asdict(options).items()}
-    with wandb.init(
-        project="vecenv",
-        name=options.save.name,
-        id=kept,
-        resume="allow",
-        dir=str(options.save),
-        config=settings,
-        sync_tensorboard=True,
-    ) as run:
+    name = options.save.name
+    with wandb.init(project="vecenv", name=name, config=settings, **run_options) as run:
         write_text(note, run.id)
         yield
 
 
 def eject(algorithm: str, target: Path) -> Path:
-    """Copy the example of a trainer into a folder, to be changed; return the copy.
-
-    Raises:
-        FileExistsError: The file is there already; nothing was copied.
-        OSError: The folder can't be written.
-    """
+    """Copy the example of a trainer into a folder, to be changed; return the copy."""
     path = path_of(algorithm)
     copy = target / path.name
     if copy.exists():

@@ -1,4 +1,4 @@
-"""Shows any env while a policy plays: as text in the terminal, or as an animated picture."""
+"""Shows any env while a policy plays: as text in the terminal, as an animation, as a page."""
 
 from __future__ import annotations
 
@@ -6,114 +6,175 @@ import contextlib
 import functools
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.error import DependencyNotInstalled
-from gymnasium.vector import AutoresetMode
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from vecenv.agents import AgentsVecEnv
 from vecenv.command import progress_bar
-from vecenv.compare.source import EnvSource, read_env_kwargs, read_source
+from vecenv.compare.source import EnvSource, read_source
 from vecenv.core.base import VecEnv
 from vecenv.core.importing import import_object
 from vecenv.core.random_actions import RandomActions
 from vecenv.make import COMPILED_TWINS, has_compiled_envs, make_vec
 from vecenv.page.episode import EpisodePage, record, takes_report
 from vecenv.page.frames import check_frame
-from vecenv.page.human import Game, env_orders, serve
 from vecenv.page.names import action_names
 
-__all__ = [
-    "PAGE_FPS",
-    "frame_of",
-    "new_page",
-    "page_fps",
-    "play_as_human",
-    "progress_of",
-    "record_env",
-    "save_page",
-    "serve_game",
-    "show",
-    "show_texts",
-]
+__all__ = ["Shown", "new_page", "progress_of", "save_page", "show", "show_live", "watch"]
 
 PAGE_FPS = 10.0  # at most, of a page to scrub through, where actions are to be seen
 
 
+class Shown(NamedTuple):
+    """How one episode is shown.
+
+    Attributes:
+        policy: What it is called on the page.
+        num_steps: At most so many are played.
+        gif, html: Files for an animation and a page; with neither it is text in the terminal.
+        fps: Steps per second; None for those of the env, on a page at most 10.
+    """
+
+    policy: str
+    num_steps: int
+    gif: Path | None = None
+    html: Path | None = None
+    fps: float | None = None
+
+    @property
+    def render_mode(self) -> str:
+        """What the env has to draw."""
+        return "ansi" if self.gif is None and self.html is None else "rgb_array"
+
+
+class _NoPage:
+    """Takes what `record` tells a page, and keeps none of it."""
+
+    def show(self, *_: Any, **__: Any) -> None:
+        pass
+
+    choose = show
+
+
+class _OneGame:
+    """One game of several agents as a vector env of one env; its reward is that of all agents."""
+
+    parts = ()
+
+    def __init__(self, envs: AgentsVecEnv, env: str) -> None:
+        self._envs = envs
+        self._names = {k: action_names(group, env) for k, group in envs.groups.items()}
+
+    def reset(self, *, seed: int | None) -> tuple[Any, dict[str, Any]]:
+        return self._envs.reset(seed=seed)[0], {}
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        obs, rewards, *_ = self._envs.step(actions)
+        facts = {f"reward of {k}": x.sum(keepdims=True) for k, x in rewards.items()}
+        is_over = np.array([not any(alive.any() for alive in self._envs.alive.values())])
+        total = np.array([sum(part.sum() for part in rewards.values())])
+        return obs, total, is_over, np.zeros(1, np.bool_), facts if len(rewards) > 1 else {}
+
+    def describe(self, actions: Mapping[str, Any]) -> str:
+        """Return what the agents that are alive do, in place of `ActionNames`."""
+        return "; ".join(
+            f"{agent}: {self._names[name].describe(actions[name][k])}"
+            for name, group in self._envs.groups.items()
+            for k, agent in enumerate(group.agents)
+            if group.alive[k]
+        )
+
+
 def show(
+    envs: Any,
     env: str,
-    env_kwargs: Sequence[str],
-    gif: Path | None,
-    html: Path | None,
-    fps: float | None,
-    **play: Any,
-) -> int:
-    """Do what `vecenv watch` does for envs other than CAGE 2.
+    act: Callable[[Any, bool, dict[str, Any]], Any],
+    shown: Shown,
+    *,
+    seed: int,
+    see: Callable[[Any, Any], None] | None = None,
+) -> None:
+    """Play one episode, and show it.
+
+    Args:
+        envs: A vector env of one env, or an `AgentsVecEnv` of one game.
+        env: Its name, as it was asked for.
+        act: See `vecenv.page.episode.record`.
+        shown: How.
+        seed: Of the episode.
+        see: See `vecenv.page.episode.record`.
+    """
+    own_fps, frames = float(envs.metadata.get("render_fps") or 10), list[Any]()
+    page: Any = _NoPage()
+    if shown.html is not None:
+        page = new_page(env, shown.policy, seed, shown.fps or min(PAGE_FPS, own_fps))
+    game = _OneGame(envs, env) if isinstance(envs, AgentsVecEnv) else None
+    names: Any = game or action_names(envs, env)
+    with progress_of(page, shown.num_steps):
+
+        def look() -> Any:
+            frame = frame_of(envs, env, shown.render_mode)
+            if shown.html is None or shown.gif is not None:
+                frames.append(frame)
+            return frame
+
+        steps = shown.num_steps
+        record(page, game or envs, act, names, look, seed=seed, num_steps=steps, see=see)
+    if shown.gif is not None:
+        from vecenv.cage.canvas import save_gif
+
+        save_gif(frames, shown.gif, fps=shown.fps or own_fps)
+        say(f"animation: {shown.gif}")
+    if shown.html is not None:
+        save_page(page, shown.html)
+    elif shown.gif is None:
+        show_live(map(Text.from_ansi, frames), shown.fps or own_fps)
+
+
+def watch(env: str, env_kwargs: Mapping[str, Any], shown: Shown, seed: int) -> None:
+    """Do what `vecenv watch` does for envs other than CAGE.
 
     Args:
         env: See `vecenv.compare.source.read_source`.
-        env_kwargs: "name=value".
-        gif: File for an animation.
-        html: File for a page.
-        fps: Pictures per second; None for those of the env.
-        **play: `policy` is "random" or None, or "module:function": a function from observations
-            (1, ...) to actions (1, ...); `num_steps`; `seed` of the env and of random actions.
-
-    Raises:
-        ValueError: The env does not render so, or the name of the file does not end in .gif.
-        OSError: The file can't be written.
-        ImportError: Pictures need the extra `plots`.
+        env_kwargs: For it.
+        shown: How; its policy is "random", or "module:function": a function from observations
+            (1, ...) to actions (1, ...).
+        seed: Of the env and of random actions.
     """
-    kwargs = read_env_kwargs(env_kwargs)
-    policy = play["policy"]
-    if policy not in (None, "random") and Path(policy).exists():
+    policy, see = shown.policy, None
+    chosen: Any = None
+    if policy != "random" and Path(policy).exists():
         raise ValueError(
             f"policy is {policy!r}, a file or folder; watch takes 'random' or 'module:function'. A "
             f"trained policy is shown by: vecenv play {env} --policy {policy} --html episode.html "
             "(or --gif episode.gif, or --text)"
         )
-    if html is not None:
-        page = new_page(env, play["policy"] or "random", play["seed"])
-        with progress_of(page, play["num_steps"]):
-            record_env(page, env, kwargs, fps=fps, **play)
-        save_page(page, html)
-        if gif is None:
-            return 0
-    from vecenv.cage.canvas import require_gif, save_gif
-
-    if gif is not None:
-        require_gif(gif)
-    render_mode = "ansi" if gif is None else "rgb_array"
-    envs = _make(read_source(env, kwargs), render_mode)
+    if policy != "random" and ":" not in policy:
+        raise ValueError(f"policy is {policy!r}, expected 'random' or 'module:function'")
+    envs = _make_drawn(read_source(env, env_kwargs), shown.render_mode)
     try:
-        fps = fps or float(envs.metadata.get("render_fps") or 10)
-        frames = _play_frames(envs, env, render_mode, **play)
-        if gif is None:
-            show_texts(frames, fps)
-            return 0
-        save_gif(frames, gif, fps=fps)
+        if policy == "random":
+            draw = RandomActions(envs, seed)
+            chosen, see = (lambda obs: draw()), draw.see
+        else:
+            chosen = import_object("policy", policy)
+        if not callable(chosen):
+            raise ValueError(f"policy {policy!r} is {chosen!r}, expected a function")
+        gives = takes_report(chosen)
+
+        def act(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
+            return chosen(obs, report=report) if gives else chosen(obs)
+
+        show(envs, env, act, shown, seed=seed, see=see)
     finally:
         envs.close()
-    _say(f"animation: {gif}")
-    return 0
-
-
-def _play_frames(
-    envs: VecEnv, env: str, render_mode: str, *, policy: str | None, num_steps: int, seed: int
-) -> Iterator[Any]:
-    """Yield what an env renders after a reset and after each step; episodes follow each other."""
-    act, see = _find_policy(policy, envs, seed)
-    obs, infos = envs.reset(seed=seed)
-    yield frame_of(envs, env, render_mode)
-    for _ in range(num_steps):
-        see(obs, infos)
-        obs, *_, infos = envs.step(act(obs))
-        yield frame_of(envs, env, render_mode)
 
 
 def new_page(env: str, policy: str, seed: int, fps: float = PAGE_FPS, **about: str) -> EpisodePage:
@@ -122,13 +183,8 @@ def new_page(env: str, policy: str, seed: int, fps: float = PAGE_FPS, **about: s
     return EpisodePage(f"{env}, an episode", facts, fps=fps)
 
 
-def page_fps(envs: Any) -> float:
-    """Return how many steps per second a page shows: as many as the env asks for, at most 10."""
-    return min(PAGE_FPS, float(envs.metadata.get("render_fps") or PAGE_FPS))
-
-
 @contextlib.contextmanager
-def progress_of(page: EpisodePage, num_steps: int) -> Iterator[None]:
+def progress_of(page: Any, num_steps: int) -> Iterator[None]:
     """Show on a terminal how far the recording of a page is."""
     with progress_bar() as bar:
         task = bar.add_task("making the env", total=num_steps + 1)
@@ -142,106 +198,41 @@ def save_page(page: EpisodePage, path: Path) -> None:
     size = f"{path.stat().st_size / 1e6:.2f} MB" if path.is_file() else ""
     words = f"page: {path} ({page.num_steps} steps{size and ', ' + size}); open it in a browser"
     for line in (words, *page.notes()):
-        _say(line)
+        say(line)
 
 
-def record_env(
-    page: EpisodePage,
-    env: str,
-    env_kwargs: Mapping[str, Any],
-    *,
-    policy: str | None = None,
-    num_steps: int = 50,
-    seed: int = 0,
-    fps: float | None = None,
-) -> None:
-    """Play one episode of an env into a page; `policy`, `num_steps` and `seed` as for `show`."""
-    envs = _make(read_source(env, env_kwargs), "rgb_array")
-    page.fps = fps or page_fps(envs)
-    try:
-        chosen, see = _find_policy(policy, envs, seed)
-        gives = takes_report(chosen)
-
-        def act(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
-            return chosen(obs, **({"report": report} if gives else {}))
-
-        names = action_names(envs, env)
-        picture = functools.partial(frame_of, envs, env, "rgb_array")
-        record(page, envs, act, names, picture, seed=seed, num_steps=num_steps, see=see)
-    finally:
-        envs.close()
-
-
-def play_as_human(
-    env: str, env_kwargs: Mapping[str, Any], *, port: int, seed: int, max_idle_s: float = 3600.0
-) -> None:
-    """Serve an env for a person to play, until Ctrl-C, or until nobody has played for a while.
-
-    Raises:
-        ValueError: The env draws no pictures, or its actions are none for a person.
-        OSError: The port is busy.
-    """
-    envs = _make(read_source(env, env_kwargs), "rgb_array", AutoresetMode.DISABLED)
-    try:
-        names = action_names(envs, env)
-        picture = functools.partial(frame_of, envs, env, "rgb_array")
-        game = Game(f"{env}, you play", envs, env_orders(envs, names), picture, seed=seed)
-        serve_game(game, port, max_idle_s)
-    finally:
-        envs.close()
-
-
-def serve_game(game: Game, port: int, max_idle_s: float = 3600.0) -> None:
-    """Serve a game, and say where it is and why it has ended."""
-
-    def tell(url: str) -> None:
-        _say(f"open {url} in a browser on this machine; Ctrl-C ends it")
-
-    reason = serve(game, port=port, idle_s=max_idle_s, on_start=tell)
-    _say(f"the end: {reason}")
-
-
-def _say(words: str) -> None:
+def say(words: str) -> None:
     """Print a line as it is, names of files and envs included."""
     Console(soft_wrap=True).print(words, markup=False, emoji=False, highlight=False)
 
 
-def show_texts(frames: Iterable[str], fps: float) -> None:
+def show_live(frames: Iterable[Any], fps: float) -> None:
     """Show texts one after the other in the terminal, or the last one where there is none."""
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
         for frame in frames:
-            live.update(Text.from_ansi(frame), refresh=True)
+            live.update(frame, refresh=True)
             if console.is_terminal:
                 time.sleep(1 / fps)
     console.print()
 
 
-def _make(
-    source: EnvSource, render_mode: str, mode: AutoresetMode = AutoresetMode.NEXT_STEP
-) -> VecEnv:
+def _make_drawn(source: EnvSource, render_mode: str) -> VecEnv:
     """Make a vector env of one env that renders, or does not: `frame_of` says that."""
-    kwargs = {**source.kwargs, "render_mode": render_mode, "autoreset_mode": mode}
+    kwargs = {**source.kwargs, "render_mode": render_mode}
     if source.kernels is not None:
         return make_vec(source.kernels, backend="jit", **kwargs)
     if source.spec is None:
         assert source.factory is not None
-        own = functools.partial(source.factory, **{**source.kwargs, "render_mode": render_mode})
-        return make_vec(own, backend="sync", autoreset_mode=mode)
+        return make_vec(functools.partial(source.factory, **kwargs), backend="sync")
     backend = "jit" if has_compiled_envs(source.spec, kwargs) else "sync"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)
         return make_vec(source.spec, backend=backend, **kwargs)
 
 
-def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
-    """Return a picture or a text of the only env.
-
-    Raises:
-        ValueError: The env does not render in this mode, or draws something else than pictures.
-        ModuleNotFoundError: It draws with a package that is not installed.
-        RuntimeError: MuJoCo found no OpenGL.
-    """
+def frame_of(envs: Any, name: str, render_mode: str) -> Any:
+    """Return a picture or a text of the only env."""
     modes = envs.metadata.get("render_modes") or [render_mode]
     try:
         frames = envs.render() if render_mode in modes else None
@@ -266,18 +257,3 @@ def frame_of(envs: VecEnv, name: str, render_mode: str) -> Any:
     if render_mode == "rgb_array" and not isinstance(frame, np.ndarray):
         raise ValueError(f"{name} does not render pictures (render_mode='rgb_array')")
     return check_frame(frame) if render_mode == "rgb_array" else frame
-
-
-def _find_policy(
-    policy: str | None, envs: VecEnv, seed: int
-) -> tuple[Callable[..., Any], Callable[[Any, Any], None]]:
-    """Return a function from observations to actions, and one to call before with all results."""
-    if policy is None or policy == "random":
-        draw = RandomActions(envs, seed)
-        return lambda obs: draw(), draw.see
-    if ":" not in policy:
-        raise ValueError(f"policy is {policy!r}, expected 'random' or 'module:function'")
-    found = import_object("policy", policy)
-    if not callable(found):
-        raise ValueError(f"policy {policy!r} is {found!r}, expected a function of observations")
-    return found, lambda obs, infos: None

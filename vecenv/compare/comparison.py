@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import groupby
@@ -18,7 +17,7 @@ from vecenv.backends import COMPARED
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Case, Comparison
 from vecenv.compare.serving import FAILED, UNAVAILABLE, Setting
-from vecenv.compare.source import GAMES, read_source
+from vecenv.compare.source import read_source
 from vecenv.machine import OthersLoad, usable_cores
 
 __all__ = ["Options", "run_comparison"]
@@ -41,9 +40,6 @@ class Options:
             until every env has ended two episodes.
         warm_up_s: Seconds of stepping before.
         timed_s: Seconds of stepping with timing on.
-        policy_ms: Milliseconds that the policy computes per call: once for all envs stepped at a
-            time.
-        diversity: Whether to compare the transitions of one env with those of several, too.
         timeout: Seconds that anything asked of a backend may take.
     """
 
@@ -56,8 +52,6 @@ class Options:
     round_s: float = 0.15
     warm_up_s: float = 0.3
     timed_s: float = 0.4
-    policy_ms: float = 0.0
-    diversity: bool = True
     timeout: float = 60.0
 
     def __post_init__(self) -> None:
@@ -74,22 +68,16 @@ class Options:
         for name in ("round_s", "warm_up_s", "timed_s", "timeout"):
             if not 0 < getattr(self, name) < np.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected seconds above 0")
-        if not 0 <= self.policy_ms < np.inf:
-            raise ValueError(f"policy_ms is {self.policy_ms}, expected milliseconds, 0 or more")
 
 
 def run_comparison(
-    options: Options,
-    *,
-    on_progress: Progress = lambda what, done: None,
-    events: list[dict[str, Any]] | None = None,
+    options: Options, *, on_progress: Progress = lambda what, done: None
 ) -> Comparison:
     """Compare backends on an env; see docs/compare.md for what is measured.
 
     Args:
         options: What and how.
         on_progress: Called with what is being done, and the share of all that is done, 0 to 1.
-        events: List to which the events of a timeline are appended, see `vecenv.timing.trace`.
 
     Raises:
         ValueError: There is no such env.
@@ -105,22 +93,16 @@ def run_comparison(
     with _Session(options, result.cases, on_progress) as session:
         loop = result.cases[:1] if "loop" in names else []
         session.open(loop)
-        rest = result.cases[len(loop) :]
-        for _, group in groupby(rest, key=lambda case: case.num_envs):
-            cases = list(group)
+        groups = [list(g) for _, g in groupby(result.cases[len(loop) :], lambda c: c.num_envs)]
+        for cases in groups or [[]]:
             session.open(cases)
             busy.append(session.alternate(loop, cases))
-            session.take_time(cases, events)
+            for case in cases:
+                session.note(f"{case.name}: where the time goes", options.timed_s / options.round_s)
+                case.report = session.ask(case, "take_time", options.timed_s)
             session.close(cases)
-        if not rest:
-            busy.append(session.alternate(loop, []))
         session.close(loop)
         result.others_busy = max((cores for cores in busy if cores is not None), default=None)
-        if options.env.startswith(GAMES):
-            session.count_agents(result)
-            result.diversity_reason = "a game's transitions are those of several agents"
-        elif options.diversity:
-            session.compare_transitions(result, numbers)
     return result
 
 
@@ -128,9 +110,7 @@ class _Session:
     """The processes of a comparison; all are ended when it is left."""
 
     def __init__(self, options: Options, cases: Sequence[Case], on_progress: Progress) -> None:
-        self._options = options
-        self._on_progress = on_progress
-        self._stack = ExitStack()
+        self._options, self._on_progress = options, on_progress
         self._processes: dict[int, RunnerProcess] = {}
         num_groups = len({case.num_envs for case in cases if not case.is_loop})
         num_loops = sum(case.is_loop for case in cases)
@@ -143,33 +123,23 @@ class _Session:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        if exc_info[0] is not None:  # Ctrl-C must not wait for envs
-            for process in self._processes.values():
-                process.kill()
-        self._stack.close()
+        for process in self._processes.values():
+            process.close(is_now=exc_info[0] is not None)  # Ctrl-C must not wait for envs
 
     def open(self, cases: Sequence[Case]) -> None:
         """Start the processes side by side, then make the envs of one after the other."""
         for case in cases:
-            process = RunnerProcess()
-            self._processes[id(case)] = process
-            self._stack.callback(process.close)
+            self._processes[id(case)] = RunnerProcess()
+        o = self._options
+        warm_up_s, round_s = o.warm_up_s, o.round_s
         for case in cases:
-            options = self._options
-            setting = Setting(
-                options.env,
-                options.env_kwargs,
-                case.backend,
-                case.num_envs,
-                options.seed,
-                options.policy_ms,
-            )
-            self._note(f"{case.name}: making envs", 0)
-            case.start_s = self._ask(case, "open", setting)
-            self._note(f"{case.name}: warming up", self._options.warm_up_s / options.round_s)
-            case.reset_s = self._ask(case, "reset_seconds")
-            case.memory_bytes = self._ask(case, "warm_up", self._options.warm_up_s)
-            self._note(f"{case.name}: warmed up", self._options.warm_up_s / options.round_s)
+            self.note(f"{case.name}: making envs", 0)
+            own = case.backend, case.num_envs
+            spent_s = self.ask(case, "open", Setting(o.env, o.env_kwargs, *own, o.seed))
+            if spent_s is not None:
+                case.start_s, case.reset_s = sum(spent_s), spent_s[1]
+            self.note(f"{case.name}: warming up", 2 * warm_up_s / round_s)
+            case.memory_bytes = self.ask(case, "warm_up", warm_up_s)
 
     def alternate(self, loop: Sequence[Case], cases: Sequence[Case]) -> float | None:
         """Let all run in turn, round by round; return the cores that others kept busy."""
@@ -177,8 +147,8 @@ class _Session:
         for number in range(self._options.rounds):
             base = None
             for case in [*loop, *cases]:
-                self._note(f"{case.name}: round {number + 1} of {self._options.rounds}", 1)
-                found = self._ask(case, "measure", self._options.round_s)
+                self.note(f"{case.name}: round {number + 1} of {self._options.rounds}", 1)
+                found = self.ask(case, "measure", self._options.round_s)
                 if found is None:
                     continue
                 case.rounds.append(found)
@@ -188,41 +158,12 @@ class _Session:
                     case.beside.append(base)
         return load.cores()
 
-    def take_time(self, cases: Sequence[Case], events: list[dict[str, Any]] | None) -> None:
-        """Let each run once with timing on."""
-        for case in cases:
-            timed_s = self._options.timed_s
-            self._note(f"{case.name}: where the time goes", timed_s / self._options.round_s)
-            case.report = self._ask(case, "take_time", timed_s)
-            if events is not None and (found := self._ask(case, "trace")) is not None:
-                _append(events, case, found[1])
-
-    def count_agents(self, result: Comparison) -> None:
-        """Count who acts in a step of a game."""
-        with suppress(RunnerError):  # as the backends have said
-            result.agents_per_step = self._ask_apart("agents_per_step", self._options.timed_s)
-
-    def compare_transitions(self, result: Comparison, numbers: Sequence[int]) -> None:
-        """Compare the transitions of one env with those of several."""
-        self._on_progress("diversity of the transitions", 1.0)
-        try:
-            result.diversity = self._ask_apart("diversity", numbers)
-        except RunnerError as error:
-            result.diversity_reason = str(error)
-
-    def _ask_apart(self, name: str, *args: Any) -> Any:
-        """Call a method of a runner of one env in a loop, in a process of its own."""
-        options, process = self._options, RunnerProcess()
-        self._stack.callback(process.close)
-        setting = Setting(options.env, options.env_kwargs, "loop", 1, options.seed, 0.0)
-        return process.call(name, setting, *args, timeout=options.timeout)
-
     def close(self, cases: Iterable[Case]) -> None:
         """End the processes of some cases."""
         for case in cases:
             self._processes.pop(id(case)).close()
 
-    def _ask(self, case: Case, name: str, *args: Any) -> Any:
+    def ask(self, case: Case, name: str, *args: Any) -> Any:
         """Call a method of the case's runner; None if the case has failed before, or does now."""
         if case.status in (FAILED, UNAVAILABLE):
             return None
@@ -230,27 +171,17 @@ class _Session:
             return self._processes[id(case)].call(name, *args, timeout=self._options.timeout)
         except RunnerError as error:
             case.status = UNAVAILABLE if error.is_unavailable else FAILED
-            case.reason, case.details = str(error), error.details
+            case.reason = str(error)
             return None
 
-    def _note(self, what: str, rounds: float) -> None:
+    def note(self, what: str, rounds: float) -> None:
+        """Tell what is begun, which takes as long as so many rounds."""
         self._on_progress(what, min(self._done / self._total, 1.0))
         self._done += rounds
 
 
-def _append(events: list[dict[str, Any]], case: Case, found: list[dict[str, Any]]) -> None:
-    """Add the timeline of a case to those there are, under numbers of its own."""
-    first_pid = 1 + max((event["pid"] for event in events), default=-1)
-    for event in found:
-        event["pid"] += first_pid
-        if event["name"] == "process_name":
-            event["args"] = {"name": f"{case.name}: {event['args']['name']}"}
-        events.append(event)
-
-
 def _machine() -> str:
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
+    model, cpuinfo = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
     if cpuinfo.exists():
         names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         model = names[0].split(":", 1)[1].strip() if names else model

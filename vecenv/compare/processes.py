@@ -20,28 +20,13 @@ __all__ = ["RunnerError", "RunnerProcess"]
 
 _LOOK_S = 0.1  # between two looks at whether the process is alive
 _CLOSE_S = 5.0
-_DOING = {
-    "open": "making the envs",
-    "warm_up": "warming up",
-    "measure": "stepping",
-    "take_time": "stepping with timing on",
-    "trace": "stepping with timing on",
-    "diversity": "collecting transitions",
-}
+_DOING = {"open": "making the envs", "warm_up": "warming up"}
 
 
 class RunnerError(Exception):
-    """A backend can't go on.
+    """A backend can't go on; `is_unavailable`, it can't be had for this env."""
 
-    Attributes:
-        is_unavailable: Whether it can't be had for this env, rather than failed.
-        details: A traceback, or the last that the process wrote.
-    """
-
-    def __init__(self, reason: str, *, is_unavailable: bool = False, details: str = "") -> None:
-        super().__init__(reason)
-        self.is_unavailable = is_unavailable
-        self.details = details
+    is_unavailable = False
 
 
 class RunnerProcess:
@@ -88,28 +73,26 @@ class RunnerProcess:
                 if monotonic() > deadline:
                     self.kill()
                     raise RunnerError(
-                        f"no answer within {timeout:g} s while {_DOING.get(name, name)}; an env "
-                        "hangs, or its steps take long: give it more time"
+                        f"no answer within {timeout:g} s while {_DOING.get(name, 'stepping')}; an "
+                        "env hangs, or its steps take long: give it more time"
                     )
             status, result = self._connection.recv()
         except (EOFError, OSError) as error:
             raise self._gone() from error
         if status == OK:
             return result
-        reason, details = result
-        raise RunnerError(reason, is_unavailable=status == UNAVAILABLE, details=details)
+        error = RunnerError(result)
+        error.is_unavailable = status == UNAVAILABLE
+        raise error
 
     def _gone(self) -> RunnerError:
+        """Say how it ended, with its last words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_S)
-        output = self._written()
-        reason = f"its process {describe_exit(self._process.returncode)}"
-        lines = output.strip().splitlines()
-        return RunnerError(f"{reason} ({lines[-1]})" if lines else reason, details=output)
-
-    def _written(self) -> str:
         self._output.seek(0)
-        return self._output.read().decode(errors="replace")[-4000:]
+        lines = self._output.read().decode(errors="replace").strip().splitlines()
+        reason = f"its process {describe_exit(self._process.returncode)}"
+        return RunnerError(f"{reason} ({lines[-1]})" if lines else reason)
 
     def kill(self) -> None:
         """End the process and its workers at once; harmless if it has ended."""
@@ -117,11 +100,11 @@ class RunnerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def close(self) -> None:
-        """Let it close its envs, and see to it that it ends; may be called twice."""
+    def close(self, is_now: bool = False) -> None:
+        """Let it close its envs, unless that is not to be waited for, and end it; twice, too."""
         if self._output.closed:
             return
-        if self._process.poll() is None:
+        if not is_now and self._process.poll() is None:
             with contextlib.suppress(RunnerError):
                 self.call("close", timeout=_CLOSE_S)
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -9,41 +9,21 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from vecenv.backends import BACKENDS, TIMED, Backend
-from vecenv.compare.sampling import Diversity, measure_diversity
 from vecenv.compare.source import BackendUnavailableError, EnvSource, read_source
-from vecenv.compare.stepping import (
-    BatchStepper,
-    FirstReadyStepper,
-    LoopStepper,
-    RandomPolicy,
-    Stepper,
-)
+from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper
 from vecenv.core.masks import METHODS, MaskInfos, can_be_masked
 from vecenv.core.orphans import end_with_caller
-from vecenv.core.random_actions import RandomActions
 from vecenv.machine import tree_memory_bytes
-from vecenv.timing import Timing
+from vecenv.timing.report import TimingReport
 
-if TYPE_CHECKING:
-    from vecenv.timing import TimingReport  # loads what prints it
-
-__all__ = [
-    "FAILED",
-    "OK",
-    "UNAVAILABLE",
-    "Round",
-    "Runner",
-    "Setting",
-    "serve",
-]
+__all__ = ["FAILED", "OK", "UNAVAILABLE", "Round", "Runner", "Setting", "serve"]
 
 OK, UNAVAILABLE, FAILED = "ok", "unavailable", "failed"
 _MOST_CALLS = 50_000  # at a time: the flags of each are kept until then
@@ -53,7 +33,6 @@ _EPISODES = 2  # of every env, that a round spans
 # the time is lost to resets then.
 _RESETS = 10
 _PROBE_S = 10.0  # to find out whether envs wait
-_TRACED_ROWS, _FEWEST_TRACED_CALLS, _TRACED_S = 1000, 8, 2.0
 
 
 class Setting(NamedTuple):
@@ -65,7 +44,6 @@ class Setting(NamedTuple):
         backend: One of `COMPARED`.
         num_envs: How many; "loop" always steps one.
         seed: Of envs and actions.
-        policy_ms: Milliseconds that the policy computes per call.
     """
 
     env: str
@@ -73,7 +51,6 @@ class Setting(NamedTuple):
     backend: str
     num_envs: int
     seed: int
-    policy_ms: float
 
 
 class Round(NamedTuple):
@@ -99,40 +76,32 @@ class Runner:
     """Envs of one backend, stepped on command."""
 
     def __init__(self) -> None:
-        self._stepper: Stepper | None = None
-        self._setting: Setting | None = None
+        self._stepper: Any = None  # a `Stepper`, once there are envs
+        self._setting: Any = None
         self._call_s = 0.0  # of the latest run
 
-    def open(self, setting: Setting) -> float:
-        """Make the envs and reset them; return the seconds that it took, imports not counted.
+    def open(self, setting: Setting) -> tuple[float, float]:
+        """Make the envs and reset them; return the seconds of both, imports not counted.
 
         Raises:
             BackendUnavailableError: This env can't be run that way.
-            Exception: What making or resetting it raises.
         """
         source = read_source(setting.env, setting.env_kwargs)
         self._setting = setting
         backend = BACKENDS[setting.backend]
         for name in backend.imports:
             importlib.import_module(name)
-        options = (
-            _workers_for(source, setting.num_envs)
-            if backend.makes == BACKENDS["async"].makes
-            else {}
-        )
+        is_async = backend.makes == BACKENDS["async"].makes
+        options = _workers_for(source, setting.num_envs) if is_async else {}
         begin = perf_counter()
         envs = _make_envs(source, backend, setting.num_envs, options)
         made_s = perf_counter() - begin
-        space = getattr(envs, "single_action_space", envs.action_space)
-        policy = RandomPolicy(space, setting.seed, setting.policy_ms, setting.num_envs)
         steppers = {"loop": LoopStepper, "step": BatchStepper, "first-ready": FirstReadyStepper}
-        begin = perf_counter()
-        self._stepper = steppers[backend.stepping or "step"](envs, policy, setting.seed)
-        return made_s + perf_counter() - begin
+        self._stepper = steppers[backend.stepping or "step"](envs, setting.seed)
+        return made_s, self._stepper.reset_s
 
     def warm_up(self, seconds: float) -> int | None:
         """Step for about this long; return the memory in use then, in bytes."""
-        assert self._stepper is not None
         begin, count = perf_counter(), 1
         self._stepper.prepare()
         while (left := seconds - (perf_counter() - begin)) > 0 or self._call_s == 0:
@@ -150,62 +119,11 @@ class Runner:
         """
         return self._step_for(seconds, _EPISODES)
 
-    def reset_seconds(self) -> float:
-        """Return how long the first reset of all envs took."""
-        assert self._stepper is not None
-        return self._stepper.reset_s
-
     def take_time(self, seconds: float) -> TimingReport | None:
         """Step for about this long with timing on; None for backends that have none."""
-        assert self._setting is not None
         if self._setting.backend not in TIMED:
             return None
-        return self._timed(lambda: self.measure(seconds), lambda timing: timing.report())
-
-    def trace(self, count: int | None = None) -> tuple[TimingReport, list[dict[str, Any]]] | None:
-        """Step `count` times with timing on; return the report, and the events of the timeline.
-
-        With None there are about a thousand env steps. None for backends without timing.
-        """
-        from vecenv.timing.trace import trace_events
-
-        assert self._setting is not None and self._stepper is not None
-        if self._setting.backend not in TIMED:
-            return None
-        wanted = max(_FEWEST_TRACED_CALLS, _TRACED_ROWS // self._stepper.rows_per_call)
-        calls = min(wanted, self._calls_in(_TRACED_S)) if count is None else count
-        return self._timed(
-            lambda: self._run(calls), lambda t: (t.report(), list(trace_events(t.recording())))
-        )
-
-    def diversity(self, setting: Setting, num_envs: Sequence[int]) -> list[Diversity]:
-        """Compare the transitions of one env with those of several; see `measure_diversity`."""
-        source = read_source(setting.env, setting.env_kwargs)
-        return measure_diversity(source.env_fn(), num_envs, seed=setting.seed)
-
-    def agents_per_step(self, setting: Setting, seconds: float) -> float:
-        """Return how many agents act in a step of a game, in about this time of random actions."""
-        env = read_source(setting.env, setting.env_kwargs).env_fn()()
-        draw = RandomActions(env, setting.seed)
-        draw.see(*env.reset(seed=setting.seed))
-        num_steps = num_acted = 0
-        begin = perf_counter()
-        while perf_counter() - begin < seconds or num_steps == 0:
-            obs, _, terminated, truncated, info = env.step(draw())
-            num_steps += 1
-            num_acted += sum(int(part["valid"].sum()) for part in obs.values())
-            draw.see(*(env.reset() if terminated or truncated else (obs, info)))
-        env.close()
-        return num_acted / num_steps
-
-    def close(self) -> None:
-        """Close the envs."""
-        if self._stepper is not None:
-            self._stepper.envs.close()
-
-    def _timed(self, run: Callable[[], Any], read: Callable[[Timing], Any]) -> Any:
-        """Run with timing on, and return what `read` makes of it; the policy is a phase."""
-        stepper: Any = self._stepper
+        stepper = self._stepper
         timing, act = stepper.envs.timing, stepper.act
 
         def timed_act(*args: Any) -> Any:
@@ -217,12 +135,17 @@ class Runner:
         stepper.prepare()
         timing.clear()
         stepper.act = timed_act
-        run()
-        found = read(timing)
+        self.measure(seconds)
+        report = timing.report()
         stepper.act = act
         stepper.settle()
         timing.disable()
-        return found
+        return report
+
+    def close(self) -> None:
+        """Close the envs."""
+        if self._stepper is not None:
+            self._stepper.envs.close()
 
     def _calls_in(self, seconds: float) -> int:
         return max(1, min(round(seconds / self._call_s), _MOST_CALLS))
@@ -230,7 +153,6 @@ class Runner:
     def _step_for(self, seconds: float, episodes: int) -> Round:
         """Step for `seconds`, and on until each env has ended so many episodes, see `measure`."""
         stepper = self._stepper
-        assert stepper is not None
         stepper.prepare()
         before, enough_s = stepper.episodes.copy(), max(seconds, _RESETS * stepper.reset_s)
         done, spent, ended = 0, 0.0, 0
@@ -241,7 +163,6 @@ class Runner:
         return Round(done, spent, ended)
 
     def _run(self, count: int) -> tuple[int, float]:
-        assert self._stepper is not None
         steps, seconds = self._stepper.run(count)
         self._call_s = seconds / count
         return steps, seconds
@@ -278,7 +199,7 @@ def serve(file_number: int, caller_pid: int, is_child_of_main_thread: bool) -> N
     """Do what the caller asks for over a connection, until it is closed.
 
     A message is the name of a method of `Runner` with its arguments; the answer is OK with the
-    result, or UNAVAILABLE or FAILED with the reason in one line and a traceback.
+    result, or UNAVAILABLE or FAILED with the reason in one line.
     """
     end_with_caller(caller_pid, is_child_of_main_thread=is_child_of_main_thread)
     connection, runner = Connection(file_number), Runner()
@@ -290,9 +211,9 @@ def serve(file_number: int, caller_pid: int, is_child_of_main_thread: bool) -> N
         try:
             answer = OK, getattr(runner, name)(*args)
         except BackendUnavailableError as error:
-            answer = UNAVAILABLE, (str(error), "")
+            answer = UNAVAILABLE, str(error)
         except Exception as error:  # whatever an env raises
-            answer = FAILED, (describe(error), traceback.format_exc())
+            answer = FAILED, describe(error)
         connection.send(answer)
         if name == "close":
             return

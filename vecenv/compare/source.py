@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 from gymnasium import Env
-from gymnasium.envs.registration import EnvSpec, parse_env_id
+from gymnasium.envs.registration import EnvSpec
 
 from vecenv.core.importing import import_module
 from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
 
 GAMES = "agents:"  # begins the names of games with several agents
 
-__all__ = ["GAMES", "BackendUnavailableError", "EnvSource", "read_env_kwargs", "read_source"]
+__all__ = [
+    "GAMES", "BackendUnavailableError", "EnvSource", "did_you_mean", "read_env_kwargs",
+    "read_source", "read_value",
+]  # fmt: skip
 
 
 class BackendUnavailableError(Exception):
@@ -41,18 +44,6 @@ class EnvSource(NamedTuple):
     kwargs: dict[str, Any]
     kernels: Any = None
 
-    @property
-    def has_single_envs(self) -> bool:
-        """Whether `env_fn` makes any; otherwise all are stepped by compiled code."""
-        return self.factory is not None or bool(self.spec and self.spec.entry_point)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether `make_compiled` makes what `env_fn` does, and no twin."""
-        if self.spec is None:
-            return self.kernels is not None
-        return has_compiled_envs(self.spec, self.kwargs)
-
     def env_fn(self) -> Callable[[], Env]:
         """Return what makes one env, without Gymnasium's checker; it can be pickled.
 
@@ -61,7 +52,7 @@ class EnvSource(NamedTuple):
         """
         if self.factory is not None:
             return partial(self.factory, **self.kwargs)
-        if not self.has_single_envs:
+        if self.spec is None or not self.spec.entry_point:
             raise BackendUnavailableError(
                 f"{self.name} is compiled and has no single envs; only the backend jit has it"
             )
@@ -79,10 +70,8 @@ class EnvSource(NamedTuple):
             raise BackendUnavailableError(
                 f"{self.name} is a factory of single envs; compiled ones have ids or are EnvKernels"
             )
-        compiled = self.spec.id
-        if not has_compiled_envs(self.spec, self.kwargs):
-            compiled = COMPILED_TWINS.get(self.spec.id, "")
-        if not compiled:
+        is_it = has_compiled_envs(self.spec, self.kwargs)
+        if not (compiled := self.spec.id if is_it else COMPILED_TWINS.get(self.spec.id)):
             raise BackendUnavailableError(
                 f"{self.spec.id} is not compiled; docs/compiled_envs.md says how to write one"
             )
@@ -127,37 +116,36 @@ def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource
 
 
 def _unknown(name: str, module: Any, attribute: str) -> str:
-    close = _near_ids(attribute)
-    there_is = f"did you mean {' or '.join(close)}?" if close else ""
+    by_lower = {env_id.lower(): env_id for env_id in gym.registry}
+    near = did_you_mean(attribute.lower(), by_lower, by_lower)
     if module is None:
-        told = there_is or "vecenv envs --all lists ids, 'module:factory' is one of your own"
+        told = near or "vecenv envs --all lists ids, 'module:factory' is one of your own"
         return f"there is no env {name!r}; {told}"
     if (found := getattr(module, attribute, None)) is not None:
         return f"{name!r} is {found!r}, expected a callable that returns an env"
-    callables = [
-        key for key, value in vars(module).items() if callable(value) and not key.startswith("_")
-    ]
+    callables = [k for k, value in vars(module).items() if callable(value) and k[:1] != "_"]
+    told = f"callables there: {', '.join(sorted(callables)) or 'none'}"
     return (
         f"module {module.__name__!r} has no callable {attribute!r}, and no env is registered as "
-        f"{attribute!r}; callables there: {', '.join(sorted(callables)) or 'none'}"
-        f"{there_is and '; '}{there_is}"
+        f"{attribute!r}; {'; '.join(filter(None, (told, near)))}"
     )
 
 
-def _near_ids(name: str) -> list[str]:
-    """Return ids that may have been meant, of each env the newest version."""
-    by_lower = {env_id.lower(): env_id for env_id in gym.registry}
-    close = difflib.get_close_matches(name.lower(), by_lower, 6)
-    if name.lower() in close:
-        return [by_lower[name.lower()]]
-    newest: dict[tuple[str | None, str], str] = {}
-    for env_id in map(by_lower.__getitem__, close):
-        space, base, _ = parse_env_id(env_id)
-        newest.setdefault((space, base), env_id)
-        newest[space, base] = max(
-            newest[space, base], env_id, key=lambda one: parse_env_id(one)[2] or 0
-        )
-    return list(newest.values())[:3]
+def did_you_mean(word: str, known: Collection[str], names: Mapping[str, str] | None = None) -> str:
+    """Ask whether one of at most two known words was meant; "" if none is like it.
+
+    Args:
+        word: What was written.
+        known: Words to choose from; where they are the same but for a number at the end, the one
+            with the greatest counts.
+        names: How they are written; None as they are.
+    """
+    newest: dict[str, str] = {}
+    for one in [word] if word in known else difflib.get_close_matches(word, known, 6):
+        base = one.rstrip("0123456789")
+        newest[base] = max(newest.get(base, one), one, key=lambda x: int(x[len(base) :] or -1))
+    near = [names[one] if names else one for one in list(newest.values())[:2]]
+    return f"did you mean {' or '.join(near)}?" if near else ""
 
 
 def read_env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
@@ -177,8 +165,13 @@ def read_env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"env_kwargs has {text!r}, expected NAME=VALUE such as cpu_ms=0.2")
         if name in found:
             raise ValueError(f"env_kwargs has {name!r} twice")
-        try:
-            found[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            found[name] = value
+        found[name] = read_value(value)
     return found
+
+
+def read_value(word: str) -> Any:
+    """Read a literal of Python, or else text."""
+    try:
+        return ast.literal_eval(word)
+    except (ValueError, SyntaxError):
+        return word

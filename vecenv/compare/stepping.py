@@ -7,109 +7,21 @@ clock stands still meanwhile, but where other envs go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from time import perf_counter, thread_time_ns
+from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import numpy as np
-from gymnasium import Env, Space
+from gymnasium import Env
+from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv.core.random_actions import RandomActions
 
-__all__ = ["BatchStepper", "FirstReadyStepper", "LoopStepper", "RandomPolicy", "Stepper"]
+__all__ = ["BatchStepper", "FirstReadyStepper", "LoopStepper", "Stepper"]
 
 _RING = 64  # batches of actions drawn beforehand
-_FEW = 4  # of those that can't be cut out of a larger one
 _BATCHES_IN_FLIGHT = 4
-
-
-class RandomPolicy:
-    """Random actions, and as much computing per call as a policy would do.
-
-    Args:
-        space: Of one action.
-        seed: Of the actions.
-        policy_ms: Milliseconds of computing per call, by the clock of the thread.
-        most: The largest batch that will be asked for.
-
-    Attributes:
-        allowed: What draws actions of envs that give masks; None if those in the ring will do.
-        drawing_s: Seconds that drawing these took, between steps.
-    """
-
-    def __init__(self, space: Space, seed: int, policy_ms: float, most: int) -> None:
-        self._space = space
-        self._seed = seed
-        self._busy_ns = round(1e6 * policy_ms)
-        self._most = most
-        self._calls = 0
-        space.seed(seed)
-        self._single = [space.sample() for _ in range(16 * _RING)]
-        self._rings = {most: self._draw(most, _RING)}
-        self._is_array = isinstance(self._rings[most][0], np.ndarray)
-        self.allowed: RandomActions | None = None
-        self.drawing_s = 0.0
-
-    def begin(self, envs: Any, results: tuple[Any, Any]) -> None:
-        """Heed the masks of envs, or of an env, that have been reset with these results."""
-        allowed = RandomActions(envs, self._seed)
-        allowed.see(*results)
-        self.allowed = allowed if allowed.are_masked else None
-
-    def see(self, obs: Any, infos: Any, env_ids: np.ndarray | None = None) -> None:
-        """Note the results of a step of envs, or of these, if they give masks."""
-        if self.allowed is not None:
-            begin = perf_counter()
-            self.allowed.see(obs, infos, env_ids)
-            self.drawing_s += perf_counter() - begin
-
-    def _draw_allowed(self, env_ids: np.ndarray | None = None) -> Any:
-        assert self.allowed is not None
-        begin = perf_counter()
-        drawn = self.allowed(env_ids)
-        self.drawing_s += perf_counter() - begin
-        return drawn
-
-    def _draw(self, count: int, length: int) -> list[Any]:
-        space = batch_space(self._space, count)
-        space.seed(self._seed)
-        return [space.sample() for _ in range(length)]
-
-    def single(self) -> Any:
-        """Return an action for one env."""
-        if self._busy_ns:
-            self._compute()
-        if self.allowed is not None:
-            return self._draw_allowed()
-        self._calls += 1
-        return self._single[self._calls % len(self._single)]
-
-    def batch(self, count: int, env_ids: np.ndarray | None = None) -> Any:
-        """Return actions for `count` envs, which share memory with those of other calls.
-
-        Args:
-            count: How many.
-            env_ids: Which envs these are, int64 (count,); None for all in order.
-        """
-        if self._busy_ns:
-            self._compute()
-        if self.allowed is not None:
-            return self._draw_allowed(env_ids)
-        self._calls += 1
-        if count == self._most:
-            return self._rings[count][self._calls % _RING]
-        if self._is_array:
-            return self._rings[self._most][self._calls % _RING][:count]
-        if count not in self._rings:
-            self._rings[count] = self._draw(count, _FEW)
-        return self._rings[count][self._calls % _FEW]
-
-    def _compute(self) -> None:
-        end_ns = thread_time_ns() + self._busy_ns
-        while thread_time_ns() < end_ns:
-            for _ in range(16):
-                pass
 
 
 class Stepper:
@@ -117,27 +29,59 @@ class Stepper:
 
     Args:
         envs: An env, or a vector env; it is reset.
-        policy: Draws the actions.
-        seed: Of the reset.
+        seed: Of the reset and the actions.
 
     Attributes:
         envs: As given.
         rows_per_call: Env steps that one unit of `run` makes, about.
-        act: Returns actions.
         reset_s: Seconds that the first reset of all envs took.
         episodes: int64 (num_envs,), how many have ended, of each env.
     """
 
-    def __init__(self, envs: Any, policy: RandomPolicy, seed: int) -> None:
-        self.envs, self.policy = envs, policy
-        self.rows_per_call = 1 if isinstance(envs, Env) else envs.num_envs
-        self.act: Callable[..., Any] = policy.batch
+    def __init__(self, envs: Any, seed: int) -> None:
+        self.envs = envs
+        self.rows_per_call = envs.num_envs if isinstance(envs, VectorEnv) else 1
         self._ended = np.zeros(self.rows_per_call, np.bool_)
         self.episodes = np.zeros(self.rows_per_call, np.int64)
         begin = perf_counter()
-        results = envs.reset(seed=seed)
+        obs, infos = envs.reset(seed=seed)
         self.reset_s = perf_counter() - begin
-        policy.begin(envs, results)
+        self._calls = 0
+        self._draw = RandomActions(envs, seed)
+        self._draw.see(obs, infos)
+        self._is_masked = self._draw.are_masked
+        self._drawing_s = 0.0  # spent between steps with masks
+        count = _RING if isinstance(envs, VectorEnv) else 16 * _RING
+        self._parts: dict[int, Any] = {}
+        self._ring = [] if self._is_masked else [self._draw() for _ in range(count)]
+
+    def act(self, env_ids: np.ndarray | None = None) -> Any:
+        """Return actions for all envs, or for these; they share memory with those of other calls.
+
+        Args:
+            env_ids: Which envs, int64 (B,).
+        """
+        if self._is_masked:
+            begin = perf_counter()
+            drawn = self._draw(env_ids)
+            self._drawing_s += perf_counter() - begin
+            return drawn
+        self._calls += 1
+        drawn = self._ring[self._calls % len(self._ring)]
+        if env_ids is None or (count := len(env_ids)) == self.envs.num_envs:
+            return drawn
+        if isinstance(drawn, np.ndarray):
+            return drawn[:count]
+        if count not in self._parts:  # of nested actions
+            self._parts[count] = batch_space(self.envs.single_action_space, count).sample()
+        return self._parts[count]
+
+    def see(self, obs: Any, infos: Any, env_ids: np.ndarray | None = None) -> None:
+        """Note the results of a step of envs, or of these, if they give masks."""
+        if self._is_masked:
+            begin = perf_counter()
+            self._draw.see(obs, infos, env_ids)
+            self._drawing_s += perf_counter() - begin
 
     def prepare(self) -> None:
         """Take what had been waiting, before a clock starts."""
@@ -155,8 +99,10 @@ class LoopStepper(Stepper):
 
     def run(self, count: int) -> tuple[int, float]:
         """Step `count` times; resets come on top, they are no steps."""
-        env, policy, act, episodes = self.envs, self.policy, self.policy.single, 0
-        is_masked, drawing_s = policy.allowed is not None, policy.drawing_s
+        env, act, is_masked, drawing_s, episodes = (
+            self.envs, self.act, self._is_masked, self._drawing_s, 0,
+        )  # fmt: skip
+        assert isinstance(env, Env)
         begin = perf_counter()
         for _ in range(count):
             obs, _, terminated, truncated, info = env.step(act())
@@ -164,8 +110,8 @@ class LoopStepper(Stepper):
                 obs, info = env.reset()
                 episodes += 1
             if is_masked:
-                policy.see(obs, info)
-        seconds = perf_counter() - begin - (policy.drawing_s - drawing_s)
+                self.see(obs, info)
+        seconds = perf_counter() - begin - (self._drawing_s - drawing_s)
         self.episodes += episodes
         return count, seconds
 
@@ -175,43 +121,37 @@ class BatchStepper(Stepper):
 
     def run(self, count: int) -> tuple[int, float]:
         """Step all envs `count` times."""
-        envs, policy, act, num_envs = self.envs, self.policy, self.act, self.rows_per_call
-        is_masked, drawing_s = policy.allowed is not None, policy.drawing_s
+        envs, act, is_masked, drawing_s = self.envs, self.act, self._is_masked, self._drawing_s
         flags = []
         begin = perf_counter()
         for _ in range(count):
-            obs, _, terminations, truncations, infos = envs.step(act(num_envs))
+            obs, _, terminations, truncations, infos = envs.step(act())
             flags.append((terminations, truncations))
             if is_masked:
-                policy.see(obs, infos)
-        seconds = perf_counter() - begin - (policy.drawing_s - drawing_s)
-        return self._count(flags), seconds
-
-    def _count(self, flags: Sequence[tuple[np.ndarray, np.ndarray]]) -> int:
-        """Return how many rows were steps rather than resets."""
+                self.see(obs, infos)
+        seconds = perf_counter() - begin - (self._drawing_s - drawing_s)
         is_over = np.array([terminations | truncations for terminations, truncations in flags])
         num_resets = int(self._ended.sum() + is_over[:-1].sum())
         self._ended = is_over[-1]
         self.episodes += is_over.sum(0)
-        return is_over.size - num_resets
+        return is_over.size - num_resets, seconds
 
 
 class FirstReadyStepper(Stepper):
     """A vector env that hands back whoever is ready first, a quarter of the envs at a time."""
 
-    def __init__(self, envs: Any, policy: RandomPolicy, seed: int) -> None:
-        super().__init__(envs, policy, seed)
+    def __init__(self, envs: Any, seed: int) -> None:
+        super().__init__(envs, seed)
         self.rows_per_call = max(1, envs.num_envs // _BATCHES_IN_FLIGHT)
-        self._num_in_flight = 0
+        self._is_in_flight = False
 
     def prepare(self) -> None:
         """Send all envs, and take those that were ready while nobody looked."""
-        envs, num_envs = self.envs, self.envs.num_envs
-        if self._num_in_flight == 0:
-            envs.send(self.act(num_envs))
-            self._num_in_flight = num_envs
+        if not self._is_in_flight:
+            self.envs.send(self.act())
+            self._is_in_flight = True
         batches: list[Any] = []
-        while sum(len(batch.env_ids) for batch in batches) < num_envs:
+        while sum(len(batch.env_ids) for batch in batches) < self.envs.num_envs:
             batches.append(self._turn())
         self._count(batches)
 
@@ -225,13 +165,9 @@ class FirstReadyStepper(Stepper):
         return self._count(batches), seconds
 
     def _turn(self) -> Any:
-        batch = self._receive(self.rows_per_call)
-        self.envs.send(self.act(len(batch.env_ids), batch.env_ids), batch.env_ids)
-        return batch
-
-    def _receive(self, *count: int) -> Any:
-        batch = self.envs.recv(*count)
-        self.policy.see(batch.obs, batch.infos, batch.env_ids)
+        batch = self.envs.recv(self.rows_per_call)
+        self.see(batch.obs, batch.infos, batch.env_ids)
+        self.envs.send(self.act(batch.env_ids), batch.env_ids)
         return batch
 
     def _count(self, batches: Sequence[Any]) -> int:
@@ -245,6 +181,8 @@ class FirstReadyStepper(Stepper):
 
     def settle(self) -> None:
         """Receive all that is in flight."""
-        if self._num_in_flight:
-            self._count([self._receive()])
-            self._num_in_flight = 0
+        if self._is_in_flight:
+            batch = self.envs.recv()
+            self.see(batch.obs, batch.infos, batch.env_ids)
+            self._count([batch])
+            self._is_in_flight = False

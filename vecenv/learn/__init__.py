@@ -14,7 +14,7 @@ except ModuleNotFoundError as _error:
 from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint, load_weights
 from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluate_games, evaluating
 from vecenv.learn.gradient import Gradient, gradient_options, quick_products
-from vecenv.learn.graphs import Graph, describe_graphs
+from vecenv.learn.graphs import Graph
 from vecenv.learn.moments import Moments
 from vecenv.learn.optimizer import Adam
 from vecenv.learn.ranks import RankError, Ranks
@@ -31,7 +31,6 @@ __all__ = [
     "Ranks",
     "Run",
     "RunError",
-    "describe_graphs",
     "draw_curve",
     "evaluate",
     "evaluate_games",

@@ -1,13 +1,12 @@
 """Checkpoints: the state of a training in a file that is written whole and read unbelieved.
 
-A file is one of `torch.save`, which `torch.load` reads with `weights_only=True`. Bytes in a state,
-which is what pickled envs are, are signed with a key that this user alone has, and read only if the
-signature is right: unpickling runs code, so nobody else's pickles are given to anything that would.
+A file is one of `torch.save`, read with `weights_only=True`. Bytes, which is what pickled envs are,
+are signed with a key that this user alone has, and read only if the signature is right: unpickling
+runs code, so nobody else's pickles are given to anything that would.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import hmac
@@ -17,6 +16,7 @@ import os
 import random
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,13 +28,10 @@ from torch import Tensor, nn
 from vecenv.core.errors import EnvStateError
 from vecenv.files import whole_file
 
-__all__ = [
-    "CheckpointError", "RunError", "load_checkpoint", "load_weights", "restore_parts",
-    "save_checkpoint", "states_of",
-]  # fmt: skip
+__all__ = ["CheckpointError", "RunError", "load_checkpoint", "load_weights", "save_checkpoint"]
 
 FORMAT = "vecenv checkpoint 3"
-_MARK = "\0what"  # key of a dict that stands for an array, a scalar of NumPy, or bytes
+_MARK = "\0what"  # key of a dict that stands for an array (False) or bytes (a signature)
 _KEY_BYTES = 32
 _logger = logging.getLogger("vecenv")
 
@@ -50,8 +47,8 @@ class CheckpointError(RunError):
 def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write a checkpoint, as a whole or not at all, and wait until it is on the disk.
 
-    `content` are dicts, lists and tuples of tensors, arrays without Python objects, numbers,
-    strings, bools, bytes and None.
+    `content` are dicts, lists and tuples of tensors, arrays without Python objects, numbers (those
+    of NumPy become Python's), strings, bools, bytes and None.
 
     Raises:
         TypeError: It holds something else, which is named.
@@ -68,17 +65,12 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
             raise OSError(f"{path}: {str(error).splitlines()[0]:.200}") from error
 
 
-def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str, Any]:
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint; nothing in the file is executed.
 
-    Args:
-        path: The file, such as `folder/checkpoint/best.pt`.
-        allow_pickle: Whether to take over bytes that are not signed by this user, too. They are
-            None otherwise. Whoever unpickles them runs what is in them.
-
     Returns:
-        What was saved, tensors on the CPU. In a checkpoint of `Run`, `["state"]` is what `Run.save`
-        was given.
+        What was saved, tensors on the CPU; None for bytes that this user has not signed. In a
+        checkpoint of `Run`, `["state"]` is what `Run.save` was given.
 
     Raises:
         CheckpointError: It is no checkpoint, of another version, or damaged.
@@ -88,9 +80,7 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
         saved = torch.load(path, map_location="cpu", weights_only=True)
         if (found := saved["format"]) != FORMAT:
             raise ValueError(f"it has the format {found!r:.99}, expected {FORMAT!r}")
-        content = _unpack(saved["content"], allow_pickle)
-        if not isinstance(content, dict):
-            raise ValueError("it is no dict")
+        return dict(_unpack(saved["content"]))
     except Exception as error:  # torch raises many kinds
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which a cut file gives
             raise
@@ -98,7 +88,6 @@ def load_checkpoint(path: str | Path, *, allow_pickle: bool = False) -> dict[str
             f"{path} is no checkpoint, or damaged, or of another version of vecenv "
             f"({error!s:.200}); take another one, such as best.pt beside it"
         ) from error
-    return content
 
 
 # -- parts of a training, by their kind ------------------------------------------------------------
@@ -132,7 +121,7 @@ def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Bring parts and random generators into their states; return why envs have to be reset."""
-    not_restored, name = {}, "the random streams"
+    not_restored, name = {}, ""
     try:
         for name, part in parts.items():
             try:
@@ -144,9 +133,8 @@ def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path
                 not_restored[name] = str(error)
                 _logger.warning("%s: not as they were, so reset them: %s", name, error)
         name, streams = "the random streams", saved["random"]
-        _require_numpy_state(streams["numpy"])
         torch.set_rng_state(streams["torch"])
-        np.random.set_state(streams["numpy"])  # noqa: NPY002
+        np.random.set_state(_checked(streams["numpy"]))  # noqa: NPY002
         random.setstate(streams["python"])
         if "cuda" in streams and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(streams["cuda"][: torch.cuda.device_count()])
@@ -188,13 +176,9 @@ def _restore(part: Any, state: Any, kind: Any) -> None:
     if isinstance(part, torch.Generator):
         part.set_state(state)
     elif isinstance(part, np.random.Generator):
-        _require_numpy_state(state)
-        part.bit_generator.state = state
+        part.bit_generator.state = _checked(state)
     else:
-        if isinstance(part, nn.Module):
-            load_weights(part, state)
-        else:
-            cast("Any", part).load_state_dict(state)
+        cast("Any", part).load_state_dict(state)
     found: Any = part.state if isinstance(part, torch.optim.Optimizer) else {}
     for p, of_parameter in found.items():
         for name, x in of_parameter.items():  # torch's fused kernels write beyond shorter ones
@@ -205,45 +189,20 @@ def _restore(part: Any, state: Any, kind: Any) -> None:
 
 
 def load_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Put saved weights into a module.
-
-    Raises:
-        ValueError: They are of another module; says which weights differ.
-    """
+    """Put saved weights into a module; ValueError if they are of another one."""
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        own = {name: _shape(part) for name, part in module.state_dict().items()}
-        saved = {name: _shape(part) for name, part in state.items()}
-        told = {
-            "it lacks": [name for name in own if name not in saved],
-            "it has besides": [name for name in saved if name not in own],
-            "of another shape are": [
-                f"{name} ({saved[name]}, expected {shape})"
-                for name, shape in own.items()
-                if saved.get(name, shape) != shape
-            ],
-        }
-        parts = [
-            f"{what} {', '.join(names[:3])}{f' and {len(names) - 3} more' * (len(names) > 3)}"
-            for what, names in told.items()
-            if names
-        ]
-        raise ValueError(
-            f"its weights are not of this {type(module).__name__}: {'; '.join(parts) or error}. "
-            "The code that makes the network, or an option of it, has changed"
-        ) from error
+        told = f"{' '.join(str(error).split())} The code that makes it, or an option, has changed"
+        raise ValueError(f"its weights are not of this {type(module).__name__}: {told}") from error
 
 
-def _shape(part: Any) -> Any:
-    return tuple(getattr(part, "shape", ()))
-
-
-def _require_numpy_state(state: Any) -> None:
-    """Look at the places in a generator's numbers, which NumPy takes over, and reads, unchecked."""
+def _checked(state: Any) -> Any:
+    """Return the state of a generator of NumPy, which reads at the places in it unchecked."""
     place, other = state["state"].get("pos", 0), state.get("buffer_pos", 0)
     if not (type(place) is type(other) is int and 0 <= place <= 624 and 0 <= other <= 4):
         raise ValueError("a wrong position in the random numbers")
+    return state
 
 
 # -- a state as what `torch.load` reads without executing anything ---------------------------------
@@ -251,39 +210,38 @@ def _require_numpy_state(state: Any) -> None:
 
 def _pack(value: Any, where: str) -> Any:
     """Return a state of tensors and plain values alone."""
+    value = value.item() if isinstance(value, np.generic) else value
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Tensor) and value.layout == torch.strided:
-        plain = value.detach().cpu().resolve_conj().resolve_neg()
+        plain = value.detach().cpu()
         is_part = plain.untyped_storage().nbytes() != plain.numel() * plain.element_size()
         return plain.clone() if is_part else plain  # torch writes the whole memory
-    if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
-        file = io.BytesIO()
-        np.lib.format.write_array(file, np.asarray(value), allow_pickle=False)
-        return {_MARK: (isinstance(value, np.generic), _as_tensor(file.getvalue()))}
-    if isinstance(value, bytes):
-        return {_MARK: (_signature(value, create=True), _as_tensor(value))}
     if isinstance(value, Mapping):
         return {_pack(key, where): _pack(x, f"{where}[{key!r}]") for key, x in value.items()}
     if isinstance(value, list | tuple):
         items = [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    found = getattr(value, "layout", getattr(value, "dtype", ""))
-    raise TypeError(
-        f"{where} is {type(value).__name__} {found}, expected dense tensors, arrays, numbers, "
-        "strings, bools, bytes, None, and dicts, lists and tuples of them; give what its "
-        "`state_dict()` returns"
-    )
+    signature, file = False, io.BytesIO()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        np.lib.format.write_array(file, value, allow_pickle=False)
+    elif isinstance(value, bytes):
+        signature = _signature(value, create=True)
+        file.write(value)
+    else:
+        found = getattr(value, "layout", getattr(value, "dtype", ""))
+        raise TypeError(
+            f"{where} is {type(value).__name__} {found}, expected dense tensors, arrays, numbers, "
+            "strings, bools, bytes, None, and dicts, lists and tuples of them"
+        )
+    content = np.frombuffer(bytearray(file.getvalue()), np.uint8)
+    return {_MARK: (signature, torch.from_numpy(content))}
 
 
-def _as_tensor(content: bytes) -> Tensor:
-    return torch.from_numpy(np.frombuffer(bytearray(content), np.uint8))
-
-
-def _unpack(packed: Any, allow_pickle: bool) -> Any:
-    """Undo `_pack`; bytes that are not signed become None unless they are allowed."""
+def _unpack(packed: Any) -> Any:
+    """Undo `_pack`; bytes that are not signed become None."""
     if isinstance(packed, list | tuple):
-        return type(packed)(_unpack(item, allow_pickle) for item in packed)
+        return type(packed)(map(_unpack, packed))
     if isinstance(packed, Tensor):
         size = packed.numel() * packed.element_size()
         if packed.layout != torch.strided or size > packed.untyped_storage().nbytes():
@@ -294,29 +252,25 @@ def _unpack(packed: Any, allow_pickle: bool) -> Any:
     if not isinstance(packed, dict):
         raise ValueError(f"it has a {type(packed).__name__}")
     if _MARK not in packed:
-        return {name: _unpack(item, allow_pickle) for name, item in packed.items()}
-    kind, tensor = packed[_MARK]
-    content = _unpack(tensor, allow_pickle).numpy().tobytes()
-    if isinstance(kind, str):
-        is_own = kind and hmac.compare_digest(kind, _signature(content))
-        return content if allow_pickle or is_own else None
-    array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    return array[()] if kind else array
+        return {name: _unpack(item) for name, item in packed.items()}
+    signature, tensor = packed[_MARK]
+    content = _unpack(tensor).numpy().tobytes()
+    if not isinstance(signature, str):
+        return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    is_own = signature and hmac.compare_digest(signature, _signature(content))
+    return content if is_own else None
 
 
 def _signature(content: bytes, *, create: bool = False) -> str:
     """Sign with this user's key, made at the first use; "" if there is none."""
     home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
     path = Path(home) / "vecenv" / "checkpoint.key"
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         if create and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            aside = path.with_name(f"{path.name}.{os.getpid()}")
-            aside.touch(0o600)
-            aside.write_bytes(secrets.token_bytes(_KEY_BYTES))
-            with contextlib.suppress(FileExistsError):  # another process was quicker
-                os.link(aside, path)
-            aside.unlink()
+            with whole_file(path) as aside:
+                aside.chmod(0o600)
+                aside.write_bytes(secrets.token_bytes(_KEY_BYTES))
         if len(key := path.read_bytes()) == _KEY_BYTES:
             return hmac.new(key, content, hashlib.sha256).hexdigest()
     return ""

@@ -10,14 +10,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,17 +46,16 @@ def _parts_of(batch: Any, name: str) -> list[tuple[Any, str, Any]] | None:
     """Return what a nest holds: keys, whole names, values; None of what is no nest."""
     if isinstance(batch, Mapping):
         return [(key, f"{name}[{key!r}]", x) for key, x in batch.items()]
-    if dataclasses.is_dataclass(batch) or hasattr(batch, "_asdict"):  # of `buffers`, named tuples
-        own = getattr(batch, "_asdict", lambda: vars(batch))()
+    if hasattr(batch, "_asdict"):  # of `buffers`, and named tuples
         extras = {"extras": x} if (x := getattr(batch, "extras", None)) else {}
-        return [(key, f"{name}.{key}", x) for key, x in {**own, **extras}.items()]
+        return [(key, f"{name}.{key}", x) for key, x in {**batch._asdict(), **extras}.items()]
     if isinstance(batch, tuple | list):
         return [(key, f"{name}[{key}]", x) for key, x in enumerate(batch)]
     return None
 
 
 def columns_of(batch: Any, name: str = "batch") -> Iterator[tuple[str, Any]]:
-    """Go through tensors and other values in any nest of dicts, tuples and objects, by name."""
+    """Go through tensors and other values in any nest of dicts, tuples and batches, by name."""
     if (parts := _parts_of(batch, name)) is None:
         yield name, batch
     for _, inner_name, x in parts or ():
@@ -72,11 +69,7 @@ def _with_columns(batch: Any, columns: Mapping[str, Any], name: str = "batch") -
     found = {key: _with_columns(x, columns, inner_name) for key, inner_name, x in parts}
     if isinstance(batch, Mapping):
         return found
-    if hasattr(batch, "_replace"):
-        return batch._replace(**found)
-    if isinstance(batch, tuple | list):
-        return type(batch)(found.values())
-    return dataclasses.replace(batch, **found)
+    return batch._replace(**found) if hasattr(batch, "_asdict") else type(batch)(found.values())
 
 
 def row_weights(columns: Mapping[str, Any]) -> Any:
@@ -85,11 +78,7 @@ def row_weights(columns: Mapping[str, Any]) -> Any:
 
 
 def read_result(result: Any) -> dict[str, Tensor]:
-    """Return what a loss function returned, by name.
-
-    Raises:
-        ValueError: It is neither a scalar nor a pair of one and a dict of scalars.
-    """
+    """Return what a loss function returned, by name; ValueError if that is not scalars."""
     loss, scalars = result if isinstance(result, tuple) else (result, {})
     found = {"loss": loss, **{k: torch.as_tensor(x) for k, x in scalars.items() if k != "loss"}}
     for name, x in found.items():
@@ -113,22 +102,13 @@ class _Called(nn.Module):
 class CompiledGradient:
     """A compiled gradient of batches with columns like those of the one that it is made for.
 
-    It raises `Refusal` if there is none. `num_parts` parts of the rows have a thread each; `note`
-    says how it was made.
+    It raises `Refusal` if there is none. `weights` are `FlatParameters`; `num_parts` parts of the
+    rows have a thread each; `note` says how it was made.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        loss: Callable[[Any, Any], Any],
-        weights: Any,
-        batch: Any,
-        *,
-        dtype: torch.dtype,
-        threads: int,
-        log: Callable[[str], Any],
-    ):
-        columns, self._names = dict(columns_of(batch)), list[str]()
+    def __init__(self, weights: Any, loss: Any, batch: Any, dtype: Any, threads: int, log: Any):
+        self._weights, module, columns = weights, weights.module, dict(columns_of(batch))
+        self._names = list[str]()
         for name, x in columns.items():
             if not isinstance(x, (Tensor, *_PLAIN)):
                 kind = type(x).__name__
@@ -137,63 +117,56 @@ class CompiledGradient:
         paths = [*frozen, *(name for name, _ in module.named_buffers())]
         splits = [(path, *path.rpartition(".")) for path in paths]
         self._state = {path: (module.get_submodule(of), name) for path, of, _, name in splits}
-        self._weights = weights
         parts = self._split(columns, threads)
-        self.num_parts, inputs = len(parts), self._inputs(parts[0])
+        self._kinds, self.num_parts, inputs = self._kinds_of(columns), len(parts), parts[0]
+        self._is_weighted = len(parts) > 1 and row_weights(columns) is not None
         if any(x.layout != torch.strided for x in inputs):
             raise Refusal("there are sparse tensors in the module or the batch")
-        graph = _trace(self._function(module, loss, batch, dtype), inputs)
-        self._watch = Watch(loss, module)
-        _refuse_unsafe(graph)
-        self._kinds = self._kinds_of(columns)
-        started = time.perf_counter()
+        graph = _trace(self._function(loss, batch, dtype), inputs)
+        self._watch, started = Watch(loss, module), time.perf_counter()
         self._runs, how = _runs_of(graph, inputs, self.num_parts, log)
         self.note = f"{how} in {time.perf_counter() - started:.1f} s"
         if threads > 1:
             why = "one thread: two need equal halves of rows, on the CPU, and set_num_threads(1)"
             self.note += f", {why if len(parts) == 1 else 'two halves of the rows by two threads'}"
 
-    def _given(self, columns: Sequence[Any]) -> list[Any]:
-        """Return weights, frozen parameters, buffers, and columns."""
+    def _given(self) -> list[Any]:
+        """Return weights, frozen parameters and buffers."""
         state = [getattr(holder, name, None) for holder, name in self._state.values()]
-        return [self._weights.values, *state, *columns]
-
-    def _inputs(self, columns: Sequence[Any]) -> list[Tensor]:
-        """Return them without gaps, as machine code takes their strides to be the first ones."""
-        given = self._given(columns)
-        return [x.contiguous() if x.layout == torch.strided else x for x in given]
+        return [self._weights.values, *state]
 
     def _kinds_of(self, columns: Mapping[str, Any]) -> list[Any]:
         """Return what has to be the same in each call."""
-        return [*columns, *map(_kind_of, self._given([*columns.values()]))]
+        return [*columns, *map(_kind_of, [*self._given(), *columns.values()])]
 
-    def _split(self, columns: Mapping[str, Any], num_parts: int) -> list[Sequence[Tensor]]:
-        """Equal shares of the rows of tensors (B, ...), or all of them; a tensor () goes to all."""
-        tensors = [x for x in columns.values() if isinstance(x, Tensor)]
-        sizes = {len(x) for x in tensors if x.ndim}
-        has_cores = self._weights.values.device.type == "cpu" and torch.get_num_threads() == 1
-        if num_parts == 1 or not has_cores or len(sizes) != 1 or sizes.pop() % num_parts:
-            return [tensors]
-        cut = [x.chunk(num_parts) if x.ndim else (x,) * num_parts for x in tensors]
-        return [*zip(*cut, strict=True)]
+    def _split(self, columns: Mapping[str, Any], num_parts: int) -> list[Any]:
+        """Return inputs: of equal shares of the rows of tensors (B, ...), or of all of them.
 
-    def _function(
-        self, module: nn.Module, user_loss: Any, batch: Any, dtype: torch.dtype
-    ) -> Callable[..., tuple[Tensor, Tensor]]:
+        They are without gaps, as machine code takes their strides to be the first ones.
+        """
+        tensors, state = [x for x in columns.values() if isinstance(x, Tensor)], self._given()
+        sizes, parts = {len(x) for x in tensors if x.ndim}, [tensors]
+        is_split = num_parts == 2 and not state[0].is_cuda and torch.get_num_threads() == 1
+        if is_split and len(sizes) == 1 and sizes.pop() % 2 == 0:  # a tensor () goes to both
+            parts = zip(*(x.chunk(2) if x.ndim else (x, x) for x in tensors), strict=True)
+        given = [[*state, *part] for part in parts]
+        return [[x.contiguous() if x.layout == torch.strided else x for x in y] for y in given]
+
+    def _function(self, loss: Any, batch: Any, dtype: torch.dtype) -> Callable[..., Any]:
         """Return a function of the vector of weights, the module's other tensors and the batch's.
 
         It returns the vector of the gradient (W,), and float32 (2 + S,) of the loss, the scalars,
-        and the weight of the rows. Where halves have weights, all are multiplied by their sum.
+        and the share of the rows: all are multiplied by it, so that those of halves add up.
         """
-        called, num_state = _Called(module), len(self._state)
+        called, share = _Called(self._weights.module), 1 / self.num_parts
         names = [name for name, x in columns_of(batch) if isinstance(x, Tensor)]
 
-        def gradient_of(vector: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
-            given = dict(zip(self._state, others[:num_state], strict=True))
-            columns = dict(zip(names, others[num_state:], strict=True))
+        def gradient_of(vector: Tensor, *others: Tensor) -> Any:
+            found = dict(zip([*self._state, *names], others, strict=True))
+            given = {path: found[path] for path in self._state}
 
             def loss_of(module: nn.Module) -> Any:
-                result = user_loss(module, _with_columns(batch, columns))
+                result = loss(module, _with_columns(batch, found))
                 for path, (holder, name) in self._state.items():
                     if getattr(holder, name) is not given[path]:
                         raise Refusal(f"computing the loss changes the buffer {path}")
@@ -201,23 +174,21 @@ class CompiledGradient:
 
             def scalar_loss(params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
                 exchanged = {f"module.{name}": x for name, x in {**params, **given}.items()}
-                is_cast, kind = dtype != vector.dtype, vector.device.type
-                with torch.autocast(kind, dtype) if is_cast else nullcontext():
-                    found = read_result(functional_call(called, exchanged, (loss_of,)))
-                if not found["loss"].requires_grad:
+                with torch.autocast(vector.device.type, dtype, enabled=dtype != vector.dtype):
+                    scalars = read_result(functional_call(called, exchanged, (loss_of,)))
+                if not scalars["loss"].requires_grad:
                     raise Refusal("the loss gives no gradient to the weights")
-                self._names = [*found]
-                return found["loss"], torch.stack([x.to(vector) for x in found.values()])
+                self._names = [*scalars]
+                return scalars["loss"], torch.stack([x.to(vector) for x in scalars.values()])
 
             params = dict(self._weights.named(vector))
             grads, (_, values) = grad_and_value(scalar_loss, has_aux=True)(params)
             gradient = torch.cat([grad.reshape(-1) for grad in grads.values()])
-            weight = vector.new_ones(1)
-            if self.num_parts > 1 and (of_rows := row_weights(columns)) is not None:
-                weight = of_rows.sum().to(vector).view(1)
-                gradient = torch.where(weight > 0, gradient * weight, 0.0)
-                values = torch.where(weight > 0, values * weight, 0.0)
-            return gradient, torch.cat([values, weight])
+            values = torch.cat([values, torch.ones_like(values[:1])])
+            if not self._is_weighted:
+                return gradient * share, values * share
+            weight = row_weights(found).sum().to(vector)  # of no rows a mean is NaN
+            return tuple(torch.where(weight > 0, x * weight, 0.0) for x in (gradient, values))
 
         return gradient_of
 
@@ -231,15 +202,15 @@ class CompiledGradient:
     @torch.no_grad()
     def __call__(self, columns: Mapping[str, Any]) -> dict[str, Tensor]:
         """Write the gradient; return the loss and the scalars."""
-        first, *others = map(self._inputs, self._split(columns, self.num_parts))
+        first, *others = self._split(columns, self.num_parts)
         waiting = [_helper(os.getpid()).submit(self._runs[1], *inputs) for inputs in others]
         gradient, values = self._runs[0](*first)
-        self._weights.gradient.copy_(gradient)
         for half in waiting:
-            gradient, more = half.result(_LAST_S)
-            values += more
-            self._weights.gradient.add_(gradient).div_(values[-1])
-            values = values / values[-1]
+            more, more_values = half.result(_LAST_S)
+            gradient, values = gradient.add_(more), values + more_values
+        if self._is_weighted:
+            gradient, values = gradient.div_(values[-1]), values / values[-1]
+        self._weights.gradient.copy_(gradient)
         return dict(zip(self._names, values[:-1].unbind(), strict=True))
 
 
@@ -254,11 +225,11 @@ def _kind_of(value: Any) -> Any:
     return value.shape, value.dtype, value.device
 
 
-# -- graphs ----------------------------------------------------------------------------------------
+# -- graphs, and packages in the cache folder ------------------------------------------------------
 
 
 def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
-    """Return the graph of a function; what it does to tensors is done to copies."""
+    """Return the graph of a function, which depends on its inputs alone, and changes none."""
     is_on_cpu, copies = inputs[0].device.type == "cpu", [x.detach().clone() for x in inputs]
     table = {torch.ops.aten.tanh.default: _tanh} if is_on_cpu else {}
     try:
@@ -277,52 +248,25 @@ def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
     if not all(bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs):
         raise Refusal("computing the loss changes buffers of the module, or the batch")
     graph.graph.eliminate_dead_code()
-    return graph
-
-
-def _tanh(x: Tensor) -> Tensor:
-    """Compute tanh as a quotient of polynomials, those of Eigen's `ptanh`, off by 4e-7 at most.
-
-    A compiled one costs hardly more than a sum; torch's costs a sixth of a gradient of two layers.
-    """
-    if x.dtype not in (torch.float32, torch.bfloat16):
-        return NotImplemented
-    limited = x.float().clamp(-7.90531110763549805, 7.90531110763549805)
-    square = limited * limited
-    above: Any = 0.0
-    below: Any = 0.0
-    for coefficient in (
-        -2.76076847742355e-16, 2.00018790482477e-13, -8.60467152213735e-11, 5.12229709037114e-08,
-        1.48572235717979e-05, 6.37261928875436e-04, 4.89352455891786e-03,
-    ):  # fmt: skip
-        above = above * square + coefficient
-    for coefficient in (
-        1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03,
-    ):  # fmt: skip
-        below = below * square + coefficient
-    return (limited * above / below).to(x.dtype)
-
-
-def _refuse_unsafe(graph: Any) -> None:
-    """Refuse a graph whose results depend on more than its inputs: random numbers, tensors."""
-    fresh = torch.ops.aten.lift_fresh_copy.default  # a number that became a tensor
+    fresh: Any = torch.ops.aten.lift_fresh_copy.default  # a number that became a tensor
     for node in graph.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise Refusal(f"the loss draws random numbers ({node.target}); put them in the batch")
         tensor = getattr(graph, node.target) if node.op == "get_attr" else None
         if isinstance(tensor, Tensor) and any(user.target is not fresh for user in node.users):
-            raise Refusal(
-                f"the loss reads a tensor {tuple(tensor.shape)} that is neither in the module that "
-                "it is given nor in the batch; make it a buffer of the module, or a column"
-            )
+            what = f"a tensor {tuple(tensor.shape)} that is neither in the module that it is given"
+            raise Refusal(f"the loss reads {what} nor in the batch; make it a buffer, or a column")
+    return graph
 
 
-# -- packages in the cache folder ------------------------------------------------------------------
+def _tanh(x: Tensor) -> Tensor:
+    """Compute tanh by one exponential, off by 2e-7 at most: torch's takes a sixth of a gradient."""
+    if x.dtype not in (torch.float32, torch.bfloat16):
+        return NotImplemented
+    return (2 * torch.sigmoid(2 * x.float()) - 1).to(x.dtype)
 
 
-def _runs_of(
-    graph: Any, inputs: Sequence[Tensor], count: int, log: Callable[[str], Any]
-) -> tuple[list[Callable[..., Any]], str]:
+def _runs_of(graph: Any, inputs: Any, count: int, log: Callable[[str], Any]) -> tuple[Any, str]:
     """Load a graph's package so many times, compiled now if it is not in the cache folder."""
     folder, device = _cache_folder(), inputs[0].device
     kept = folder / f"{_key_of(graph, inputs)}.pt2"
@@ -355,10 +299,10 @@ def _cache_folder() -> Path:
     folder = Path(home) / "vecenv" / "gradients"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
     except OSError as error:
         raise Refusal(f"{folder} can't be used ({error}); set XDG_CACHE_HOME") from None
-    if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o022):
+    status = folder.stat()
+    if os.name == "posix" and (status.st_uid != os.getuid() or status.st_mode & 0o022):
         raise Refusal(f"others than you can write to {folder}, whose files are run")
     return folder
 

@@ -1,15 +1,12 @@
-"""evaluate, evaluate_games: the mean return of policies, and how sure it is."""
+"""evaluate: the mean return of policies, and how sure it is."""
 
 from __future__ import annotations
 
 import inspect
-import json
-import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import partial
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,22 +20,16 @@ from vecenv.make import make_vec
 
 __all__ = ["EvaluationResult", "ask", "evaluate", "evaluate_games", "evaluating"]
 
-_LONG = 100_000  # steps of an episode, after which the log says how long it is
 _STUDENT = 12.7062, 4.30265, 3.18245, 2.77645  # 97.5 % lie below it, for 1 to 4 degrees of freedom
-_logger = logging.getLogger("vecenv")
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
     """What `evaluate` found; prints as one line.
 
-    Attributes:
-        mean: Mean return of the episodes.
-        std: Standard deviation of the returns (ddof 1); NaN of a single episode.
-        ci95: Half of the width of the 95 % confidence interval of the mean, from Student's
-            distribution; NaN of a single episode.
-        returns: Return of each episode: of env 0 the first ones in order, then of env 1, ...
-        lengths: Steps of each episode, in the same order.
+    `mean` and `std` (ddof 1) are of the returns, `ci95` is half of the width of the 95 % confidence
+    interval of the mean (Student's); both are NaN of a single episode. `returns` and `lengths` have
+    each episode: of env 0 the first ones in order, then of env 1, ...
     """
 
     mean: float
@@ -52,19 +43,10 @@ class EvaluationResult:
             return f"return {self.mean:.1f} of 1 episode"
         return f"return {self.mean:.1f} ± {self.ci95:.1f} (95 %) over {len(self.returns)} episodes"
 
-    def to_json(self) -> str:
-        """Return all of it as JSON."""
-        return json.dumps(asdict(self))
-
 
 @contextmanager
-def evaluating(what: str, log: Callable[[str], Any] | None = None) -> Iterator[None]:
-    """Say that an evaluation begins; Ctrl-C inside of ``with`` ends the program with a sentence.
-
-    For the end of a program that has saved everything: its exit status is 130 then. `what` is such
-    as "100 episodes"; `log` takes the sentences, which are printed if it is None.
-    """
-    log = log or partial(print, flush=True)
+def evaluating(what: str, log: Callable[[str], Any] = print) -> Iterator[None]:
+    """Say that an evaluation of `what` begins; Ctrl-C in it is SystemExit(130) with a sentence."""
     log(f"evaluating {what}; Ctrl-C leaves that out")
     try:
         yield
@@ -82,9 +64,8 @@ def evaluate(
     num_envs: int | None = None,
     backend: str | None = None,
     device: torch.device | str = "cpu",
-    progress: Callable[[int, int], Any] | None = None,
     **make_kwargs: Any,
-) -> EvaluationResult:
+) -> Any:
     """Play whole episodes with a policy, and return their mean return with its uncertainty.
 
     Every env plays its first episodes, the same number of them (the first envs one more, where it
@@ -94,17 +75,20 @@ def evaluate(
         act: `act(obs)` returns actions, a tensor or an array as `envs.step` takes them, for tensors
             (N, *obs_shape), nested as the observation space is, the policy's to keep. If it has a
             parameter `starts`, it is given bool (N,), True where obs begins an episode; if it has
-            one `action_masks`, what `envs.action_masks()` returns; what `load_policy` returns is
-            such a function, with `masks`. It runs in inference mode.
-        envs: A vector env, which is reset and not closed; or what `make_vec` takes.
-        episodes: How many.
+            one `action_masks`, or `masks` as of `load_policy`, what `envs.action_masks()` returns.
+            Of games with several agents these are dicts by group; `starts` is of games.
+        envs: A vector env, which is reset and not closed, also what `make_vec_agents` returns; or
+            what `make_vec` takes.
+        episodes: How many, or how many games. Those that never end are waited for.
         seed: Of the first env; env i is seeded with `seed + i`. Give others than in the training.
-        num_envs: Of envs that are made here; as many as episodes, but at most 100, if None. The
-            result depends on it, as the envs' seeds do.
+        num_envs: Of envs that are made here, on which seeds depend; None: at most 100.
         backend: Of envs that are made here, see `make_vec`.
         device: Where observations are brought to.
-        progress: Called with the episodes finished and `episodes`, whenever that has changed.
         **make_kwargs: Further arguments of `make_vec`.
+
+    Returns:
+        An `EvaluationResult`; of several agents a dict by group: sums of its agents' rewards in a
+        game, and numbers of steps in which any agent acted.
 
     Raises:
         ValueError: `episodes` or `num_envs` is below 1, or arguments for making envs were given
@@ -112,64 +96,23 @@ def evaluate(
     """
     if episodes < 1 or (num_envs is not None and num_envs < 1):
         raise ValueError(f"episodes is {episodes} and num_envs {num_envs}, expected at least 1")
-    if isinstance(envs, VectorEnv):
+    if isinstance(envs, VectorEnv | AgentsVecEnv):
         if num_envs is not None or make_kwargs or backend is not None:
             raise ValueError("num_envs, backend, ... are for envs that are made here; leave them")
-        return _play(act, envs, episodes, seed, device, progress)[""]
-    made = make_vec(envs, min(num_envs or 100, episodes), backend=backend, **make_kwargs)
-    try:
-        return _play(act, made, episodes, seed, device, progress)[""]
-    finally:
-        made.close()
+        games = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
+        found = _play(act, games, episodes, seed, device)
+        return found.get("", found)
+    count = min(num_envs or 100, episodes)
+    with closing(make_vec(envs, count, backend=backend, **make_kwargs)) as made:
+        return _play(act, made, episodes, seed, device)[""]
 
 
-def evaluate_games(
-    act: Callable[..., Any],
-    envs: AgentsVecEnv | AgentRowsVecEnv,
-    games: int = 100,
-    *,
-    seed: int = 1_000_000,
-    device: torch.device | str = "cpu",
-    progress: Callable[[int, int], Any] | None = None,
-) -> dict[str, EvaluationResult]:
-    """Play whole games of several agents, and return the mean return per game of each group.
-
-    The return of a group is the sum of the rewards of all its agents in a game, its length the
-    number of steps in which any agent of the game acted.
-
-    Args:
-        act: As for `evaluate`, but of dicts by group: observations (B, *obs_shape) of the group's
-            rows, actions for all of them (those of agents that are not alive are ignored), and
-            `action_masks` of the groups that have some. `starts` is of games.
-        envs: What `vecenv.make_vec_agents` returns. It is reset and not closed.
-        games: How many, chosen as episodes are in `evaluate`.
-        seed: Of the first game; game g is seeded with `seed + g`.
-        device: Where observations are brought to.
-        progress: Called with the games finished and `games`, whenever that has changed.
-
-    Returns:
-        By group; `returns` of all groups are of the same games in the same order.
-
-    Raises:
-        ValueError: `games` is below 1, or `envs` is something else.
-    """
-    if not isinstance(envs, AgentsVecEnv | AgentRowsVecEnv) or games < 1:
-        raise ValueError(
-            f"games is {games}, expected at least 1, and envs {type(envs).__name__}, expected what "
-            "make_vec_agents returns"
-        )
-    agents = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
-    return _play(act, agents, games, seed, device, progress)
+evaluate_games = evaluate  # as trainers call it of games
 
 
 @torch.inference_mode()
 def _play(
-    act: Callable[..., Any],
-    envs: Any,
-    episodes: int,
-    seed: int,
-    device: torch.device | str,
-    progress: Callable[[int, int], Any] | None,
+    act: Callable[..., Any], envs: Any, episodes: int, seed: int, device: torch.device | str
 ) -> dict[str, EvaluationResult]:
     """Play the first episodes of vector envs, or games; return what was found, by group or ""."""
     are_games = isinstance(envs, AgentsVecEnv)
@@ -180,7 +123,6 @@ def _play(
     found: list[list[Any]] = [[] for _ in range(count)]  # totals and length of each episode
     starts, is_over = np.ones(count, np.bool_), np.zeros(count, np.bool_)
     obs, _ = envs.reset(seed=seed)
-    is_told = False
     while left.any():
         actions = ask(act, envs, obs, starts, device)
         obs, rewards, terminations, truncations, infos = envs.step(actions)
@@ -191,18 +133,10 @@ def _play(
             is_over = np.logical_or(terminations, truncations)
         totals += np.where(is_step, earned, 0.0)
         lengths += is_step
-        if not is_told and lengths.max() >= _LONG:
-            is_told = True
-            told = "evaluation: an episode has lasted %d steps so far, and all are waited for; if "
-            told += "episodes may never end, give the env a limit (gymnasium.wrappers.TimeLimit)"
-            _logger.warning(told, _LONG)
-        counted = np.flatnonzero(is_over & (left > 0))
-        for index in counted.tolist():
+        for index in np.flatnonzero(is_over & (left > 0)).tolist():
             found[index].append((totals[:, index].tolist(), int(lengths[index])))
-        left[counted] -= 1
+            left[index] -= 1
         totals[:, is_over], lengths[is_over] = 0.0, 0
-        if progress is not None and len(counted):
-            progress(episodes - int(left.sum()), episodes)
         if mode is AutoresetMode.DISABLED and is_over.any():
             obs, _ = envs.reset(options={"reset_mask": is_over})
         starts = ~is_step if mode is AutoresetMode.NEXT_STEP else is_over
@@ -215,20 +149,20 @@ def _read_games(
     envs: AgentsVecEnv, rewards: dict[str, np.ndarray], infos: dict[str, Any], mode: AutoresetMode
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
     """Return each group's rewards, where the step was one, and where a game ended, all (games,)."""
-    count = envs.num_games
 
-    def by_game(rows: dict[str, np.ndarray]) -> np.ndarray:
+    def any_of(rows: dict[str, np.ndarray]) -> np.ndarray:
         """Return in which games a row of any group is True."""
-        parts = [part.reshape(count, -1).any(axis=1) for part in rows.values()]
-        return np.logical_or.reduce([np.zeros(count, np.bool_), *parts])
+        parts = [rows[name].reshape(envs.num_games, -1).any(1) for name in rows]
+        return np.any([np.zeros(envs.num_games, np.bool_), *parts], axis=0)
 
-    is_step = by_game(envs.valid)
+    is_step = any_of(envs.valid)
     if mode is AutoresetMode.SAME_STEP:
-        own = {name: infos.get(name, {}) for name in envs.groups}
-        is_over = by_game({k: v["_final_obs"] for k, v in own.items() if "_final_obs" in v})
+        found = {name: infos.get(name, {}).get("_final_obs") for name in envs.groups}
+        is_over = any_of({name: rows for name, rows in found.items() if rows is not None})
     else:
-        is_over = is_step & ~by_game(envs.alive)
-    return [rewards[k].reshape(count, -1).sum(axis=1) for k in envs.groups], is_step, is_over
+        is_over = is_step & ~any_of(envs.alive)
+    by_game = [rewards[name].reshape(envs.num_games, -1).sum(1) for name in envs.groups]
+    return by_game, is_step, is_over
 
 
 @torch.inference_mode()
@@ -251,22 +185,26 @@ def ask(
             lambda x: torch.tensor(x, device=device) if isinstance(x, np.ndarray) else x, batch
         )
 
+    def masks() -> Any:
+        if not isinstance(envs, AgentsVecEnv):
+            return envs.action_masks()
+        groups = [(name, group) for name, group in envs.groups.items() if group.has_action_masks]
+        return {name: group.action_masks() for name, group in groups}
+
     try:
         wanted = inspect.signature(act).parameters.keys()
     except (TypeError, ValueError):  # functions written in C need not tell
         wanted = ()
-    given: dict[str, Any] = {} if report is None else {"report": report}
+    given: dict[str, Any] = {}
+    if report is not None and "report" in wanted:
+        given["report"] = report
     if "starts" in wanted:
         given["starts"] = torch.from_numpy(starts).to(device)
-    if "action_masks" in wanted and isinstance(envs, AgentsVecEnv):
-        groups = {name: group for name, group in envs.groups.items() if group.has_action_masks}
-        masks = {name: group.action_masks() for name, group in groups.items()}
-        given["action_masks"] = as_tensors(masks)
-    elif "action_masks" in wanted:
-        given["action_masks"] = as_tensors(envs.action_masks())
+    if "action_masks" in wanted:
+        given["action_masks"] = as_tensors(masks())
     elif "masks" in wanted and getattr(envs, "has_action_masks", False):  # a `Policy`
-        given["masks"] = as_tensors(envs.action_masks())
-    actions = act(as_tensors(obs), **{name: x for name, x in given.items() if name in wanted})
+        given["masks"] = as_tensors(masks())
+    actions = act(as_tensors(obs), **given)
     return leaf_by_leaf(lambda x: x.cpu().numpy() if isinstance(x, torch.Tensor) else x, actions)
 
 
@@ -275,8 +213,8 @@ def _interval(returns: tuple[float, ...]) -> tuple[float, float, float]:
     mean, freedom = float(np.mean(returns)), len(returns) - 1
     if not freedom:
         return mean, math.nan, math.nan
-    # Or the expansion 26.7.5 of Abramowitz and Stegun's handbook, within 0.2 %.
+    # From 5 degrees of freedom on the expansion 26.7.5 of Abramowitz and Stegun, within 0.2 %.
     more = 2.37227 / freedom + 2.82249 / freedom**2 + 2.55585 / freedom**3
-    point = _STUDENT[freedom - 1] if freedom <= len(_STUDENT) else 1.959964 + more
+    point = (*_STUDENT, 1.959964 + more)[min(freedom - 1, len(_STUDENT))]
     std = float(np.std(returns, ddof=1))
     return mean, std, point * std / math.sqrt(freedom + 1)

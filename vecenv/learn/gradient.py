@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -45,29 +45,25 @@ _ALLOWED = {torch.float32: (1e-2, 1e-3), torch.bfloat16: (0.3, 0.1)}
 
 
 class FlatParameters:
-    """The weights of a module that get gradients, `vector` (W,), and these, `gradient` (W,).
+    """The weights of a module that get gradients, `values` (W,), and these, `gradient` (W,).
 
-    The module's parameters become views of `vector`, and their `.grad` views of `gradient`.
+    The module's parameters become views of `values`; `vector` is these as one parameter.
     """
 
     def __init__(self, module: nn.Module):
-        self._module, self.parameters = module, _trained(module)
-        if not self.parameters:
+        self.module, self.parameters = module, _trained(module)
+        kinds = {(str(p.dtype), str(p.device)) for p in self.parameters.values()}
+        if len(kinds) != 1 or next(iter(kinds))[0] != "torch.float32":
             raise ValueError(
-                f"{type(module).__name__} has no parameter with requires_grad, expected one"
-            )
-        kinds = {(p.dtype, p.device) for p in self.parameters.values()}
-        if len(kinds) > 1 or next(iter(kinds))[0] != torch.float32:
-            raise ValueError(
-                f"the parameters are {sorted(map(str, kinds))}, expected torch.float32 on one "
-                "device; to compute in bfloat16 pass dtype=torch.bfloat16"
+                f"the parameters with requires_grad are {sorted(kinds) or 'none'}, expected some, "
+                "torch.float32 on one device; to compute in bfloat16 pass dtype=torch.bfloat16"
             )
         with torch.no_grad():
             self.values = torch.cat([p.reshape(-1) for p in self.parameters.values()])
         vector_to_parameters(self.values, self.parameters.values())
         self.vector, self.gradient = nn.Parameter(self.values), torch.zeros_like(self.values)
-        self._grads = {"": self.gradient, **dict(self.named(self.gradient))}
-        self._places = self._find_places()
+        self._grads = [self.gradient, *(view for _, view in self.named(self.gradient))]
+        self._places = {name: (id(p), p.data_ptr()) for name, p in self.parameters.items()}
 
     def named(self, vector: Tensor) -> list[tuple[str, Tensor]]:
         """Views of a vector of all weights by name, shaped like the parameters."""
@@ -75,23 +71,20 @@ class FlatParameters:
         pairs = zip(self.parameters.items(), pieces, strict=True)
         return [(name, piece.view(p.shape)) for (name, p), piece in pairs]
 
-    def _find_places(self) -> dict[str, tuple[int, int]]:
-        return {name: (id(p), p.data_ptr()) for name, p in _trained(self._module).items()}
-
     def check(self) -> None:
         """Raise RuntimeError if the module has other parameters, or these other memory, now."""
-        if (now := self._find_places()) != self._places:
-            before, names = self._places, {**self._places, **now}
-            changed = ", ".join(name for name in names if now.get(name) != before.get(name))
+        now = {name: (id(p), p.data_ptr()) for name, p in _trained(self.module).items()}
+        if (before := self._places) != now:
+            names = [name for name in {**before, **now} if now.get(name) != before.get(name)]
             raise RuntimeError(
-                f"{changed}: frozen, unfrozen, exchanged or added, or moved (by .to(), .half() or "
+                f"{', '.join(names)}: frozen, unfrozen, exchanged or added, or moved (by .to() or "
                 ".data = ...), after Gradient was made; make another one, and another optimizer"
             )
 
     def give(self, *, is_finite: bool = True) -> None:
         """Make what was written `.grad` of vector and parameters; where it is wrong, leave none."""
-        for name, parameter in {"": self.vector, **self.parameters}.items():
-            parameter.grad = self._grads[name] if is_finite else None
+        for p, grad in zip([self.vector, *self.parameters.values()], self._grads, strict=True):
+            p.grad = grad if is_finite else None
 
 
 def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -101,24 +94,20 @@ def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
 class Gradient:
     """A module and a loss, turned into gradients.
 
-    ``scalars = gradient(batch)`` gives the module's parameters the `.grad` that they have after::
-
-        module.zero_grad()
-        loss, scalars = loss_function(module, batch)
-        loss.backward()
-
-    The weights move into one vector, of which the module's parameters become views: the module
-    is used, saved and loaded as before, and an optimizer has a single tensor to update. It can't be
-    moved, frozen or copied together with its `Gradient` afterwards.
+    ``scalars = gradient(batch)`` gives the module's parameters the `.grad` that they have after
+    ``loss, scalars = loss_function(module, batch)`` and ``loss.backward()``. The weights move into
+    one vector, of which the parameters become views: the module is used, saved and loaded as
+    before, and an optimizer has a single tensor to update. Make another `Gradient` if it is moved,
+    frozen or copied.
 
     By autograd, loss and module may be anything. With `compile` the first call makes a function of
     tensors of it: weights, buffers, and columns of a batch of just that size. It is compiled ahead
     of time and kept in ``$XDG_CACHE_HOME/vecenv/gradients`` (``~/.cache`` by default). Where
     something else has changed since (a number that the loss reads, `train` or `eval`, a layer), and
-    for batches of another size, calls go through autograd. What can't be compiled does so from the
-    first call on: a loss that has effects, draws random numbers, or reads tensors that are in
-    neither module nor batch. Calls 1, 2, 100 and every thousandth are compared with autograd, which
-    takes over where they differ.
+    for batches of another size, calls go through autograd. So do all for a loss that has effects,
+    draws random numbers, or reads tensors that are in neither module nor batch. Calls 1, 2, 100 and
+    every thousandth are compared with autograd, which takes over where they differ: these alone
+    find what the loss reads by other means than names, such as `getattr`.
 
     Args:
         module: What the loss differentiates: its parameters with `requires_grad`, float32.
@@ -127,15 +116,12 @@ class Gradient:
         compile: Compile the loss.
         threads: 2 lets two threads compute halves of the rows of a compiled gradient on the CPU,
             if ``torch.get_num_threads()`` is 1. It says that loss and scalars are means over the
-            rows of the batch, all weighted by ``batch.weights`` or ``batch["weights"]`` if there
-            are such, with nothing in them that depends on several rows.
+            rows, weighted by a column `weights` if there is one, and nothing depends on several.
         dtype: What to compute in, float32 or bfloat16 (as `torch.autocast` does), by dtype or name.
-        allow_unused: Names of parameters that the loss may leave without a gradient; they get zero.
-        ranks: Processes that compute gradients of the same weights at the same time: gradient, loss
-            and scalars are means over the rows of all their batches, counted as for `threads`.
-        deferred: Do not wait in each call to see whether loss and gradient are finite: where they
-            are not the gradient is zero, and a later `check` raises. On a GPU calls can be
-            captured in a CUDA graph then, see `Graph`, once two were made.
+        ranks: Processes that call this at the same time with equal weights: gradient, loss and
+            scalars are means over the rows of all their batches, counted as for `threads`.
+        deferred: Wait for nothing, as a CUDA graph needs (`Graph`): where a loss or gradient is not
+            finite the gradient is zero, and a later `check` raises.
         log: Takes a sentence about compiling, and each reason for autograd, once. None sends them
             to the logger "vecenv.learn".
 
@@ -155,23 +141,20 @@ class Gradient:
         compile: bool = False,
         threads: int = 1,
         dtype: torch.dtype | str = torch.float32,
-        allow_unused: Iterable[str] = (),
         ranks: Ranks | None = None,
         deferred: bool = False,
         log: Callable[[str], Any] | None = None,
     ):
-        if not isinstance(compile, bool):
-            raise ValueError(f"compile is {compile!r}, expected True or False")
-        if threads not in (1, 2):
-            raise ValueError(f"threads is {threads!r}, expected 1 or 2")
-        self._dtype: Any = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-        if self._dtype not in _ALLOWED:
-            raise ValueError(f"dtype is {dtype}, expected torch.float32 or torch.bfloat16")
+        self._dtype: Any = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
+        if not isinstance(compile, bool) or threads not in (1, 2) or self._dtype not in _ALLOWED:
+            raise ValueError(
+                f"compile is {compile!r}, expected True or False; threads is {threads!r}, expected "
+                f"1 or 2; dtype is {dtype}, expected torch.float32 or torch.bfloat16"
+            )
         self._weights = FlatParameters(module)
         self.module, self.loss, self.reason = module, loss, ""
         self.path: str | None = None if compile else "autograd"
-        self._threads, self._is_deferred = threads, deferred
-        self._allow_unused, self._ranks = frozenset(allow_unused), ranks or Ranks()
+        self._threads, self._is_deferred, self._ranks = threads, deferred, ranks or Ranks()
         self._log = log or logging.getLogger("vecenv.learn").info
         with torch.inference_mode(mode=False):  # calls that were not finite, since `check`
             self._num_refused = self._weights.gradient.new_zeros((), dtype=torch.int64)
@@ -184,16 +167,13 @@ class Gradient:
         return {"path": self.path, "threads": threads, "reason": self.reason}
 
     def parameters(self) -> list[nn.Parameter]:
-        """What an optimizer updates: one parameter, the vector of all the module's weights.
-
-        Its memory is that of the module's own parameters, which can be given instead, in groups.
-        """
+        """What an optimizer updates: the vector of weights; or take the module's own, in groups."""
         return [self._weights.vector]
 
     def __call__(self, batch: Any) -> dict[str, Tensor]:
         """Overwrite `.grad` of the parameters; return "loss" and the scalars, detached tensors ().
 
-        `batch` is what the loss takes: tensors (B, ...) in any nest of dicts, tuples and objects.
+        `batch` is what the loss takes: tensors (B, ...) in any nest of dicts, tuples and batches.
 
         Raises:
             FloatingPointError: The loss or a gradient is not finite; no `.grad` is left for an
@@ -208,8 +188,6 @@ class Gradient:
         num_rows = next((len(x) for x in tensors.values() if x.ndim), 0)
         weights.check()
         with quick_products(num_rows, len(weights.gradient), weights.gradient.device):
-            if self.path is None:
-                self._compile(batch)
             scalars = self._by_compiled(columns, batch) or self._by_autograd(batch)
         if self._ranks.size > 1:
             scalars = self._mean_over_ranks(scalars, num_rows or 1, tensors)
@@ -219,7 +197,14 @@ class Gradient:
                 self._num_refused.add_(is_wrong := ~torch.isfinite(total))
                 weights.gradient.masked_fill_(is_wrong, 0.0)
         elif not math.isfinite(total):
-            self._refuse(scalars["loss"], tensors)
+            weights.give(is_finite=False)
+            found = {name: (~torch.isfinite(x)).nonzero() for name, x in tensors.items()}
+            wrong = [f"{name} at {tuple(at[0].tolist())}" for name, at in found.items() if len(at)]
+            raise FloatingPointError(
+                f"the loss is {float(scalars['loss'])} in call {self._num_calls}, or its gradient "
+                f"is not finite; not finite in the batch: {', '.join(wrong) or 'nothing'}. No "
+                f"weight has changed, and no gradient is left to apply. {_LOOK_FOR}"
+            )
         weights.give()
         return scalars
 
@@ -231,41 +216,34 @@ class Gradient:
             what = f"the loss, or gradients, of {count} calls were not finite, and zero was put in"
             raise FloatingPointError(f"{what} the gradients' place. {_LOOK_FOR}")
 
-    def _compile(self, batch: Any) -> None:
-        """Compile for batches like this one, or decide on autograd."""
-        given: Any = {"dtype": self._dtype, "threads": self._threads, "log": self._log}
-        try:
-            self._compiled = CompiledGradient(self.module, self.loss, self._weights, batch, **given)
-        except Refusal as refusal:
-            self._decide_on_autograd(str(refusal))
-        else:
-            self.path, self.reason = "compiled", self._compiled.note
-            self._log(f"gradient: {self.reason}")
-
     def _decide_on_autograd(self, reason: str) -> None:
         self._compiled, self.path, self.reason = None, "autograd", reason
         self._log(f"gradient: by autograd, {reason}")
 
     def _by_compiled(self, columns: Mapping[str, Any], batch: Any) -> dict[str, Tensor] | None:
         """The scalars, or None if no compiled function can compute them."""
-        if self._compiled is None:
-            return None
-        number = self._num_calls
-        if reason := self._compiled.why_not(columns):
-            if reason not in self._said:
-                self._said.add(reason)
-                self._log(f"gradient: call {number} goes through autograd: {reason}")
-            return None
+        number, given = self._num_calls, (self._dtype, self._threads, self._log)
         try:
+            if self.path is None:
+                self._compiled = CompiledGradient(self._weights, self.loss, batch, *given)
+                self.path, self.reason = "compiled", self._compiled.note
+                self._log(f"gradient: {self.reason}")
+            if self._compiled is None:
+                return None
+            if reason := self._compiled.why_not(columns):
+                if reason not in self._said:
+                    self._said.add(reason)
+                    self._log(f"gradient: call {number} goes through autograd: {reason}")
+                return None
             scalars = self._compiled(columns)
+        except Refusal as refusal:
+            return self._decide_on_autograd(str(refusal))
         except Exception as error:  # autograd goes on, or shows the user's own mistake
             reason = f"the compiled one failed in call {number}: {first_line(error)}"
             return self._decide_on_autograd(reason)
         is_compared = number in _COMPARED_CALLS or number % _COMPARED_EVERY == 0
-        is_on_gpu = self._weights.gradient.is_cuda
-        if not is_compared or (is_on_gpu and torch.cuda.is_current_stream_capturing()):
-            return scalars
-        return self._compared(scalars, batch)
+        is_captured = self._weights.gradient.is_cuda and torch.cuda.is_current_stream_capturing()
+        return self._compared(scalars, batch) if is_compared and not is_captured else scalars
 
     def _compared(self, scalars: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
         """The scalars, or autograd's with its gradient, if it is another."""
@@ -300,17 +278,14 @@ class Gradient:
             found = read_result(self.loss(self.module, batch))
             if found["loss"].requires_grad:
                 found["loss"].backward(inputs=[*parameters.values()])
-        grads = {name: p.grad for name, p in parameters.items()}
-        unused = [name for name in grads if grads[name] is None and name not in self._allow_unused]
-        if unused:
+        if unused := [name for name, p in parameters.items() if p.grad is None]:
             raise ValueError(
                 f"{', '.join(unused)}: the loss gives no gradient to these parameters; use them in "
-                "the loss, freeze them with requires_grad_(False), or name them in allow_unused"
+                "the loss, or freeze them with requires_grad_(False)"
             )
+        grads: list[Any] = [p.grad for p in parameters.values()]
         with torch.no_grad():
-            for name, view in self._weights.named(self._weights.gradient):
-                grad = grads[name]
-                view.copy_(view.new_zeros(()) if grad is None else grad.to_dense())
+            torch.cat([grad.to_dense().reshape(-1) for grad in grads], out=self._weights.gradient)
         return {name: value.detach() for name, value in found.items()}
 
     @torch.no_grad()
@@ -328,20 +303,6 @@ class Gradient:
         gradient.copy_(means[: len(gradient)])
         return dict(zip(scalars, means[len(gradient) :].unbind(), strict=True))
 
-    def _refuse(self, loss: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Raise because of what is not finite, and leave no gradient."""
-        found = self._weights.named(self._weights.gradient)
-        names = [name for name, grad in found if not torch.isfinite(grad).all()]
-        self._weights.give(is_finite=False)
-        places = {name: (~torch.isfinite(x)).nonzero() for name, x in tensors.items()}
-        wrong = [f"{name} at {tuple(at[0].tolist())}" for name, at in places.items() if len(at)]
-        batch = f"not finite in the batch: {', '.join(wrong)}" if wrong else "the batch is finite"
-        raise FloatingPointError(
-            f"the loss is {float(loss)} in call {self._num_calls}, and the gradients of "
-            f"{', '.join(names) or 'no parameters'} are not finite; {batch}. No weight has "
-            f"changed, and no gradient is left to apply. {_LOOK_FOR}"
-        )
-
 
 # -- what pays at which size of batches and networks; docs/learner.md has the measurements ---------
 
@@ -357,14 +318,10 @@ def gradient_options(
 ) -> dict[str, Any]:
     """Return `compile` and `threads` for a `Gradient` whose loss is a mean over rows.
 
-    Args:
-        compile: "on", "off", or "auto": if the calls have 4 million rows together.
-        num_calls: Calls to come.
-        num_rows: Rows of a batch; two threads halve them from 1 024 on, or where rows times weights
-            are 16 million, if there are two cores.
-        num_weights: Of the module.
-        may_split: Whether two threads may have halves of the rows.
-        earlier: `Gradient.describe` of the run that goes on, which is followed.
+    `compile` is "on", "off", or "auto": if the calls to come have 4 million rows together. Two
+    threads halve a batch from 1 024 rows on, or where rows times weights are 16 million, if
+    `may_split` and there are two cores. `earlier` is `Gradient.describe` of the run that goes on,
+    which is followed.
     """
     if earlier is not None and earlier.get("path"):
         return {"compile": earlier["path"] == "compiled", "threads": earlier["threads"]}
@@ -380,9 +337,8 @@ def quick_products(
 ) -> Iterator[None]:
     """Let torch compute products of many rows by oneDNN inside of ``with``.
 
-    It sets `torch.set_float32_matmul_precision("medium")`, which lets processors that have
-    instructions for it round to bfloat16. On these, on a `device` that is not the CPU, and where
-    neither `num_rows` are many nor `num_weights` of the layers times these, nothing is set; so
+    It sets `torch.set_float32_matmul_precision("medium")` on the CPU where `num_rows` are many, or
+    `num_weights` of the layers times these, unless the processor would round to bfloat16 then: so
     results have the error of float32 everywhere.
     """
     is_many = num_rows >= _ROWS or num_rows * num_weights >= _PRODUCTS
@@ -402,5 +358,4 @@ def _is_exact() -> bool:
         a = torch.linspace(-1, 1, 512 * 64).view(512, 64)
         exact = a.double() @ a.double().T
         torch.set_float32_matmul_precision("medium")
-        error = (a @ a.T - exact).abs().max()
-    return bool(error < 1e-5 * exact.abs().max())
+        return bool((a @ a.T - exact).abs().max() < 1e-5 * exact.abs().max())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 import torch
 
-__all__ = ["Graph", "describe_graphs"]
+__all__ = ["Graph"]
 
 _Result = TypeVar("_Result")
 _WARMUPS = 2
@@ -17,19 +17,16 @@ _WARMUPS = 2
 class Graph(Generic[_Result]):
     """A function without arguments, whose work on a GPU is replayed as a CUDA graph.
 
-    The first two calls call the function, as libraries allocate and choose what they do then; the
-    third captures what it enqueues, and later ones replay that, without Python. So the function has
-    to do the same on the device each time, with tensors that stay where they are, and wait for
-    nothing; what it does on the host is done in three calls only. On the CPU, and where a capture
-    fails, which a sentence says, each call calls the function.
+    The first two calls call the function, the third captures what it enqueues, later ones replay
+    that, without Python. So the function has to do the same on the device each time, with tensors
+    that stay where they are, and wait for nothing. On the CPU, and where a capture fails, which a
+    sentence says, each call calls the function.
 
     Args:
         function: What is called.
         device: Where its work is done.
         generators: Of torch, on the device, that it draws with, beside the device's own.
         log: Takes the sentence; None sends it to the logger "vecenv.learn".
-        is_timed: Let the device take the time of replays, for `device_time`; each waits for the
-            one before.
 
     Example:
         >>> x = torch.zeros(2)
@@ -45,17 +42,13 @@ class Graph(Generic[_Result]):
         *,
         generators: Iterable[torch.Generator | None] = (),
         log: Callable[[str], Any] | None = None,
-        is_timed: bool = False,
     ):
         self._function, self._device = function, torch.device(device)
         self._generators = [generator for generator in generators if generator is not None]
         self._log = log or logging.getLogger("vecenv.learn").info
-        # Calls before it is captured; -1 afterwards, or if it is not to be.
-        self._calls_left = _WARMUPS if self._device.type == "cuda" else -1
+        self._calls_left = _WARMUPS if self._device.type == "cuda" else -1  # before the capture
         self._graph: Any = None
         self._result: Any = None
-        self._is_timed, self._num_timed, self._timed_ms = is_timed, 0, 0.0
-        self._events: tuple[Any, ...] = ()  # around a replay whose time is not read yet
 
     @property
     def is_captured(self) -> bool:
@@ -64,41 +57,21 @@ class Graph(Generic[_Result]):
 
     def __call__(self) -> _Result:
         """Return what the function does; once captured, the same tensors, written anew."""
-        if self._calls_left > 0:
-            self._calls_left -= 1
-            return self._warm_up()
-        if self._calls_left == 0:
-            self._calls_left = -1
+        device, left = self._device, self._calls_left
+        self._calls_left = max(left - 1, -1)
+        if left > 0:  # on a stream of its own, as a capture will
+            current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+            stream.wait_stream(current)
+            with torch.cuda.stream(stream):
+                result = self._function()
+            current.wait_stream(stream)
+            return result
+        if left == 0:
             self._capture()
         if self._graph is None:
             return self._function()
-        if self._is_timed:
-            self.device_time()
-            self._events = tuple(torch.cuda.Event(enable_timing=True) for _ in range(2))
-            self._events[0].record(torch.cuda.current_stream(self._device))
         self._graph.replay()
-        if self._is_timed:
-            self._events[1].record(torch.cuda.current_stream(self._device))
         return self._result
-
-    def device_time(self) -> tuple[int, float]:
-        """Replays that were timed, and the device's seconds for them all; waits for the device."""
-        if self._events:
-            begin, end = self._events
-            end.synchronize()
-            self._num_timed += 1
-            self._timed_ms += begin.elapsed_time(end)
-            self._events = ()
-        return self._num_timed, self._timed_ms / 1e3
-
-    def _warm_up(self) -> _Result:
-        """Call the function on a stream of its own, as a capture will."""
-        current, stream = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            result = self._function()
-        current.wait_stream(stream)
-        return result
 
     def _capture(self) -> None:
         graph: Any = torch.cuda.CUDAGraph()
@@ -113,18 +86,3 @@ class Graph(Generic[_Result]):
             name = getattr(self._function, "__name__", type(self._function).__name__)
             what = f"graph: {name} can't be captured, so its calls go through Python as before"
             self._log(f"{what}: {reason:.200}")
-
-
-def describe_graphs(graphs: Mapping[str, Graph[Any]]) -> str:
-    """Lines that say how often graphs, by name, were replayed, and the device's time for it.
-
-    It waits for the device. Those that were not captured, or are not timed, have no line.
-    """
-    times = {name: graph.device_time() for name, graph in graphs.items()}
-    whole, width = sum(seconds for _, seconds in times.values()), max(map(len, graphs), default=0)
-    return "\n".join(
-        f"graph {name:{width}}  {count:7,} x {1e3 * seconds / count:9.3f} ms of the device, "
-        f"{seconds:8.2f} s, {seconds / (whole or 1):4.0%}"
-        for name, (count, seconds) in times.items()
-        if count
-    )

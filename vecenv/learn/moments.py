@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +14,11 @@ __all__ = ["Moments"]
 
 
 class Moments(nn.Module):
-    """Running mean and variance of rows, by which inputs are normalised.
+    """Running mean and variance of rows, by which inputs are normalised; the mean is 0 at first.
 
-    Part of a module, as a layer of its own, it is in the module's `state_dict`. `normalize` and
-    `scale` read two buffers and compile; `update` is called apart from them, once per rollout, and
-    computes in float64. As long as nothing was seen, the mean is 0 and the variance 1.
-    `RunningMoments` of `vecenv.wrappers` is the same in NumPy, and either loads the other's state.
+    A layer of a module, in its `state_dict`. `normalize` and `scale` compile; `update` is called
+    apart from them, once per rollout. `RunningMoments` of `vecenv.wrappers` is the same in NumPy,
+    and either loads the other's state.
 
     Args:
         shape: Shape of a row, such as an observation's; () for numbers, such as returns.
@@ -36,8 +34,6 @@ class Moments(nn.Module):
         >>> moments.update(torch.tensor([[1.0, 10.0], [3.0, 30.0]]))
         >>> moments.mean, moments.variance
         (tensor([ 2., 20.]), tensor([  1., 100.]))
-        >>> moments(torch.tensor([3.0, 10.0])).round(decimals=3)
-        tensor([ 1., -1.])
     """
 
     mean: Tensor
@@ -45,11 +41,7 @@ class Moments(nn.Module):
     count: Tensor
 
     def __init__(
-        self,
-        shape: int | Sequence[int] = (),
-        *,
-        clip: float | None = 10.0,
-        epsilon: float = 1e-8,
+        self, shape: int | Sequence[int] = (), *, clip: float | None = 10.0, epsilon: float = 1e-8
     ) -> None:
         super().__init__()
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -78,43 +70,35 @@ class Moments(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None, *, ranks: Ranks | None = None) -> None:
-        """Take rows into account.
+        """Take rows x (..., *shape) into account, of any dtype, where mask bool (...) is True.
 
-        Args:
-            x: (..., *shape), of any dtype; an array, too.
-            mask: bool (...), True for the rows that count; None for all.
-            ranks: Processes that all call this, whose rows count too; all get the same moments.
+        `ranks` all call this, and get the same moments of all their rows.
 
         Raises:
-            ValueError: A wrong shape, or NaN or infinity among the rows that count; nothing was
-                changed.
+            ValueError: A wrong shape, or NaN or infinity in rows that count; nothing was changed.
         """
         x = torch.as_tensor(x, device=self.mean.device).detach()
         num_lead = x.ndim - len(self.shape)
         if num_lead < 0 or x.shape[num_lead:] != self.shape:
             raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., *{self.shape})")
-        lead, rows = x.shape[:num_lead], x.reshape(-1, *self.shape)
+        lead, rows = x.shape[:num_lead], x.reshape(-1, *self.shape).double()
         if mask is not None:
             if mask.shape != lead or mask.dtype != torch.bool:
                 found = f"{mask.dtype} {tuple(mask.shape)}"
                 raise ValueError(f"mask is {found}, expected bool {tuple(lead)}: one per row of x")
             rows = rows[mask.reshape(-1).to(rows.device)]
-        rows = rows.double()
-        mean = rows.mean(0) if len(rows) else torch.zeros_like(self.mean, dtype=torch.float64)
-        own = len(rows), mean, (rows - mean).square().sum(0)
-        parts: list[Any] = [own]
-        if ranks is not None and ranks.size > 1:
-            parts = ranks.gather((own[0], mean.cpu(), own[2].cpu()))
-        before = int(self.count)
+        mean = rows.sum(0) / max(len(rows), 1)
+        own = len(rows), mean.cpu(), (rows - mean).square().sum(0).cpu()
+        before, device = int(self.count), self.mean.device
         state = before, self.mean.double(), self.variance.double() * before
-        for number, *part in parts:
+        for number, *part in [own] if ranks is None else ranks.gather(own):
             if number:
-                state = joined(*state, number, *(moment.to(self.mean.device) for moment in part))
+                state = joined(*state, number, *(moment.to(device) for moment in part))
         count, mean, squares = state
         if count == before:
             return
         mean, variance = mean.to(self.mean), (squares / count).to(self.variance)
-        if not (torch.isfinite(mean).all() and torch.isfinite(variance).all()):
+        if not torch.isfinite(torch.stack([mean, variance])).all():
             raise ValueError(
                 "x has NaN or infinity, or numbers too large to be squared, among the rows that "
                 "count; look for the env that returns them, or leave them out with `mask`"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,15 +16,15 @@ class Adam(torch.optim.Adam):
     """`torch.optim.Adam`, fused, with `torch.nn.utils.clip_grad_norm_` inside of its step.
 
     Learning-rate schedules of `torch.optim.lr_scheduler`, parameter groups and `state_dict` are
-    those of torch. The norm is taken over the gradients of all groups together.
+    those of torch. The norm is taken over the gradients of all groups together. Where it is not
+    finite `step` raises FloatingPointError, and neither weights nor state have changed.
 
     Args:
         params: Parameters or parameter groups: `Gradient.parameters()`, or the module's own.
         lr: Learning rate, until a schedule changes it.
         max_grad_norm: Gradients that are longer are scaled to this norm; None leaves them alone.
-        deferred: Do not wait for the norm, which is taken for finite, as those of a deferred
-            `Gradient` are; the learning rate is a tensor on the device, written by `set_lr`. So
-            steps can be captured in a CUDA graph, see `Graph`.
+        deferred: For CUDA graphs: take the norm for finite, as those of a deferred `Gradient` are,
+            and let the learning rate be a tensor on the device, written by `set_lr`.
         **kwargs: As `torch.optim.Adam` takes them.
 
     Attributes:
@@ -45,12 +45,11 @@ class Adam(torch.optim.Adam):
         **kwargs: Any,
     ):
         if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(
-                f"max_grad_norm is {max_grad_norm}, expected a number above 0, or None"
-            )
+            raise ValueError(f"max_grad_norm is {max_grad_norm}, expected a number above 0 or None")
         super().__init__(params, lr, **{"fused": True, **kwargs})
         self.max_grad_norm, self._is_deferred = max_grad_norm, deferred
         self.grad_norm: Tensor | None = None
+        self.register_step_pre_hook(lambda *_: self._shorten())
         self._move_lr()
 
     def _move_lr(self) -> None:
@@ -60,13 +59,8 @@ class Adam(torch.optim.Adam):
             group["capturable"] = device.type == "cuda"  # asked for in a CUDA graph
             group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as torch does, learning rates as numbers."""
-        state = super().state_dict()
-        if self._is_deferred:
-            groups = state["param_groups"]
-            state["param_groups"] = [{**group, "lr": float(group["lr"])} for group in groups]
-        return state
+    def __getstate__(self) -> Any:
+        raise TypeError("an Adam can't be copied: make another one, and load its state_dict()")
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Go on from a state; what was captured before has to be captured anew."""
@@ -82,29 +76,16 @@ class Adam(torch.optim.Adam):
                 group["lr"] = lr
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Shorten the gradients, which changes `.grad`, and step; return what a closure returned.
-
-        Raises:
-            FloatingPointError: The norm is not finite; neither weights nor state have changed.
-        """
-        result = None
-        if closure is not None:
-            with torch.enable_grad():
-                result = closure()
+    def _shorten(self) -> None:
         params = [p for group in self.param_groups for p in group["params"]]
         grads: list[Any] = [p.grad for p in params if p.grad is not None]
-        if grads and self.max_grad_norm is not None:  # clip_grad_norm_ takes 30 us more
-            norms = [torch.linalg.vector_norm(grad) for grad in grads]
-            norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-            if not self._is_deferred and not math.isfinite(norm):
-                what = f"the norm of the gradients is {float(norm)}, expected a finite number"
-                raise FloatingPointError(f"{what}; no weight has changed")
-            self.grad_norm, scale = norm, norm.add(1e-6).div_(self.max_grad_norm).clamp_(min=1.0)
-            for grad in grads:
-                grad.div_(scale)
-        step: Any = torch.optim.Adam.step
-        if getattr(step, "hooked", False):  # torch calls hooks around ours already
-            step = step.__wrapped__
-        step(self)
-        return result
+        if not grads or self.max_grad_norm is None:  # clip_grad_norm_ takes 30 us more
+            return
+        norms = [torch.linalg.vector_norm(grad) for grad in grads]
+        norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        if not self._is_deferred and not math.isfinite(norm):
+            what = f"the norm of the gradients is {float(norm)}, expected a finite number"
+            raise FloatingPointError(f"{what}; no weight has changed")
+        self.grad_norm, scale = norm, norm.add(1e-6).div_(self.max_grad_norm).clamp_(min=1.0)
+        for grad in grads:
+            grad.div_(scale)

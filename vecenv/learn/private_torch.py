@@ -82,11 +82,10 @@ def load_library(file: Path) -> Callable[..., Sequence[Tensor]]:
 
 @cache  # as systems do not free the code of a library
 def _library_of(file: Path) -> ctypes.CDLL:
-    """Load the code of a package."""
+    """Load the code of a package, unless it has more that the loader of torch would have to run."""
     with zipfile.ZipFile(file) as package, tempfile.TemporaryDirectory() as folder:
         names = package.namelist()
         if others := [name for name in names if not name.endswith(_SELF_CONTAINED)]:
-            # Weights, or operations that the loader would have to run: without it, a crash.
             raise NotImplementedError(f"the package needs {others}, too")
         [name] = [name for name in names if name.endswith(".so")]
         return ctypes.CDLL(package.extract(name, folder))

@@ -21,11 +21,9 @@ class RankError(RuntimeError):
 class Ranks:
     """The processes of one training, as many as devices: each steps a share of the envs.
 
-    `Ranks()` is a process alone, for which each method returns what it was given. `Ranks.join`
-    finds the others. All ranks have to call the same methods in the same order. Every wait has a
-    deadline: if a rank ends, the others get a `RankError`. With NCCL, where the host does not wait
-    for a sum, torch ends the process when the deadline has passed, and its output says so.
-    Objects go from rank to rank as pickles, so all of them have to be trusted.
+    `Ranks()` is a process alone; `Ranks.join` finds the others. All call the same methods in the
+    same order. Every wait has a deadline: if a rank ends, the others get a `RankError` (with NCCL
+    torch ends them, and says so). Objects go from rank to rank as pickles: trust all of them.
 
     Attributes:
         rank: Which one this is, from 0; only rank 0 logs and evaluates.
@@ -42,8 +40,7 @@ class Ranks:
         """Find the other processes that `torchrun` has started; without it, this one is alone.
 
         Args:
-            device: "cpu", where gloo connects the ranks; or "cuda", of which each rank takes the
-                device of its local rank, and NCCL connects them.
+            device: "cpu", connected by gloo; or "cuda" by NCCL, a device for each local rank.
             timeout: Longest wait for another rank in seconds, here and later. Compiling, and the
                 steps of the slowest envs of a rollout, have to be shorter.
 
@@ -70,11 +67,7 @@ class Ranks:
         return ranks
 
     def share_of(self, count: int) -> int:
-        """Return how many of `count` envs each rank has; its first is `rank` times as many.
-
-        Raises:
-            ValueError: They can't be split evenly.
-        """
+        """Return how many of `count` envs each rank has; ValueError if they can't be split."""
         if count % self.size:
             what = f"{count} envs can't be split evenly among {self.size} ranks"
             raise ValueError(f"{what}; give a multiple")
@@ -98,24 +91,21 @@ class Ranks:
         return found[0]
 
     @torch.no_grad()
-    def normalize_(self, x: Tensor, weights: Tensor | None = None, epsilon: float = 1e-8) -> Tensor:
-        """Give x mean 0 and standard deviation 1 over the rows of all ranks, in place.
-
-        `x` and `weights` are float32 (...), weights 1 of the rows that count, else 0; `epsilon` is
-        added to the standard deviation.
-        """
-        own = torch.ones_like(x) if weights is None else weights
-        count, total = self.sum_(torch.stack([own.sum(), (own * x).sum()]).double())
-        x -= (total / count).to(x.dtype)
-        squares = self.sum_((own * x.square()).sum().double())
-        return x.div_((squares / (count - 1).clamp(min=1)).sqrt().to(x.dtype) + epsilon)
+    def normalize_(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Normalise x float32 (...) over all ranks, in place; rows of weight 1 count, else 0."""
+        mean, variance = self._moments(x, torch.ones_like(x) if weights is None else weights)
+        return x.sub_(mean.to(x.dtype)).div_(variance.sqrt().to(x.dtype) + 1e-8)
 
     @torch.no_grad()
     def variance(self, x: Tensor) -> Tensor:
         """Return the variance float64 () of the numbers of all ranks, as `x.var()` of one."""
-        x = x.double().flatten()
-        count, total = self.sum_(torch.stack([x.new_tensor(x.numel()), x.sum()]))
-        return self.sum_((x - total / count).square().sum()) / (count - 1)
+        return self._moments(x, torch.ones_like(x))[1]
+
+    def _moments(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        x, weights = x.double(), weights.double()
+        count, total = self.sum_(torch.stack([weights.sum(), (weights * x).sum()]))
+        squares = self.sum_((weights * (x - total / count).square()).sum())
+        return total / count, squares / (count - 1).clamp(min=1)
 
     def close(self) -> None:
         """Leave the others. May be called twice."""
@@ -130,14 +120,12 @@ class Ranks:
 
     def _call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Call a function of torch.distributed, unless this process is alone."""
-        if self.size == 1:
-            return
         try:
-            function(*args, **kwargs)
+            if self.size > 1:
+                function(*args, **kwargs)
         except (RuntimeError, ValueError) as error:  # ValueError: variables are missing
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise RankError(
                 f"rank {self.rank} of {self.size}: {what} failed; another one has ended, or has "
-                f"not answered for {self._timeout_s:g} s, and its own output says why "
-                f"({reason:.200})"
+                f"not answered for {self._timeout_s:g} s, and its output says why ({reason:.200})"
             ) from error

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
 import math
 import os
 import shlex
-import shutil
 import signal
 import sys
 import threading
@@ -17,7 +15,7 @@ import time
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping
-from enum import Enum
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
@@ -31,53 +29,40 @@ from vecenv.learn import checkpoint
 from vecenv.learn.checkpoint import CheckpointError, RunError
 from vecenv.timing.report import new_figure
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]  # Windows has none
-
 __all__ = ["Run", "draw_curve", "load_options"]
 
 T = TypeVar("T")
 
 _LAST, _BEST = "checkpoint/last.pt", "checkpoint/best.pt"
 _METRICS, OPTIONS_FILE = "metrics.jsonl", "options.json"
-_SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
+_VERSIONS = {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
 _logger = logging.getLogger("vecenv")
 
 
 class Run:
-    """The folder of one training.
+    """The folder of one training, see docs/runs.md.
 
     In it are `options.json`, see `load_options`; `metrics.jsonl`, a line of JSON per `log`;
-    `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`, each replaced as a whole, so that a
-    kill or a full disk leaves the one before; files of TensorBoard, if asked for; `curve.png`; and
-    what `write_json` writes. docs/runs.md has a whole training.
-
-    In a `with` statement, SIGINT (Ctrl-C), SIGTERM and SIGHUP (the terminal was closed) set
-    `should_stop` instead of ending the program: the loop saves and ends by itself. The second
-    Ctrl-C or SIGTERM acts as without `Run`; after SIGHUP, what is printed is dropped. A folder with
-    neither checkpoint nor scalars, as an error at the start leaves it, can be begun in again.
+    `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`; `curve.png`; and what `write_json`
+    writes. In a `with` statement, the first SIGINT (Ctrl-C) or SIGTERM sets `should_stop` instead
+    of ending the program: the loop saves and ends by itself.
 
     Args:
         folder: Made if it is not there.
         options: A dataclass or a dict.
-        resume: Go on from the last checkpoint: `restore` returns it, lines of the metrics
-            that are later are cut. Where there is none yet, the run begins anew.
-        may_change: Names of options that a resumed run may be given other values of, such as
-            "total_steps". All others have to be as they were, but "resume", which is not kept.
+        resume: Go on from the last checkpoint: `restore` returns it, later lines of the metrics
+            are cut. Where there is none yet, the run begins anew.
+        may_change: Names of options that a resumed run may be given other values of. All others
+            have to be as they were, but "resume", which is not kept.
         save_every: Env steps between two checkpoints, for `is_due`; 0 for none on the way.
-        tensorboard: Write the scalars for TensorBoard, too; if it is missing, the log says so.
+        tensorboard: Write the scalars for TensorBoard, too.
         overwrite: Delete an earlier run in this folder, which is an error otherwise.
-        allow_pickle: Unpickle envs of a checkpoint that another user, or this one on another
-            machine, has written: that runs code which is in the file. They are reset otherwise.
 
     Attributes:
         folder: The folder.
         should_stop: Whether a signal has asked for the end.
         best_score: The highest score of `save`; None if it was given none.
-        not_restored: Of `restore`: names of vector envs that could not be saved or loaded, and
-            why. They have to be reset.
+        not_restored: Of `restore`: names of vector envs that have to be reset, and why.
         curve_steps, curve_returns: Lists of all that `add_episodes` was given.
 
     Raises:
@@ -96,26 +81,29 @@ class Run:
         save_every: int = 0,
         tensorboard: bool = False,
         overwrite: bool = False,
-        allow_pickle: bool = False,
     ) -> None:
         self.folder, self.save_every, self.should_stop = Path(folder), save_every, False
         self.best_score: float | None = None
         self.not_restored: dict[str, str] = {}
-        self.curve_steps: list[int] = []
-        self.curve_returns: list[float] = []
-        self._options = options_as_plain(options)
+        self.curve_steps, self.curve_returns = list[int](), list[float]()
+        self._options = _as_plain(options)
         self._options.pop("resume", None)  # of this session, not of the run
         self._may_change, self._handlers = frozenset(may_change), dict[int, Any]()
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
-        self._unsaved = set[str]()  # parts that the log has told of
-        self._due_at = 0  # steps of the last checkpoint
-        self._board: Any = None
+        self._unsaved, self._due_at = set[str](), 0  # told in the log; steps of the last checkpoint
+        writer: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter as writer
+            except ImportError:
+                needed = "tensorboard is missing: pip install 'vecenv[tensorboard]'"
+                raise RunError(needed) from None
         try:
             (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.folder)
             try:
-                self._begin(resume, overwrite, allow_pickle)
+                self._begin(resume, overwrite)
                 self._metrics = (self.folder / _METRICS).open("ab", buffering=0)
             except BaseException:
                 self._lock.close()
@@ -123,28 +111,26 @@ class Run:
         except OSError as error:
             where, reason = error.filename or self.folder, error.strerror or error
             raise RunError(f"{where}: {reason}; choose another folder with --save") from error
-        if tensorboard:
-            self._open_board()
+        first = None if self._saved is None else self._due_at + 1  # it hides later steps
+        self._board: Any = writer and writer(str(self.folder), purge_step=first)
 
-    def _begin(self, resume: bool, overwrite: bool, allow_pickle: bool) -> None:
+    def _begin(self, resume: bool, overwrite: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
-        metrics, found = self.folder / _METRICS, [self.folder / x for x in (_LAST, _BEST)]
-        found = [path for path in found if path.exists()]  # the best alone: killed in its `save`
+        metrics, last, size = self.folder / _METRICS, self.folder / _LAST, 0
         if resume:
-            self._check_options(self.folder / OPTIONS_FILE)
-            if found:
-                self._take_over(found[0], allow_pickle)
+            self._check_options()
+            if last.exists():
+                size = self._take_over(last)
             else:
                 _logger.warning("%s has no checkpoint yet: the run begins anew", self.folder)
             if metrics.exists():  # cut what is later, and a line that is not whole
-                size = 0 if self._saved is None else max(self._saved["metrics_bytes"], 0)
                 with metrics.open("rb+") as file:
                     file.truncate(file.read()[:size].rfind(b"\n") + 1)
         elif overwrite:
-            names = _LAST, _BEST, _METRICS, OPTIONS_FILE, "curve.png", "events.out.tfevents.*"
-            for path in [path for name in names for path in self.folder.glob(name)]:
+            boards = self.folder.glob("events.out.tfevents.*")
+            for path in [last, self.folder / _BEST, metrics, self.folder / "curve.png", *boards]:
                 path.unlink(missing_ok=True)
-        elif found or (metrics.exists() and metrics.stat().st_size > 0):
+        elif last.exists() or (metrics.exists() and metrics.stat().st_size > 0):
             raise RunError(
                 f"{self.folder} has a run already: go on with it by resume=True (--resume), or "
                 "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
@@ -153,58 +139,53 @@ class Run:
             path.unlink(missing_ok=True)
         write_json(self._options, self.folder / OPTIONS_FILE)
 
-    def _check_options(self, path: Path) -> None:
+    def _check_options(self) -> None:
         """Refuse to resume a run with other options."""
-        had = _read_json(path) if path.exists() else self._options
+        own, had = self._options, self.read_json("options") or self._options
         had = had if isinstance(had, dict) else {}
-        for name in sorted({**self._options, **had}.keys() - self._may_change):
-            before, now = (options.get(name, "(nothing)") for options in (had, self._options))
-            is_folder = now == str(self.folder)  # which may have been moved, with what is in it
-            if repr(before) != repr(now) and before != now and not is_folder:  # NaN equals nothing
+        for name in sorted({**own, **had}.keys() - self._may_change):
+            before, now = (json.dumps(x.get(name, "(nothing)")) for x in (had, own))
+            if before != now:
                 raise RunError(
-                    f"{path} is of a run with {name} = {before!r:.200}, this one has {now!r:.200}: "
-                    "give the same options (load_options reads them), or another folder"
+                    f"{self.folder / OPTIONS_FILE} is of a run with {name} = {before:.200}, this "
+                    f"one has {now:.200}: give the same options (load_options reads them), or "
+                    "another folder"
                 )
 
-    def _take_over(self, path: Path, allow_pickle: bool) -> None:
-        """Read the last checkpoint."""
-        saved = checkpoint.load_checkpoint(path, allow_pickle=allow_pickle)
+    def _take_over(self, path: Path) -> int:
+        """Read the last checkpoint; return the length of the metrics then."""
+        saved = checkpoint.load_checkpoint(path)
         try:
-            pairs = [(int(steps), float(x)) for steps, x in zip(*saved["curve"], strict=True)]
-            self.curve_steps, self.curve_returns = [p[0] for p in pairs], [p[1] for p in pairs]
+            steps, returns = (column.tolist() for column in saved["curve"])
+            self.curve_steps, self.curve_returns = [*map(int, steps)], [*map(float, returns)]
             best, self._earlier_s = saved["best_score"], float(saved["seconds"])
             self.best_score = None if best is None else float(best)
             self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
-            saved["metrics_bytes"] = int(saved["metrics_bytes"])
-            for name in ("kinds", "unsaved", "random", "versions"):
+            size = max(int(saved["metrics_bytes"]), 0)
+            for name in ("kinds", "unsaved", "random"):
                 saved[name] = dict(saved[name])
         except Exception as error:  # whatever can be said of values that are others
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
         self._saved = saved
-        if saved["versions"] != _versions():
+        if saved.get("versions") != _VERSIONS:
             told = "%s was written with %s, this is %s: the run goes on, but not bit for bit"
-            _logger.warning(told, path, saved["versions"], _versions())
-
-    # -- signals ---------------------------------------------------------------------------------
+            _logger.warning(told, path, saved.get("versions"), _VERSIONS)
+        return size
 
     def __enter__(self) -> Run:
+        self._owner = os.getpid()
         if threading.current_thread() is threading.main_thread():
-            self._owner = os.getpid()
-            self._terminals = [output for output in (1, 2) if os.isatty(output)]
-            for number in filter(None, (signal.SIGINT, signal.SIGTERM, _SIGHUP)):
+            for number in (signal.SIGINT, signal.SIGTERM):
                 if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
                     self._handlers[number] = signal.signal(number, self._stop) or signal.SIG_DFL
         return self
 
     def _stop(self, number: int, frame: Any) -> None:
-        if os.getpid() == self._owner and (number == _SIGHUP or not self.should_stop):
-            self.should_stop = True
-            for output in self._terminals if number == _SIGHUP else ():
-                os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # printing would fail
-        elif callable(before := self._handlers.get(number, signal.SIG_DFL)):
-            before(number, frame)
-        else:
-            signal.signal(number, signal.SIG_DFL)
+        """Note that the end is asked for; the next signal acts as without `Run`."""
+        for item in self._handlers.items():
+            signal.signal(*item)
+        self.should_stop = True
+        if os.getpid() != self._owner:  # a fork, which has no loop to end
             signal.raise_signal(number)
 
     def __exit__(self, *_: object) -> None:
@@ -224,41 +205,32 @@ class Run:
     @property
     def resume_command(self) -> str:
         """The command line of this process with `--resume`, to tell how to go on."""
-        python, (program, *rest) = os.path.basename(sys.executable) or "python", sys.argv
-        path = Path(program).absolute()
-        words = [python, program] if path.suffix == ".py" else [path.name]  # that pip has installed
-        if path.name == "__main__.py":  # of a package, by python -m
-            words = [python, "-m", path.parent.name]
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # which torchrun sets
+        words = [os.path.basename(sys.executable) or "python", *sys.orig_argv[1:]]
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started it, by python -u
             count = os.environ.get("LOCAL_WORLD_SIZE", "1")
-            words = ["torchrun", "--nproc-per-node", count, program]
-        return shlex.join([*words, *(word for word in rest if word != "--resume"), "--resume"])
+            words = ["torchrun", "--nproc-per-node", count, *sys.orig_argv[2:]]
+        return shlex.join([*(word for word in words if word != "--resume"), "--resume"])
 
     def progress(
-        self,
-        name: str,
-        steps: int,
-        total_steps: int,
-        *,
-        rollout_steps: int = 1,
-        is_shown: bool = True,
+        self, name: str, steps: int, total: int, *, rollout_steps: int = 1, is_shown: bool = True
     ) -> StepsBar:
         """Return a `StepsBar` for a `with` statement around the loop; say if no steps are left.
 
-        `name` is told beside the bar, of `steps` env steps made so far out of `total_steps`. An
-        update takes `rollout_steps`; where fewer are left there is none. Unless `is_shown`, as for
-        processes beside the first, nothing is printed.
+        `name` is told beside the bar, of `steps` env steps made so far out of `total`. An update
+        takes `rollout_steps`. Unless `is_shown` nothing is printed.
         """
-        bar, needed = StepsBar(name, steps, total_steps, is_shown=is_shown), rollout_steps
-        if 0 < total_steps < needed:
-            bar.print(f"--total-steps is less than one rollout, {needed}: nothing is learned")
-        elif self._saved is not None and 0 < total_steps < steps + needed:
+        told = ""
+        if 0 < total < rollout_steps:
+            told = f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned"
+        elif self._saved is not None and 0 < total < steps + rollout_steps:
             how = "give" if "total_steps" in self._may_change else "begin in another folder with"
-            where = f"{self.folder} is finished, at step {self._due_at} of {total_steps}"
-            bar.print(f"{where}; to train on, {how} a larger --total-steps")
-        return bar
+            told = f"{self.folder} is finished, at step {self._due_at} of {total}; to train on, "
+            told += f"{how} a larger --total-steps"
+        if told and is_shown:
+            print(told, flush=True)  # noqa: T201 - to whoever has started the training
+        return StepsBar(name, steps, total, is_shown)
 
-    @contextlib.contextmanager
+    @contextmanager
     def updating(self, number: int, steps: int) -> Iterator[None]:
         """End the program with a sentence if an update, after so many env steps, is not finite."""
         try:
@@ -266,8 +238,6 @@ class Run:
         except FloatingPointError as error:
             where = f"update {number}, after {steps} steps: {error}"
             raise SystemExit(f"{where}; {self.folder} keeps the checkpoint before") from None
-
-    # -- scalars ---------------------------------------------------------------------------------
 
     @property
     def seconds(self) -> float:
@@ -284,8 +254,7 @@ class Run:
         """
         numbers = {name: float(getattr(x, "item", lambda x=x: x)()) for name, x in scalars.items()}
         line = {"steps": int(steps), "seconds": round(self.seconds, 3), **_with_nulls(numbers)}
-        text = json.dumps(line).encode() + b"\n"
-        before = os.fstat(self._metrics.fileno()).st_size
+        text, before = json.dumps(line).encode() + b"\n", os.fstat(self._metrics.fileno()).st_size
         if self._metrics.write(text) != len(text):
             self._metrics.truncate(before)
             raise OSError(f"{self.folder / _METRICS}: no space left on the device")
@@ -293,21 +262,8 @@ class Run:
             for name, value in numbers.items():
                 self._board.add_scalar(name, value, int(steps))
 
-    def _open_board(self) -> None:
-        """Begin to write for TensorBoard, if it is there; it hides what it has of later steps."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            _logger.warning("tensorboard is missing: pip install 'vecenv[tensorboard]'")
-        else:
-            first = None if self._saved is None else self._due_at + 1
-            self._board = SummaryWriter(str(self.folder), purge_step=first)
-
     def add_episodes(self, steps: int, returns: Any) -> None:
-        """Add episodes that have ended to the learning curve, which is part of the checkpoint.
-
-        `steps` are env steps made so far; `returns` of each episode, a tensor, array or list (E,).
-        """
+        """Add the returns (E,) of episodes that have ended after so many env steps to the curve."""
         values = torch.as_tensor(returns, dtype=torch.float64).flatten().tolist()
         self.curve_steps.extend([int(steps)] * len(values))
         self.curve_returns.extend(values)
@@ -319,10 +275,10 @@ class Run:
 
     def draw_curve(self, title: str = "", baselines: Mapping[str, float] | None = None) -> None:
         """Draw the returns of `add_episodes` into `curve.png`, if matplotlib is there."""
-        path, curve = self.folder / "curve.png", (self.curve_steps, self.curve_returns)
+        path, given = self.folder / "curve.png", {"title": title, "baselines": baselines}
         try:
-            if curve[0]:
-                draw_curve(*curve, path, title=title, baselines=baselines)
+            if self.curve_steps:
+                draw_curve(self.curve_steps, self.curve_returns, path, **given)
         except ImportError as error:
             _logger.warning("%s has not been drawn: %s", path, error)
 
@@ -333,7 +289,10 @@ class Run:
     def read_json(self, name: str) -> Any:
         """Return what `write_json` wrote in this run before it was resumed; None if nothing."""
         path = self.folder / f"{name}.json"
-        return _read_json(path) if path.exists() else None
+        try:
+            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        except (ValueError, RecursionError) as error:
+            raise RunError(f"{path} is no JSON ({error!s:.200}); mend it, or delete it") from error
 
     # -- checkpoints -----------------------------------------------------------------------------
 
@@ -342,16 +301,13 @@ class Run:
         return self.save_every > 0 and steps // self.save_every > self._due_at // self.save_every
 
     def save(self, state: Mapping[str, Any], *, score: float | None = None) -> Path:
-        """Write the last checkpoint, and the best one if its score is the highest so far.
-
-        The global random streams of torch, NumPy and Python, the learning curve and the length of
-        the metrics are saved, too. Saving changes nothing in the training.
+        """Write the last checkpoint, each as a whole, and the best one if no score was higher.
 
         Args:
             state: Env steps made so far as "steps", and by name objects with a `state_dict`
                 (modules, optimizers, schedulers, buffers, vector envs), generators of torch and
                 NumPy, and plain values: tensors, arrays, numbers, strings, bytes, None, dicts,
-                lists, tuples. Of vector envs that can't be saved the log and `restore` say why.
+                lists, tuples. Global random streams are saved, too.
             score: Of an evaluation, higher is better; None if there was none.
 
         Returns:
@@ -362,27 +318,26 @@ class Run:
                 NaN or infinity in it; the checkpoint before stays.
             KeyError, TypeError: `state` lacks "steps", or holds what can't be saved.
         """
-        steps, last, best = int(state["steps"]), self.folder / _LAST, self.folder / _BEST
+        steps, last = int(state["steps"]), self.folder / _LAST
         scores = [-math.inf if x is None else float(x) for x in (score, self.best_score)]
         is_best = scores[0] > scores[1]  # never of NaN
         content = {
             **checkpoint.states_of(state),
             "options": self._options,
-            "versions": _versions(),
+            "versions": _VERSIONS,
             "curve": (np.array(self.curve_steps, np.int64), np.array(self.curve_returns)),
             "seconds": self.seconds,
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
             "best_score": scores[0] if is_best else self.best_score,
         }
-        for name, reason in content["unsaved"].items():
-            if name not in self._unsaved:
-                _logger.warning("%s can't be saved, so a resumed run resets them: %s", name, reason)
+        for name in content["unsaved"].keys() - self._unsaved:
+            told = "%s can't be saved, so a resumed run resets them: %s"
+            _logger.warning(told, name, content["unsaved"][name])
             self._unsaved.add(name)
         try:
-            checkpoint.save_checkpoint(best if is_best else last, content)
             if is_best:  # first: killed in between, the run goes on and finds it the best again
-                with whole_file(last) as aside:
-                    shutil.copyfile(best, aside)
+                checkpoint.save_checkpoint(self.folder / _BEST, content)
+            checkpoint.save_checkpoint(last, content)
         except OSError as error:
             raise CheckpointError(
                 f"the checkpoint of step {steps} can't be written: {error}; the one before is "
@@ -396,11 +351,8 @@ class Run:
     def restore(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
         """Bring objects into the state of the last checkpoint, if the run is resumed and has one.
 
-        The global random streams go on from where they were, too: call it after all that draws from
-        them has been made. States that have been restored are dropped, as buffers are large.
-
-        Args:
-            parts: Objects by the names that `save` was given them under; some of them, or none.
+        `parts` are objects by the names that `save` was given them under. Global random streams go
+        on from where they were, too: call it after all that draws from them has been made.
 
         Returns:
             The rest of what `save` was given; None if the run begins anew.
@@ -414,21 +366,13 @@ class Run:
         return dict(self._saved["state"])
 
 
-class StepsBar:
+class StepsBar(Progress):
     """A bar on the terminal, inside of ``with``; see `Run.progress`."""
 
-    def __init__(self, name: str, steps: int, total_steps: int, *, is_shown: bool = True) -> None:
-        self._name, self._first, self._is_shown = name, steps, is_shown
-        self._progress = Progress(refresh_per_second=4, disable=not is_shown)
-        self._task = self._progress.add_task(name, total=total_steps, completed=steps)
-        self._begin_s = time.perf_counter()
-
-    def __enter__(self) -> StepsBar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+    def __init__(self, name: str, steps: int, total_steps: int, is_shown: bool) -> None:
+        super().__init__(refresh_per_second=4, disable=not is_shown)
+        self._name, self._first, self._begin_s = name, steps, time.perf_counter()
+        self._bar = self.add_task(name, total=total_steps, completed=steps)
 
     def speed(self, steps: int) -> float:
         """Return the env steps made per second since this was made."""
@@ -437,26 +381,22 @@ class StepsBar:
     def show(self, steps: int, text: str | None = None) -> None:
         """Show how many steps are made, and with a text how it goes."""
         description = None if text is None else f"{self._name}: {text}"
-        self._progress.update(self._task, completed=steps, description=description)
+        self.update(self._bar, completed=steps, description=description)
 
     def fill(self, steps: int) -> None:
         """Show that no more steps are made than these."""
-        self._progress.update(self._task, total=steps)
-
-    def print(self, text: str) -> None:
-        """Print a line above the bar."""
-        if self._is_shown:
-            print(text, flush=True)  # noqa: T201 - which the bar lets through
+        self.update(self._bar, total=steps)
 
 
 def _lock(folder: Path) -> Any:
     """Open a file that no other process can lock as long as this one lives, or raise RunError."""
     file = (folder / ".lock").open("ab")
-    try:
-        if fcntl is not None:
+    with suppress(ImportError, OSError):  # not on Windows, nor on some file systems
+        import fcntl
+
+        try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a fork does not inherit it
-    except OSError as error:
-        if isinstance(error, BlockingIOError | PermissionError):  # else there are no locks here
+        except (BlockingIOError, PermissionError):
             file.close()
             what = f"{folder} is in use by another process"
             raise RunError(f"{what}; wait for its end, or choose another folder (--save)") from None
@@ -468,34 +408,22 @@ def _with_nulls(value: Any) -> Any:
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is no JSON ({error!s:.200}); mend it, or delete it") from error
-
-
-def _versions() -> dict[str, str]:
-    return {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
-
-
-# -- options ---------------------------------------------------------------------------------------
-
-
 def load_options(folder: str | Path, kind: type[T]) -> T:
     """Return the options that the run in a folder was begun with, `kind` being their dataclass.
 
-    Paths, tuples, enums and dataclasses in them come back as the fields' annotations say. Fields
-    that the file lacks have their default; so a resumed run can begin with these as defaults of its
-    command line: `tyro.cli(Options, default=load_options(folder, Options))`.
+    Paths and tuples in them come back as the fields' annotations say. Fields that the file lacks
+    have their default: `tyro.cli(Options, default=load_options(folder, Options))`.
 
     Raises:
         ValueError: The file holds something else than these options; the sentence names it.
         OSError: It can't be read.
     """
-    path = Path(folder) / OPTIONS_FILE
+    path, made = Path(folder) / OPTIONS_FILE, typing.cast("Any", kind)
     try:
-        return _revived(json.loads(path.read_text(encoding="utf-8")), kind)
+        found, hints = json.loads(path.read_text(encoding="utf-8")), typing.get_type_hints(kind)
+        if unknown := sorted(set(found) - {field.name for field in dataclasses.fields(made)}):
+            raise KeyError(f"{kind.__name__} has no {', '.join(unknown)}")
+        return made(**{name: _revived(item, hints[name]) for name, item in found.items()})
     except (TypeError, ValueError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path} does not hold options of {kind.__name__} ({error!s:.200}); take the program "
@@ -503,28 +431,19 @@ def load_options(folder: str | Path, kind: type[T]) -> T:
         ) from error
 
 
-def options_as_plain(options: Any) -> dict[str, Any]:
-    """Return options, a dataclass or a dict, as what JSON has.
+def _as_plain(options: Any) -> dict[str, Any]:
+    """Return options, a dataclass or a dict, as what JSON has; TypeError if they have more."""
 
-    Raises:
-        TypeError: A field is something else than numbers, strings, bools, None, paths, enums,
-            dataclasses, and lists, tuples and dicts of them.
-    """
-    is_record = dataclasses.is_dataclass(options) and not isinstance(options, type)
-    if not is_record and not isinstance(options, dict):
-        raise TypeError(f"options is {type(options).__name__}, expected a dataclass or a dict")
-    return json.loads(json.dumps(options, default=_plain))
+    def text_of(value: Any) -> str:
+        if isinstance(value, PurePath):
+            return str(value)
+        raise TypeError(
+            f"options have {value!r:.200}, expected a dataclass or a dict of numbers, strings, "
+            "bools, None, paths, and lists, tuples and dicts of them"
+        )
 
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum | PurePath):
-        return value.name if isinstance(value, Enum) else str(value)
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    raise TypeError(
-        f"an option is {type(value).__name__}, expected numbers, strings, bools, None, paths, "
-        "enums, dataclasses, and lists, tuples and dicts of them"
-    )
+    found: Any = options if isinstance(options, dict) else getattr(options, "__dict__", None)
+    return json.loads(json.dumps(text_of(options) if found is None else found, default=text_of))
 
 
 def _revived(value: Any, hint: Any) -> Any:
@@ -532,21 +451,16 @@ def _revived(value: Any, hint: Any) -> Any:
     kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
     if kind in (typing.Union, types.UnionType):
         for one in sorted(inner, key=lambda one: type(value) is not one):  # a str may be a Path
-            with contextlib.suppress(TypeError, ValueError, KeyError):
+            with suppress(TypeError, ValueError):
                 return _revived(value, one)
-    elif dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        hints, made = typing.get_type_hints(kind), typing.cast("Any", kind)
-        if unknown := sorted(set(value) - {field.name for field in dataclasses.fields(kind)}):
-            raise KeyError(f"{made.__name__} has no {', '.join(unknown)}")
-        return made(**{name: _revived(item, hints[name]) for name, item in value.items()})
     elif kind in (list, tuple) and isinstance(value, list):
         is_record = kind is tuple and inner and inner[-1] is not Ellipsis
         hints = inner if is_record else (inner or (Any,))[:1] * len(value)
         return kind(_revived(item, one) for item, one in zip(value, hints, strict=True))
     elif kind is dict and isinstance(value, dict):
         return {key: _revived(item, (inner or (Any, Any))[1]) for key, item in value.items()}
-    elif isinstance(kind, type) and issubclass(kind, PurePath | Enum) and isinstance(value, str):
-        return kind[value] if issubclass(kind, Enum) and value in kind.__members__ else kind(value)
+    elif isinstance(kind, type) and issubclass(kind, PurePath) and isinstance(value, str):
+        return kind(value)
     elif kind is float and type(value) is int:
         return float(value)
     is_choice = kind is typing.Literal and value in inner
@@ -555,23 +469,13 @@ def _revived(value: Any, hint: Any) -> Any:
     raise TypeError(f"{value!r:.99} is no {getattr(hint, '__name__', hint)}")
 
 
-# -- the learning curve ----------------------------------------------------------------------------
-
-
 def draw_curve(
-    steps: Any,
-    returns: Any,
-    path: str | Path,
-    *,
-    title: str = "",
-    baselines: Mapping[str, float] | None = None,
+    steps: Any, returns: Any, path: str | Path, *, title: str = "", baselines: Any = None
 ) -> None:
     """Draw the returns of episodes over env steps, with their moving average, into a picture.
 
     `steps` (E,) are env steps made when each episode ended, ascending, `returns` (E,) the return of
-    each, `path` a .png, .svg or .pdf, `baselines` returns of other policies by their names. The
-    average is over the last 20 episodes, or the last hundredth of them. Returns of one sign that
-    cover more than one order of magnitude are drawn on a logarithmic axis.
+    each, `path` a .png, .svg or .pdf, `baselines` returns of other policies by their names.
 
     Raises:
         ImportError: matplotlib is missing (`pip install vecenv[plots]`).
@@ -592,11 +496,9 @@ def draw_curve(
         label = f"{policy}: {value:.1f}"
         axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
     axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
-    drawn = np.array([*returns, *means, *(baselines or {}).values()])
-    smallest = max(np.abs(drawn[len(returns) :]).min(), 1.0)
-    if np.ptp(np.sign(drawn)) == 0 and np.abs(drawn).max() > 20 * smallest:
-        axes.set_yscale("symlog", linthresh=smallest)
-        axes.yaxis.set_major_formatter("{x:,.0f}")
+    smallest = max(np.abs(means).min(), 1.0)
+    if np.ptp(np.sign(returns)) == 0 and np.abs(returns).max() > 20 * smallest:
+        axes.set_yscale("symlog", linthresh=smallest)  # of more than an order of magnitude
     axes.grid(axis="y", alpha=0.3)
     axes.legend(loc="best", fontsize="small")
     with whole_file(path) as aside:

@@ -1,15 +1,11 @@
-"""Numbers, flags and functions that a loss reads beside its arguments, and whether they change.
-
-A compiled function has taken them in as they were. They are found by names: those in the code of
-the loss, and of all functions, methods and layers that it can reach by such names.
-"""
+"""Numbers, flags and functions that a loss reads beside its arguments, and whether they change."""
 
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from inspect import getattr_static
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -19,22 +15,18 @@ from torch import Tensor, nn
 __all__ = ["Watch"]
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Tensor)
-_CODE = (FunctionType, staticmethod, classmethod, property)
-_FOREIGN = {"torch", "numpy", "gymnasium"}  # and of the standard library, code
 _LAYERS, _BASE = "torch.nn.modules.", "torch.nn.modules.module"
+_FOREIGN, _MOST = {"torch", "numpy", "gymnasium", "builtins"}, 1000  # items of a dict, list or set
 _TABLES = "_modules", "_forward_hooks", "_forward_pre_hooks"  # of a module
-_MOST = 1000  # items of a dict, list, set or deque
-_READERS = {"__getitem__", "__getattr__"}  # which find attributes by other means than names
 
 
 class Watch:
-    """What a loss and its module may read, apart from tensors.
+    """What a loss and its module may read, apart from tensors; compiled code has it as it was.
 
-    Not noticed are attributes that are found by other means than their names, such as `getattr`
-    (but all of objects, other than modules, with a `__getitem__` or `__getattr__` of their own are
-    watched); those of objects that no name in the loss, its closure and globals, or the module
-    leads to; and what lies in long lists and in objects of torch (other than layers), NumPy and
-    Gymnasium.
+    From loss and module it goes to closures, globals, attributes, methods and layers, by the names
+    in the code that is found so. Not noticed are attributes that are found by other means (such as
+    `getattr`), objects that no name leads to, and what lies in long lists, other collections than
+    dicts, lists and sets, and objects of torch (but for layers), NumPy and Gymnasium.
     """
 
     def __init__(self, loss: Any, module: nn.Module) -> None:
@@ -72,40 +64,31 @@ class Watch:
             yield from ((label.rpartition(".")[0], x) for x in (value.__func__, value.__self__))
         elif isinstance(value, tuple):
             yield from ((label, x) for x in value)
-        elif isinstance(value, dict | list | set | deque):
+        elif isinstance(value, dict | list | set):
             if len(value) <= _MOST:
                 self._watch(value, "items", value.copy, label)
                 items = value.items() if isinstance(value, dict) else enumerate(value)
                 yield from ((f"{label}.{key}", x) for key, x in items)
-        elif isinstance(value, nn.Module) or _is_watched(value):
-            is_code = isinstance(value, FunctionType)
-            yield from self._of_function(value) if is_code else self._of_object(value, label)
-
-    def _of_function(self, function: FunctionType) -> Iterator[tuple[str, Any]]:
-        """Watch the globals that a function names, and the variables around it."""
-        given, code = function.__globals__, function.__code__
-        for name in _names_of(code):
-            self._names.add(name)
-            if name in given:
-                yield self._watch(given, name, partial(given.get, name), name)
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            yield self._watch(cell, name, partial(getattr, cell, "cell_contents", None), name)
+        elif _is_watched(value) and isinstance(value, FunctionType):
+            given, code = value.__globals__, value.__code__
+            for name in _names_of(code):
+                self._names.add(name)
+                if name in given:
+                    yield self._watch(given, name, partial(given.get, name), name)
+            for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+                yield self._watch(cell, name, partial(getattr, cell, "cell_contents", None), name)
+        elif _is_watched(value):
+            yield from self._of_object(value, label)
 
     def _of_object(self, owner: Any, label: str) -> Iterator[tuple[str, Any]]:
         """Watch the attributes of an object, a class or a module of code that have known names."""
-        is_class, own = isinstance(owner, type), getattr(owner, "__dict__", {})
         if isinstance(owner, nn.Module):
-            yield from ((label, own[table]) for table in _TABLES if table in own)
-        of_class: Any = owner if is_class else type(owner)
-        kinds = [kind for kind in of_class.__mro__ if _is_watched(kind)]
-        is_plain = is_class or isinstance(owner, nn.Module | ModuleType)
-        if not is_plain and any(_READERS & vars(kind).keys() for kind in kinds):
-            yield label, own
-        for name in [*self._names, *(["__init__"] if is_class else [])]:
-            found = next((vars(kind)[name] for kind in kinds if name in vars(kind)), None)
-            if isinstance(found, _CODE) and (is_class or name not in own):
+            yield from ((label, getattr(owner, table)) for table in _TABLES)
+        for name in [*self._names, *(["__init__"] if isinstance(owner, type) else [])]:
+            found = getattr(owner, "__dict__", {}).get(name, getattr_static(owner, name, None))
+            if isinstance(found, FunctionType | staticmethod | classmethod | property):
                 yield name, getattr(found, "fget", getattr(found, "__func__", found))
-            elif name in own or found is not None:
+            elif found is not None:
                 read = partial(getattr, owner, name, None)
                 yield self._watch(owner, name, read, f"{label}.{name}")
 
@@ -116,21 +99,17 @@ def _is_same(now: Any, before: Any) -> bool:
         return now is before
     if isinstance(now, dict):
         return [*now] == [*before] and all(map(_is_same, now.values(), before.values()))
-    if isinstance(now, list | deque):
+    if isinstance(now, list):
         return len(now) == len(before) and all(map(_is_same, now, before))
     return isinstance(now, (*_PLAIN, set)) and not isinstance(now, Tensor) and now == before
 
 
 def _is_watched(value: Any) -> bool:
-    """Whether a function, class or module of code is the user's, or of a layer.
-
-    So is an object with attributes, also of a class of the standard library.
-    """
-    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
-    name = name if name and isinstance(name, str) else "builtins"
-    is_layer = name.startswith(_LAYERS) and name != _BASE
-    is_code = isinstance(value, type | FunctionType | ModuleType) or not hasattr(value, "__dict__")
-    package = name.partition(".")[0]
+    """Whether an object, function, class or module of code is the user's, or of a layer."""
+    is_code = isinstance(value, type | FunctionType | ModuleType)
+    holder: Any = value if is_code else type(value)
+    name = str(getattr(holder, "__name__" if isinstance(value, ModuleType) else "__module__"))
+    package, is_layer = name.partition(".")[0], name.startswith(_LAYERS) and name != _BASE
     return is_layer or not (package in _FOREIGN or (is_code and package in sys.stdlib_module_names))
 
 

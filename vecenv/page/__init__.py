@@ -1,1 +1,1 @@
-"""Pages for a browser: an episode to scrub through, in one file; an env that a person plays."""
+"""Pages for a browser: an episode to scrub through, in one file."""

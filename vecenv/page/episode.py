@@ -62,8 +62,6 @@ class EpisodePage:
         self.on_show: Callable[[], Any] = lambda: None
         self._frames = Frames()
         self._steps: list[dict[str, Any]] = []
-        self._text_size = len(fill_template("viewer.html", "", {})) + 4096
-        self._text_size += 6 * sum(len(word) for item in about.items() for word in item)
 
     @property
     def num_steps(self) -> int:
@@ -87,7 +85,6 @@ class EpisodePage:
         Raises:
             ValueError: The picture is something else.
         """
-        self._note_size()
         self._frames.add(frame)
         step: dict[str, Any] = {}
         if reward is not None:
@@ -96,7 +93,7 @@ class EpisodePage:
             shown = list(facts.items())[:_MOST_SHOWN]
             step["facts"] = [[str(k)[:_LONGEST], str(v)[:_LONGEST]] for k, v in shown]
         self._steps.append(step)
-        self._frames.shrink(self._max_bytes - self._text_size)
+        self._frames.shrink(self._max_bytes)
         self.on_show()
 
     def choose(
@@ -126,22 +123,14 @@ class EpisodePage:
         if value is not None:
             step["value"] = _finite(value)
 
-    def _note_size(self) -> None:
-        """Count the bytes of the latest step, which nothing is added to any more."""
-        if self._steps:
-            self._text_size += len(_json(self._steps[-1])) + 1
-
     def notes(self) -> list[str]:
         """Return sentences on what was left out of the pictures, for the file to fit."""
-        frames, megabytes = self._frames, f"{self._max_bytes / 1e6:.3g} MB"
-        if frames.is_exact:
+        if self._frames.is_exact:
             return []
-        if frames.stride == 1:
-            return [f"The pictures are compressed with losses, so that the page has {megabytes}."]
-        return [
-            f"Only every {frames.stride}th step has a picture, compressed with losses, so that the "
-            f"page has {megabytes}; actions and rewards are all there."
-        ]
+        told = "The pictures are compressed with losses"
+        if (stride := self._frames.stride) > 1:
+            told = f"Only every {stride}th step has a picture, compressed with losses"
+        return [f"{told}, so that the page has {self._max_bytes / 1e6:.3g} MB."]
 
     def to_html(self) -> str:
         """Return the page.
@@ -151,20 +140,19 @@ class EpisodePage:
         """
         if self._frames.shape is None:
             raise ValueError("the page has nothing to show; call show() first")
-        self._note_size()
-        self._frames.finish(self._max_bytes - self._text_size)
         height, width = self._frames.shape
-        facts = {
+        facts: dict[str, Any] = {
             "title": self._title[: 4 * _LONGEST],
             "about": [[str(k), str(v)[: 4 * _LONGEST]] for k, v in self._about.items()],
-            "notes": self.notes(),
             "fps": self.fps,
             "width": width,
             "height": height,
-            "stride": self._frames.stride,
             "steps": self._steps,
-            "frames": self._frames.to_list(),
         }
+        texts = fill_template("viewer.html", facts["title"], facts)
+        room = self._max_bytes - len(texts.encode()) - 1000  # for notes
+        facts["frames"] = self._frames.to_list(room)
+        facts |= {"stride": self._frames.stride, "notes": self.notes()}
         return fill_template("viewer.html", facts["title"], facts)
 
     def save(self, path: str | Path) -> None:
@@ -246,9 +234,7 @@ def require_html(path: str | Path) -> None:
     require_writable(Path(path))
 
 
-def fill_template(
-    name: str, title: str, facts: Mapping[str, Any], sources: str = "", head: str = ""
-) -> str:
+def fill_template(name: str, title: str, facts: Mapping[str, Any]) -> str:
     """Return a page of this folder with its style, its data, and a policy that forbids the rest.
 
     Nothing of the data can become markup or code: it is JSON without "<", which the page's script
@@ -258,8 +244,6 @@ def fill_template(
         name: Of the template: what is in the body of `frame.html`, and its script.
         title: Of the page.
         facts: What its script reads.
-        sources: Further rules of its content security policy.
-        head: Further lines of its head.
     """
     frame, own, style = (
         (_FOLDER / file).read_text(encoding="utf-8") for file in ("frame.html", name, "style.css")
@@ -271,9 +255,9 @@ def fill_template(
     digest = base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode("ascii")
     policy = (
         f"default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; "
-        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; {sources}"
+        f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; "
     )
-    parts = {"POLICY": policy, "HEAD": head, "TITLE": html.escape(title), "DATA": _json(facts)}
+    parts = {"POLICY": policy, "TITLE": html.escape(title), "DATA": _json(facts)}
     # In one pass, as a title may have one of these words; the scripts have none of them.
     return re.sub("|".join(parts), lambda found: parts[found[0]], text)
 

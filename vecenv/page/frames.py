@@ -10,11 +10,10 @@ import numpy as np
 
 from vecenv.cage.canvas import pillow
 
-__all__ = ["Frames", "check_frame", "png_of"]
+__all__ = ["Frames", "check_frame"]
 
 _KEY_EVERY = 50  # the page draws at most so many patches to show a picture
 _LOSSY_QUALITY = 55
-_MAX_SIDE = 16383  # of WebP
 
 
 class _Patch(NamedTuple):
@@ -94,15 +93,14 @@ class Frames:
                     self.size -= _size_of(patch)
                     self._patches[index] = None
 
-    def finish(self, room: int) -> None:
-        """Shrink them once more, and see that the last one is kept."""
-        self.shrink(room)
-        if self._patches and self.stride > 1 and self._patches[-1] is None:
-            self._patches[-1] = _lossy(self._latest)
-            self.size += _size_of(self._patches[-1])
+    def to_list(self, room: int) -> list[Any]:
+        """Return [is whole, x, y, data URI] of each, or 0 where the one before stays.
 
-    def to_list(self) -> list[Any]:
-        """Return [is whole, x, y, data URI] of each, or 0 where the one before stays."""
+        They are shrunk to so many bytes before; the last one is kept.
+        """
+        self.shrink(room)
+        if self.stride > 1 and self._patches[-1] is None:
+            self._patches[-1] = _lossy(self._latest)
         return [0 if p is None else [int(p.whole), p.x, p.y, _uri(p.webp)] for p in self._patches]
 
     def _encode_with_losses(self) -> None:
@@ -134,31 +132,21 @@ def check_frame(frame: Any) -> np.ndarray:
         raise ValueError(
             f"the env drew {array.dtype} {array.shape}, expected a picture uint8 (height, width, 3)"
         )
-    if max(array.shape) > _MAX_SIDE:
-        raise ValueError(
-            f"the env draws pictures of {array.shape[1]} x {array.shape[0]}, expected at most "
-            f"{_MAX_SIDE} pixels a side"
-        )
     return array
 
 
-def png_of(frame: np.ndarray) -> bytes:
-    """Return a picture as a PNG file."""
+def _encoded(pixels: np.ndarray, **options: Any) -> bytes:
     stream = io.BytesIO()
-    pillow().Image.fromarray(frame).save(stream, "PNG", compress_level=1)
+    pillow().Image.fromarray(pixels).save(stream, **options)
     return stream.getvalue()
 
 
 def _webp(pixels: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    pillow().Image.fromarray(pixels).save(stream, "WEBP", lossless=True, quality=90, method=2)
-    return stream.getvalue()
+    return _encoded(pixels, format="WEBP", lossless=True, quality=90, method=2)
 
 
 def _lossy(frame: np.ndarray) -> _Patch:
-    stream = io.BytesIO()
-    pillow().Image.fromarray(frame).save(stream, "WEBP", quality=_LOSSY_QUALITY, method=2)
-    return _Patch(True, 0, 0, stream.getvalue())
+    return _Patch(True, 0, 0, _encoded(frame, format="WEBP", quality=_LOSSY_QUALITY, method=2))
 
 
 def _difference(before: np.ndarray, after: np.ndarray) -> _Patch | None:

@@ -11,7 +11,6 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 __all__ = ["ActionNames", "Part", "action_names"]
 
 _METHOD = "get_action_meanings"  # as Atari's envs have it
-_BUSY = "get_busy_parts"
 # Of Gymnasium's envs, which have no names for them, and their compiled twins ("Jit" before it);
 # and of the bundled games of several agents.
 _KNOWN = {
@@ -108,7 +107,7 @@ def action_names(envs: Any, name: str) -> ActionNames:
         for title, names, count, start in zip(titles, lists, counts, starts, strict=True):
             plain = tuple(str(start + k) for k in range(min(count, _MOST)))
             parts.append(Part(title, _texts(names, count) or plain, int(start)))
-        return ActionNames(tuple(parts), bool(titled), getattr(envs, _BUSY, dict))
+        return ActionNames(tuple(parts), bool(titled), getattr(envs, "get_busy_parts", dict))
     return ActionNames(())
 
 
@@ -130,10 +129,6 @@ def _texts(names: Any, count: int) -> tuple[str, ...]:
 
 
 def _numbers(action: Any) -> str:
-    try:
-        array = np.asarray(action)
-    except ValueError:
-        return str(action)[:200]
-    if array.dtype.kind not in "fiub" or array.size > 32:
-        return str(action)[:200]
-    return ", ".join(f"{number:.3g}" for number in array.reshape(-1).tolist())
+    if isinstance(action, np.ndarray | np.generic | int | float) and np.size(action) <= 32:
+        return ", ".join(f"{number:.3g}" for number in np.ravel(action).tolist())
+    return str(action)[:200]

@@ -10,20 +10,16 @@ from vecenv.timing.recording import Recording, Share
 
 __all__ = ["Advice", "advise", "duration"]
 
-_HERE, _WORKERS, _FIRST_READY, _COMPILED = (
-    BACKENDS[name] for name in ("sync", "async", "async-first-ready", "jit")
-)
 _COMPUTES = 0.3  # steps with at least this share of processor time count as computing
 _BUSY = 0.3  # of the processors: if others use as many, a step that waits may wait for one
 _CHEAP_NS = 20_000  # a step that costs less than handing it to another process
 _TEXTS = {
-    "none": "no env has been stepped, so nothing can be advised (docs/timing.md)",
     "kernel": "the compiled kernel; more threads or a simpler step shorten it "
     "(docs/compiled_envs.md)",
     "around": "calls around the kernel; more envs at once share them (docs/compiled_envs.md)",
     "actors": "the actors; more of them (num_workers) shorten it (docs/ray.md)",
     "batching": "the envs cost less than batching their results; write into your own memory with "
-    f"out=, or write the env as {_COMPILED.use} (docs/data_path.md)",
+    f"out=, or write the env as {BACKENDS['jit'].use} (docs/data_path.md)",
     Share.COPYING: "observations and infos on their way to the caller; copy=False, smaller "
     "observations and fewer infos shorten it (docs/data_path.md)",
     Share.RESET: "resets; make them cheaper, or episodes longer (docs/autoreset.md)",
@@ -58,23 +54,22 @@ def advise(largest: str, found: Recording, num_steps: int, step_ns: float | None
         num_steps: Env steps in it.
         step_ns: Mean duration of a step; None if not known.
     """
-    num_envs, is_local = found.chunks[-1], found.is_local
-    first_ready, is_kernel = found.num_receives > 0, found.stamped == "kernel"
+    num_envs, first_ready, is_kernel = found.chunks[-1], found.num_receives > 0, not found.rings
     if num_steps == 0:
-        largest = "none"
-    elif largest == Share.COMPUTE and not is_kernel:
+        return Advice("no env has been stepped, so nothing can be advised (docs/timing.md)")
+    if largest == Share.COMPUTE and not is_kernel:
         return _about_compute(found, num_envs, first_ready)
-    elif largest == Share.COMPUTE:
-        largest = "kernel" if is_local else "actors"
-    elif largest == Share.COPYING and is_local:
-        largest = "around" if is_kernel else "batching"
-    elif largest == Share.STRAGGLERS:
-        text = f"waiting for the slowest of {num_envs} envs; use {_FIRST_READY.use} with batches of"
-        text = f"{text} {max(1, num_envs // 4)} (docs/asynchronous.md)"
-        return Advice(text, _FIRST_READY.name)
-    elif largest == Share.HAND_OVER and step_ns and step_ns < _CHEAP_NS and not first_ready:
+    if largest == Share.STRAGGLERS:
+        row = BACKENDS["async-first-ready"]
+        text = f"waiting for the slowest of {num_envs} envs; use {row.use} with batches of"
+        return Advice(f"{text} {max(1, num_envs // 4)} (docs/asynchronous.md)", row.name)
+    if largest == Share.HAND_OVER and step_ns and step_ns < _CHEAP_NS and not first_ready:
         text = f"commands to workers, and waking them up, for steps of {duration(step_ns)}"
-        return Advice(f"{text}; {_HERE.use} needs none (docs/stepping.md)", _HERE.name)
+        return Advice(f"{text}; {BACKENDS['sync'].use} needs none (docs/stepping.md)", "sync")
+    if largest == Share.COMPUTE:
+        largest = "kernel" if found.is_local else "actors"
+    elif largest == Share.COPYING and found.is_local:
+        largest = "around" if is_kernel else "batching"
     return Advice(_TEXTS.get(largest, "the envs are not the bottleneck (docs/timing.md)"))
 
 
@@ -83,39 +78,37 @@ def _about_compute(found: Recording, num_envs: int, first_ready: bool) -> Advice
     if found.cpu_share is None:
         return Advice("the envs; whether they compute or wait is unknown (docs/stepping.md)")
     does_wait, cores, backend = found.cpu_share < _COMPUTES, usable_cores(), None
+    what, num_workers = "the envs wait" if does_wait else "the envs compute", len(found.processes)
+    most = num_envs if does_wait else min(cores, num_envs)  # workers that are of use
     if does_wait and (load := found.others_load() or 0.0) > _BUSY * cores:
-        return Advice(
-            "the envs, which wait, or find no processor free: other programs keep "
-            f"{load:.1f} of {cores} busy; measure again without them (docs/timing.md)"
-        )
-    num_workers = len(found.processes)
-    if found.is_local and num_envs > 1 and not first_ready and (does_wait or cores > 1):
+        how = f"or find no processor free: other programs keep {load:.1f} of {cores} busy; measure "
+        how += "again without them"
+    elif found.is_local and most > 1 and not first_ready:
         how = "lets them wait side by side" if does_wait else "steps them on more processors"
-        how, backend = f"one after the other; {_WORKERS.use} {how}", _WORKERS.name
+        how, backend = f"one after the other; {BACKENDS['async'].use} {how}", "async"
     elif found.is_local:
-        how = f"make their step cheaper, or write it as {_COMPILED.use}"
-    elif does_wait and num_workers < num_envs:
-        how = f"num_workers={num_envs} lets all wait side by side, unless for one another"
+        how = f"make their step cheaper, or write it as {BACKENDS['jit'].use}"
+    elif most > num_workers:
+        how = f"num_workers={most} " + (
+            "lets all wait side by side, unless for one another"
+            if does_wait
+            else "uses all processors"
+        )
     elif does_wait:
         how = "side by side already; " if num_envs > 1 else ""
         how += "more envs at once cost little more"
-    elif (processors := min(cores, num_envs)) > num_workers:
-        how = f"num_workers={processors} uses all processors"
     else:
         how = f"a cheaper step, or more processors than {cores}, are left"
-    what = "the envs wait" if does_wait else "the envs compute"
     return Advice(f"{what}; {how} (docs/stepping.md)", backend)
 
 
-def duration(time_ns: float | None) -> str:
-    """Write a time with three digits, in the unit that suits it; None is not known.
+def duration(time_ns: float) -> str:
+    """Write a time with three digits, in the unit that suits it.
 
     Example:
         >>> duration(850), duration(42_345), duration(1_234_567), duration(2.5e9)
         ('850 ns', '42.3 us', '1.23 ms', '2.5 s')
     """
-    if time_ns is None:
-        return "unknown"
     for limit_ns, unit in ((1e3, "ns"), (1e6, "us"), (1e9, "ms")):
         if time_ns < limit_ns:
             return f"{time_ns * 1e3 / limit_ns:.3g} {unit}"

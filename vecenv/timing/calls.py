@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
@@ -43,7 +43,6 @@ class CallLog:
         names: Names of the kinds of interval: calls of the env, then phases in order of first use.
         since_ns: When the log began.
         rows: Intervals that have not been taken yet, as fields of CALL.
-        others: The latest phases of other threads: names of thread and phase, begin and end.
     """
 
     def __init__(self) -> None:
@@ -62,11 +61,8 @@ class CallLog:
         self.rows: list[tuple[int, ...]] = []
         self._latest = np.zeros(0, CALL)
         self._num_taken, self._sent_ns = 0, self.since_ns
-        self.others: deque[tuple[str, str, int, int]] = deque(maxlen=CAPACITY)
-        # By kind, of the other threads (0) and of the caller (1): times without what is inside, and
-        # with it.
+        # By kind, of the other threads (0) and of the caller (1): times without what is inside.
         self._own_ns: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
-        self._total_ns: tuple[Counter[int], Counter[int]] = (Counter(), Counter())
 
     def kind(self, name: str) -> int:
         """Return the number of a phase."""
@@ -98,16 +94,11 @@ class CallLog:
             begin_ns = max(begin_ns, self.since_ns)  # another thread may have cleared the log
             with self._lock:
                 self._own_ns[is_caller][kind] += max(now_ns - begin_ns - nested_ns, 0)
-                if all(one[_KIND] != kind for one in opened):  # else the one around has the time
-                    self._total_ns[is_caller][kind] += now_ns - begin_ns
         if is_caller:
             self._last_ns = now_ns
             sent_ns = self._sent_ns if kind == STEP_WAIT else begin_ns
             row = kind, begin_ns, now_ns, wait_begin_ns, wait_end_ns, nested_ns, num_rows, sent_ns
             self.rows.append(row)
-        else:
-            thread = threading.current_thread().name
-            self.others.append((thread, self.names[kind], begin_ns, now_ns))
 
     def note_wait(self, begin_ns: int, end_ns: int) -> None:
         """Note a wait, or a run of the compiled kernel, in the open call of the vector env, if any.
@@ -153,12 +144,6 @@ class CallLog:
     def wall_ns(self) -> int:
         """Time from the beginning of the log to the caller's latest event, without pauses."""
         return max(self._last_ns - self._begin_ns, 1)
-
-    @property
-    def total_ns(self) -> dict[str, int]:
-        """Time in each phase of all threads, with all that is inside it."""
-        with self._lock:
-            return self._by_name(self._total_ns[0] + self._total_ns[1])
 
     @property
     def others_ns(self) -> dict[str, int]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from bisect import bisect_right
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vecenv.timing.calls import NUM_ENV_CALLS, STEP, STEP_WAIT, CallLog
+from vecenv.timing.calls import STEP, STEP_WAIT, CallLog
 from vecenv.timing.recording import Recording
 from vecenv.timing.stamps import EnvStamps
 
@@ -23,16 +22,15 @@ _NO_PHASE: AbstractContextManager[Any] = nullcontext()
 class Timing:
     """Where the time goes; off until `enable` is called, and free while off.
 
-    Shares, rates and mean times cover all the time since `enable` or `clear`. The timeline, and the
-    percentiles in a report, cover the latest 65 536 calls and phases, and the latest steps of every
-    env (16 384 for up to 16 envs, never fewer than 64). The time of timing itself is excluded.
+    A report covers all the time since `enable` or `clear`; the timeline the latest 65 536 calls and
+    phases, and the latest steps of every env (16 384 for up to 16 envs, never fewer than 64). The
+    time of timing itself is excluded.
 
     Phases may be entered in several threads. Shares are those of the thread that calls the vector
     env; the phases of other threads are reported separately.
 
     Attributes:
         enabled: Whether timing is on.
-        total_ns: Nanoseconds spent in each phase since the last `clear`, in all threads.
         log: The log of calls and phases.
 
     Example:
@@ -44,8 +42,8 @@ class Timing:
         ...     actions = [0, 1]
         >>> results = envs.step(actions)
         >>> report = envs.timing.report()
-        >>> report.num_steps, sorted(envs.timing.total_ns)
-        (2, ['policy'])
+        >>> report.num_steps, report.shares["policy"] > 0
+        (2, True)
         >>> envs.close()
     """
 
@@ -54,11 +52,6 @@ class Timing:
         self._recording = Recording(type(envs).__name__)
         self.log = self._recording.log
         self.enabled = False
-
-    @property
-    def total_ns(self) -> dict[str, int]:
-        """Nanoseconds spent in each phase since the last `clear`, in all threads."""
-        return self.log.total_ns
 
     def enable(self) -> None:
         """Start timing; deletes earlier recordings.
@@ -105,10 +98,7 @@ class Timing:
         return _Interval(self, self.log.kind(name)) if self.enabled else _NO_PHASE
 
     def call(self, kind: int) -> AbstractContextManager[CallLog]:
-        """Return a context that is logged as a call of the vector env, steps as of all envs.
-
-        Adds the latest steps as a note to an exception that passes through it.
-        """
+        """Return a context that is logged as a call of the vector env, steps as of all envs."""
         return _Interval(self, kind, self._recording.chunks[-1] if kind in (STEP, STEP_WAIT) else 0)
 
     def recording(self) -> Recording:
@@ -153,20 +143,9 @@ class Timing:
 
             write_events(trace_events(recording), path)
 
-    def _add_latest(self, error: Exception) -> None:
-        """Note the latest steps: those of the worker of the env that an error names, or of all."""
-        rings, chunks = self._recording.rings, self._recording.chunks
-        if rings is None:
-            return
-        env_id = getattr(error, "env_index", None)
-        worker = 0 if env_id is None else bisect_right(chunks, env_id) - 1
-        first, last = chunks[worker], chunks[-1 if env_id is None else worker + 1]
-        if latest := rings.part(first, last).describe_latest(first):
-            error.add_note(latest)
-
 
 class _Interval(AbstractContextManager[CallLog]):
-    """Logs a call or a phase; adds the latest steps of the envs to exceptions of calls."""
+    """Logs a call or a phase."""
 
     __slots__ = ("_kind", "_num_rows", "_timing")
 
@@ -183,7 +162,5 @@ class _Interval(AbstractContextManager[CallLog]):
         log.begin(self._kind, self._num_rows)
         return log
 
-    def __exit__(self, exc_type: object, error: BaseException | None, traceback: object) -> None:
+    def __exit__(self, *_: object) -> None:
         self._timing.log.end()
-        if isinstance(error, Exception) and self._kind < NUM_ENV_CALLS:
-            self._timing._add_latest(error)

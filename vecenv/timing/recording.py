@@ -61,6 +61,7 @@ class Recording:
         num_receives, num_rows: Calls of `recv`; rows that all calls returned.
         counts, spent_ns, longest_ns: int64 (2, N), of the steps (0) and the resets (1) of each env
             that have ended: their number, their total time, the longest.
+        squares: float64 (N,), the sum of the squares of the times of steps.
         worker_ns: int64 (W,), time of work of each worker.
         most_pending: Intervals in the log at which to `fold`.
     """
@@ -79,6 +80,7 @@ class Recording:
         self.shares_ns = dict.fromkeys(Share, 0)
         self.critical_ns = self.num_receives = self.num_rows = 0
         self.counts, self.spent_ns, self.longest_ns = np.zeros((3, 2, self.chunks[-1]), np.int64)
+        self.squares = np.zeros(self.chunks[-1])
         self.worker_ns = np.zeros(len(self.processes), np.int64)
         self._load, self._others_load = OthersLoad() if self.processes else None, None
         self.most_pending = _MOST_CALLS
@@ -178,6 +180,8 @@ class Recording:
         self.counts += np.bincount(places, minlength=self.counts.size).reshape(shape)
         sums_ns = np.bincount(places, lengths_ns, self.counts.size).reshape(shape).astype(np.int64)
         self.spent_ns += sums_ns
+        squares = np.bincount(places, lengths_ns.astype(np.float64) ** 2, self.counts.size)
+        self.squares += squares[: shape[1]]
         np.maximum.at(self.longest_ns.reshape(-1), places, lengths_ns)
         return int(sums_ns[0].sum()), int(sums_ns[1].sum())
 

@@ -1,10 +1,9 @@
-"""TimingReport: shares of the wall time, per worker and per env, with advice, tables, a picture."""
+"""TimingReport: shares of the wall time with advice, times of workers and envs, table and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +12,27 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from vecenv.files import whole_file, write_json
-from vecenv.machine import pss_bytes
+from vecenv.files import write_json
 from vecenv.timing.advice import Advice, advise, duration
 from vecenv.timing.recording import Recording, Share
 
-__all__ = ["EnvTimes", "TimingReport", "WorkerTimes", "draw_shares", "new_figure", "new_table"]
+__all__ = ["EnvTimes", "TimingReport", "draw_shares", "new_figure", "new_table"]
 
 _NUM_SLOWEST = 5
 _SLOW = 1.25  # times the median env's mean time
 _UNITS = {
-    "wall_s, latest_s, start_s": "s",
+    "wall_s": "s",
     "steps_per_second": "env steps per second",
     "shares": "share of wall_s",
     "busy": "share of wall_s",
     "gains": "env steps per second if that share took no time",
     "other_threads": "share of wall_s, beside the shares",
     "*_ns": "ns",
-    "memory_bytes": "bytes",
     "others_load": "processors",
     "cpu_share": "processor time / time of env steps",
 }
 _BAR_WIDTH, _LEAST_BAR = 22, 8
-_NAME_WIDTH = 19  # of a share; longer names shorten the bar, then are cut
-_EIGHTHS = " ▏▎▍▌▋▊▉"
+_NAME_WIDTH = 19  # of a share; longer names shorten the bars, then are cut
 
 
 @dataclass(frozen=True)
@@ -46,39 +42,15 @@ class EnvTimes:
     Attributes:
         name: "env 3", or "all envs".
         num_steps: Number of steps, or of resets; resets are not among steps.
-        mean_ns, max_ns: Over all steps.
-        p50_ns, p90_ns, p99_ns: Over the latest, see `TimingReport.latest_s`; None without any.
+        mean_ns, max_ns: Over all of them.
         is_slow: Whether an env takes much longer than most others.
     """
 
     name: str
     num_steps: int
     mean_ns: float
-    p50_ns: float | None
-    p90_ns: float | None
-    p99_ns: float | None
     max_ns: float
     is_slow: bool = False
-
-
-@dataclass(frozen=True)
-class WorkerTimes:
-    """A process that steps envs.
-
-    Attributes:
-        name: "worker 0", or "caller" for the calling process.
-        first_env, last_env: Its envs.
-        busy: Share of the wall time in which at least one of its envs was at work.
-        start_s: Seconds from its start until its envs were made; None before, and of the caller.
-        memory_bytes: Its proportional share of memory (PSS) now; None if the system does not say.
-    """
-
-    name: str
-    first_env: int
-    last_env: int
-    busy: float
-    start_s: float | None
-    memory_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -92,7 +64,6 @@ class TimingReport:
             compiled code or of Ray's actors are, which may include resets; "nothing" if only the
             caller's time is known.
         wall_s: Seconds that the report covers, without the time of timing itself.
-        latest_s: Seconds at their end that the percentiles cover.
         num_steps: Env steps that ended, without resets; of envs that are not stamped one by one,
             rows that were returned.
         steps_per_second: `num_steps` over `wall_s`.
@@ -108,7 +79,8 @@ class TimingReport:
         envs: Step times of all envs together; None for envs that are not stamped.
         resets: Reset times of all envs together; None if there were none, or it is not known.
         slowest: The envs whose steps take longest on average.
-        workers: One entry per worker.
+        busy: Of each worker, "worker 0" or "caller", the share of the wall time in which at least
+            one of its envs was at work; empty for envs that are not stamped one by one.
         advice: A change that may shorten the largest share.
     """
 
@@ -116,7 +88,6 @@ class TimingReport:
     num_envs: int
     stamped: str
     wall_s: float
-    latest_s: float
     num_steps: int
     steps_per_second: float
     shares: dict[str, float]
@@ -128,7 +99,7 @@ class TimingReport:
     envs: EnvTimes | None
     resets: EnvTimes | None
     slowest: list[EnvTimes]
-    workers: list[WorkerTimes]
+    busy: dict[str, float]
     advice: Advice
 
     @property
@@ -144,24 +115,40 @@ class TimingReport:
         """
         return write_json({**asdict(self), "verdict": self.verdict, "units": _UNITS}, path)
 
-    def plot(self, path: str | Path) -> None:
-        """Draw the shares into a file; its suffix selects the format.
-
-        Raises:
-            ImportError: matplotlib is missing (`pip install vecenv[plots]`).
-            OSError: The file can't be written.
-        """
-        figure = new_figure(10, 2.2)
-        draw_shares(figure.subplots(), {self.backend: self})
-        with whole_file(path) as aside:
-            figure.savefig(aside, dpi=130)
-
     def __rich__(self) -> Any:
-        """Return tables with bars and the verdict, for rich to print."""
-        return _tables(self)
+        """Return a table of the shares, notes and the verdict, for rich to print."""
+        title = (
+            f"{self.backend}, {self.num_envs} env{'s' if self.num_envs != 1 else ''}: "
+            f"{self.steps_per_second:,.0f} steps/s "
+            f"({self.num_steps:,} in {self.wall_s:.2f} s)"
+        )
+        width = _BAR_WIDTH if max(map(len, self.shares)) <= _NAME_WIDTH else _LEAST_BAR
+        shares = new_table(title, ("where the time goes", "share", "", "steps/s without it"))
+        shares.columns[0].no_wrap = True  # but cut
+        shares.columns[2].min_width = width
+        for name, share in self.shares.items():
+            shares.add_row(
+                Text(name), f"{share:.1%}", "█" * round(share * width), f"{self.gains[name]:,.0f}"
+            )
+        times = {"a step": self.envs, "a reset": self.resets}
+        times |= {f"{one.name} (slow)": one for one in self.slowest if one.is_slow}
+        told = [
+            f"{name} {duration(one.mean_ns)}, at most {duration(one.max_ns)}"
+            for name, one in times.items()
+            if one is not None
+        ]
+        parts: list[Any] = [shares, "; ".join(told)] if told else [shares]
+        if self.stamped == "kernel":
+            parts.append(
+                "How long resets inside of steps take is unknown: whole calls are stamped."
+            )
+        if self.other_threads:
+            named = ", ".join(f"{name} {share:.1%}" for name, share in self.other_threads.items())
+            parts.append(Text(f"In other threads, beside these: {named} of the time."))
+        return Group(*parts, Text(self.verdict, style="bold"))
 
     def __str__(self) -> str:
-        """Return the tables as plain text, 80 columns wide."""
+        """Return the table as plain text, 80 columns wide."""
         console = Console(
             width=80, color_system=None, highlight=False, force_jupyter=False, emoji=False
         )
@@ -173,14 +160,13 @@ class TimingReport:
 def make_report(found: Recording) -> TimingReport:
     """Compute a report from running totals and the recording of their latest part."""
     wall_ns = found.log.wall_ns
-    begin_ns, calls, stamps = found.window()
     own_ns = found.shares_ns.items()
     is_split = found.stamped != "nothing"
     spent_ns = {name.value: ns for name, ns in own_ns if ns or (name != Share.UNSPLIT) == is_split}
     for name, ns in found.log.phases_ns.items():
         spent_ns[f"{name} (phase)" if name in (*Share, "other") else name] = ns
     spent_ns["other"] = wall_ns - sum(spent_ns.values())
-    steps, resets, slowest = _env_times(found, stamps)
+    steps, resets, slowest = _env_times(found)
     num_steps = int(found.counts[0].sum()) if found.rings else found.num_rows
     bound_ns = min(found.bound_ns(), wall_ns)
     gains = {}
@@ -193,7 +179,6 @@ def make_report(found: Recording) -> TimingReport:
         num_envs=found.chunks[-1],
         stamped=found.stamped,
         wall_s=wall_ns / 1e9,
-        latest_s=min(int(calls["end_ns"].max(initial=begin_ns)) - begin_ns, wall_ns) / 1e9,
         num_steps=num_steps,
         steps_per_second=num_steps / wall_ns * 1e9,
         shares={name: ns / wall_ns for name, ns in spent_ns.items()},
@@ -205,62 +190,43 @@ def make_report(found: Recording) -> TimingReport:
         envs=steps,
         resets=resets,
         slowest=slowest,
-        workers=_workers(found) if found.rings else [],
+        busy=_busy(found) if found.rings else {},
         advice=advise(largest, found, num_steps, steps and steps.mean_ns),
     )
 
 
-def _env_times(
-    found: Recording, stamps: np.ndarray | None
-) -> tuple[EnvTimes | None, EnvTimes | None, list[EnvTimes]]:
+def _env_times(found: Recording) -> tuple[EnvTimes | None, EnvTimes | None, list[EnvTimes]]:
     """Return the times of all steps, of all resets, and of the envs whose steps take longest."""
-    if stamps is None or not found.counts.any():
-        return None, None, []
     counts, means_ns = found.counts[0], found.spent_ns[0] / np.maximum(found.counts[0], 1)
     limit_ns = _SLOW * float(np.median(means_ns[counts > 0])) if counts.any() else 0.0
+    # Slow is reliably above the limit, and not because of single long steps.
+    variances = np.maximum(found.squares / np.maximum(counts, 1) - means_ns**2, 0.0)
+    errors_ns = 2 * np.sqrt(variances / np.maximum(counts - 1, 1))
+    is_slow = (counts > 1) & (means_ns - errors_ns > limit_ns)
 
-    def times(name: str, kind: int, env: int | slice) -> EnvTimes | None:
-        count = int(found.counts[kind, env].sum())
-        if count == 0:
+    def times(name: str, kind: int, env: int | slice, is_slow: bool = False) -> EnvTimes | None:
+        if (count := int(found.counts[kind, env].sum())) == 0:
             return None
-        chosen = stamps["is_reset"] == bool(kind)
-        if isinstance(env, int):
-            chosen &= stamps["env_id"] == env
-        latest_ns = (stamps["end_ns"] - stamps["begin_ns"])[chosen]
         mean_ns = float(found.spent_ns[kind, env].sum()) / count
-        p50, p90, p99, is_slow = None, None, None, False
-        if len(latest_ns) > 0:
-            p50, p90, p99 = np.percentile(latest_ns, (50, 90, 99)).tolist()
-            # Reliably above the limit, and not because of single long steps.
-            error_ns = 2 * float(latest_ns.std()) / max(len(latest_ns) - 1, 1) ** 0.5
-            is_slow = len(latest_ns) > 1 and mean_ns - error_ns > limit_ns
-        longest_ns = float(found.longest_ns[kind, env].max())
-        return EnvTimes(name, count, mean_ns, p50, p90, p99, longest_ns, is_slow)
+        return EnvTimes(name, count, mean_ns, float(found.longest_ns[kind, env].max()), is_slow)
 
     every = slice(None)
     ranked = np.argsort(-means_ns, kind="stable")[:_NUM_SLOWEST].tolist() if len(counts) > 1 else []
-    slowest = [one for env in ranked if (one := times(f"env {env}", 0, env)) is not None]
-    return times("all envs", 0, every), times("all envs", 1, every), slowest
+    slowest = [times(f"env {env}", 0, env, bool(is_slow[env])) for env in ranked]
+    known = [one for one in slowest if one is not None]
+    return times("all envs", 0, every), times("all envs", 1, every), known
 
 
-def _workers(found: Recording) -> list[WorkerTimes]:
-    workers = list[WorkerTimes]()
-    number = 0
-    for process, chunk, busy_ns in zip(
-        found.processes, pairwise(found.chunks), found.worker_ns.tolist(), strict=True
-    ):
-        name, pid, start_s = "caller", None, None
-        if process is not None:
-            name, pid, start_s = f"worker {number}", process.pid, process.start_s
-            number += 1
-        if start_s is not None and start_s < 0:  # it is being replaced
-            start_s = None
-        busy = min(busy_ns / found.log.wall_ns, 1.0)
-        workers.append(WorkerTimes(name, chunk[0], chunk[1] - 1, busy, start_s, pss_bytes(pid)))
-    return workers
+def _busy(found: Recording) -> dict[str, float]:
+    """Return the share of the wall time in which each worker was at work."""
+    names = [f"worker {k}" for k in range(len(found.processes))]
+    if found.processes[0] is None:
+        names = ["caller", *names[:-1]]
+    shares = np.minimum(found.worker_ns / found.log.wall_ns, 1.0)
+    return dict(zip(names, shares.tolist(), strict=True))
 
 
-# -- as tables -------------------------------------------------------------------------------------
+# -- as a table ------------------------------------------------------------------------------------
 
 
 def new_table(title: str, columns: Sequence[str] = (), **options: Any) -> Table:
@@ -270,63 +236,6 @@ def new_table(title: str, columns: Sequence[str] = (), **options: Any) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number and column else "left")
     return table
-
-
-def _bar(share: float, width: int) -> str:
-    """Draw a share, 0 to 1, as a bar of at most `width` characters.
-
-    Example:
-        >>> _bar(0.5, 8)
-        '████'
-    """
-    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
-    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
-
-
-def _tables(report: TimingReport) -> Group:
-    """Return shares, workers, envs, notes and the verdict, to be printed with rich."""
-    title = (
-        f"{report.backend}, {report.num_envs} env{'s' if report.num_envs != 1 else ''}: "
-        f"{report.steps_per_second:,.0f} steps/s "
-        f"({report.num_steps:,} in {report.wall_s:.2f} s)"
-    )
-    spare = _NAME_WIDTH + _BAR_WIDTH - max(_NAME_WIDTH, *map(len, report.shares))
-    width = max(spare, _LEAST_BAR)
-    shares = new_table(title, ("where the time goes", "share", "", "steps/s without it"))
-    shares.columns[0].no_wrap = True  # but cut
-    shares.columns[2].min_width = width
-    for name, share in report.shares.items():
-        shares.add_row(Text(name), f"{share:.1%}", _bar(share, width), f"{report.gains[name]:,.0f}")
-    workers = new_table("", ("process", "envs", "busy", "", "idle", "start", "memory"))
-    for one in report.workers:
-        first, last, memory_bytes = one.first_env, one.last_env, one.memory_bytes
-        workers.add_row(
-            one.name,
-            f"{first}" if first == last else f"{first}-{last}",
-            f"{one.busy:.1%}",
-            _bar(one.busy, 12),
-            f"{1 - one.busy:.1%}",
-            "" if one.start_s is None else f"{one.start_s:.2f} s",
-            "" if memory_bytes is None else f"{memory_bytes / 2**20:.0f} MiB",
-        )
-    envs = new_table("", ("times of", "count", "mean", "p50", "p90", "p99", "max"))
-    slow = [(times, f"{times.name} (slow)") for times in report.slowest if times.is_slow]
-    for times, name in ((report.envs, "steps"), *slow, (report.resets, "resets")):
-        if times is not None:
-            lengths = (times.mean_ns, times.p50_ns, times.p90_ns, times.p99_ns, times.max_ns)
-            envs.add_row(name, f"{times.num_steps:,}", *map(duration, lengths))
-    parts: list[Any] = [table for table in (shares, workers, envs) if table.row_count]
-    if report.stamped == "kernel":
-        parts.append("How long resets inside of steps take is unknown: whole calls are stamped.")
-    if report.envs is not None and report.latest_s < 0.99 * report.wall_s:
-        parts.append(
-            f"Percentiles are those of the latest {report.latest_s:.3g} s of {report.wall_s:.3g} s;"
-            " all other numbers are about the whole time."
-        )
-    if report.other_threads:
-        named = ", ".join(f"{name} {share:.1%}" for name, share in report.other_threads.items())
-        parts.append(Text(f"In other threads, beside these: {named} of the time."))
-    return Group(*parts, Text(report.verdict, style="bold"))
 
 
 # -- as a picture ----------------------------------------------------------------------------------
@@ -354,8 +263,9 @@ def draw_shares(axes: Any, reports: Mapping[str, TimingReport]) -> None:
     for name in names:
         widths = np.array([100 * one.get(name, 0.0) for one in shares])
         bars = axes.barh(labels, widths, left=left, label=name)
-        told = [f"{width:.0f} %" if width >= 6 else "" for width in widths]
-        axes.bar_label(bars, told, label_type="center", fontsize=9)
+        axes.bar_label(
+            bars, [f"{width:.0f} %" if width >= 6 else "" for width in widths], label_type="center"
+        )
         left += widths
     axes.invert_yaxis()
     axes.set_xlim(0, 100)

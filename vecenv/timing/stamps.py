@@ -31,7 +31,6 @@ COUNT, CPU, CPU_OF = range(3)
 # step after one that was long enough to make its cost negligible.
 _MEASURE_EVERY = 128
 _LONG_NS = 250_000
-_MOST_LINES = 10  # of a description
 
 
 class WorkerProcess(NamedTuple):
@@ -105,22 +104,6 @@ class EnvStamps:
             first = lasts[env] + 1 - lengths[env]
             is_whole[first : first + lost[env]] = False
         return found[is_whole], counts
-
-    def describe_latest(self, first_env: int = 0) -> str:
-        """List the latest steps, running ones first, then the newest; empty if there are none.
-
-        Args:
-            first_env: Number of the first env, if these are a part.
-        """
-        found, _ = self.since(np.maximum(self.tallies[:, COUNT] - _MOST_LINES, 0))
-        now_ns, lines = perf_counter_ns(), []
-        order = np.lexsort((-found["begin_ns"], found["end_ns"] > 0))[:_MOST_LINES]
-        for env_id, begin_ns, end_ns, _, is_reset in found[order].tolist():
-            what = "reset" if is_reset else "step"
-            how = f"took {(end_ns - begin_ns) / 1e6:.3f} ms" if end_ns else "has not ended"
-            ago_ms = (now_ns - begin_ns) / 1e6
-            lines.append(f"  env {first_env + env_id}: {what} begun {ago_ms:.3f} ms ago, {how}")
-        return "\n".join(["Latest steps, by the stamps of envs.timing:", *lines]) if lines else ""
 
 
 class StampedEnv:

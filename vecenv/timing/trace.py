@@ -1,7 +1,7 @@
 """The timeline as Chrome trace JSON (Trace Event Format), for Perfetto or chrome://tracing.
 
-One process "caller" with a track for its calls, waits, copies and phases, and one for each other
-thread that has phases; one process per worker with a track of its envs' steps.
+One process "caller" with a track for its calls, waits, copies and phases; one process per worker
+with a track of its envs' steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ __all__ = ["MOST_STEPS", "trace_events", "write_events"]
 
 MOST_STEPS = 50_000  # latest env steps in a trace; Perfetto opens that many quickly
 _CALLER = 0  # number of the process; worker w is w + 1
-_OTHER_THREADS = 1_000_000  # first track of the caller's other threads
 _ENVS = 1  # track of a process's env steps
 
 Event = dict[str, Any]
@@ -50,7 +49,7 @@ def trace_events(recording: Recording) -> Iterator[Event]:
 
 
 def _caller_events(recording: Recording, calls: np.ndarray, since_ns: int) -> Iterator[Event]:
-    """Yield calls and phases, waits and copies inside them, and phases of other threads."""
+    """Yield calls and phases, and waits and copies inside them."""
     is_compiled = recording.stamped == "kernel"
     waited = "kernel" if is_compiled else "wait"
     for kind, begin_ns, end_ns, wait_begin_ns, wait_end_ns, *_ in calls.tolist():
@@ -60,15 +59,6 @@ def _caller_events(recording: Recording, calls: np.ndarray, since_ns: int) -> It
             yield _slice(waited, waited, wait_begin_ns - since_ns, wait_end_ns - wait_begin_ns)
             if not is_compiled:
                 yield _slice("copy", "copy", wait_end_ns - since_ns, end_ns - wait_end_ns)
-    tracks: dict[str, int] = {}
-    for thread, phase, begin_ns, end_ns in recording.log.others.copy():
-        if begin_ns < since_ns:
-            continue
-        if thread not in tracks:
-            tracks[thread] = _OTHER_THREADS + len(tracks)
-            yield _name("thread_name", _CALLER, tracks[thread], f"thread {thread}")
-        track = _CALLER, tracks[thread]
-        yield _slice(phase, "phase", begin_ns - since_ns, end_ns - begin_ns, track)
 
 
 def _env_events(recording: Recording, stamps: np.ndarray, since_ns: int) -> Iterator[Event]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from vecenv.core.pickling import dumps, load_factories, load_registry
 from vecenv.core.reopening import MissingEnv, remade
 from vecenv.core.restarts import RestartingEnv, without_restarts
 from vecenv.core.spaces import require_new_env
-from vecenv.workers.rows import InfoKey, InfoTable, Layout, Tables
+from vecenv.workers.rows import Layout, Tables
 
 __all__ = ["Answer", "Chunk", "EnvSpaces", "close_envs", "make_envs"]
 
@@ -77,14 +78,12 @@ class Answer(NamedTuple):
         infos: By index in the chunk the infos to be entered, mostly one.
         objects: Observations of leaves without fixed shape, one list per leaf.
         errors: Faults of single envs.
-        sent: All of it pickled, if that has been done.
     """
 
     result: Any = None
     infos: Mapping[int, Any] = {}
     objects: Sequence[Sequence[Any]] = ()
     errors: Sequence[EnvFault] = ()
-    sent: bytes = b""
 
     def pickled(self, first: int, worker: int) -> bytes:
         """Pickle what a worker says of its envs from `first` on, or a fault if that fails."""
@@ -96,13 +95,12 @@ class Answer(NamedTuple):
 
     def _culprit(self) -> int:
         """Return the first env whose part can't be pickled; 0 if unknown."""
-        parts: list[Any] = [enumerate(items) for items in (self.result or (), *self.objects)]
-        for part in [*parts, self.infos.items()]:
-            for index, item in part:
-                try:
-                    dumps(item)
-                except BaseException:  # code of users' classes
-                    return index
+        parts = [enumerate(items) for items in (self.result or (), *self.objects)]
+        for index, item in chain(self.infos.items(), *parts):
+            try:
+                dumps(item)
+            except BaseException:  # code of users' classes
+                return index
         return 0
 
 
@@ -161,14 +159,13 @@ class Chunk:
     ) -> None:
         self.worker, self.num_envs = worker, layout.num_envs
         self.first, self.last = first, first + len(envs)
-        self.group = EnvGroup(envs, layout.autoreset_mode, self._enter)
+        self.group = EnvGroup(envs, layout.autoreset_mode, keep_info)
         self._every, self._place, self._layout = range(len(envs)), place, layout
         self._spaces = layout.observation_space, layout.action_space
         for env in map(without_restarts, envs):
             if isinstance(env, MissingEnv):
                 env.be_of(*self._spaces)
-        self._rows, self._objects, self._tables = tables.rows, tables.objects, tables
-        self._infos: InfoTable | None = None  # once infos have keys in common
+        self._rows, self._objects = tables.rows, tables.objects
         self._actions: Any = tables.actions  # None if all travel by message
         self._published = list(tables.published.items())
 
@@ -184,8 +181,6 @@ class Chunk:
         chosen = self._every if index is None else range(index, index + 1)
         if actions is None:
             actions = self._actions.all() if index is None else (self._actions.one(index),)
-        if self._infos is not None:
-            self._infos.flags[chosen.start : chosen.stop] = False
         infos: dict[int, Any] = {}
         faults: list[EnvFault] = []
         left = chosen
@@ -200,20 +195,12 @@ class Chunk:
                 actions, left = actions[k + 1 :], left[k + 1 : len(actions)]
         if self._published:
             faults += self._publish(chosen, "step", faults)
-        answer = None
-        if infos or faults or self._objects:
-            infos = {k - chosen[0]: entries for k, entries in infos.items()}
-            objects = [[leaf.target[k] for k in chosen] for leaf in self._objects]
-            answer = Answer(None, infos, objects, faults)
-            if self.worker >= 0:  # here, as the report counts it as copying
-                answer = Answer(sent=answer.pickled(self.first + chosen[0], self.worker))
         self.group.mark_done(chosen[-1])
-        return answer
-
-    def _enter(self, infos: dict[int, Any], info: Any, index: int, num_envs: int) -> None:
-        """Take down an info of a step: in shared memory, or as it is."""
-        if self._infos is None or index in infos or not self._infos.put(info, index):
-            keep_info(infos, info, index, num_envs)
+        if not (infos or faults or self._objects):
+            return None
+        infos = {k - chosen[0]: entries for k, entries in infos.items()}
+        objects = [[leaf.target[k] for k in chosen] for leaf in self._objects]
+        return Answer(None, infos, objects, faults)
 
     def _announced(self, actions: Iterable[Any], chosen: range) -> Iterator[Any]:
         """Yield the actions of some envs; each env is announced before, should it never return."""
@@ -374,10 +361,6 @@ class Chunk:
             env = MissingEnv(fault.text, self._layout.restart_envs, self._spaces)
             self._put(fault.env_id - self.first, env, made[fault.env_id])
         return Answer(faults)
-
-    def share_infos(self, keys: Sequence[InfoKey]) -> None:
-        """From now on, put infos of steps that have these keys into shared memory."""
-        self._infos = InfoTable(keys, self._tables.infos, self._tables.info_flags)
 
     def lose_episodes(self, reason: str, objects: Sequence[Sequence[Any]]) -> None:
         """Take over from a worker that is gone: every episode of its envs is over.

@@ -6,24 +6,22 @@
       Actions      ---- actions --------> +---------+ ------> Chunk       envs bounds[w] ...
       Tables       <--- obs, rewards, --- | Memory  | <------   EnvGroup  steps and autoresets
                         flags             +---------+           with RestartingEnv, if asked for
-      Pool         ---- frame: STEP, SEND env, ASK + pickle ->   (pipe) wakes the worker
-        _Seat w    <--- frame: DONE, ROW env, + pickled Answer   (pipe) wakes the caller
+      Pool         ---- frame: STEP, SEND env, ASK + pickle -> (socket) wakes the worker
+        _Seat w    <--- frame: DONE, ROW env, + pickled Answer (socket) wakes the caller
 
 Memory is one anonymous file that all map, and in which all allocate the same `Tables` in the same
 order. A row of actions is written by the caller before it sends a frame, a row of results by the
-env's worker before it replies, so a frame is what hands a row over. Nothing else is shared but
-places (at which env a worker is, which full reset was the last). Each worker has two pipes
-(`Channel`); the caller waits for all at once.
+env's worker before it replies, so a frame is what hands a row over. Beside rows it has at which env
+each worker is, and which full reset was the last. The caller waits for all sockets at once.
 
 *A step* writes all actions, sends STEP to every worker and waits for DONE from each. Infos, faults
-and observations without fixed shape come as the reply's payload; infos that are the same numbers
-each time lie in memory (`InfoTable`).
+and observations without fixed shape come as the reply's payload.
 *send / recv*: SEND for each env, ROW for each that is done; `ready` has them in order of arrival.
 *An env that raises* is an `EnvFault` in the reply; the others of its worker are stepped all the
 same, and the caller raises it.
-*A worker that dies* ends its pipe: the wait sees that at once, and `Pool` says how it ended, or
+*A worker that dies* ends its socket: the wait sees that at once, and `Pool` says how it ended, or
 starts another one, which is sent what is unanswered. One that is late is killed, then the same.
-*A caller that dies* takes its workers along (`child`), and these their groups of processes.
+*A caller that dies* takes its workers along (`end_with_caller`), and these what envs have started.
 *An exception in the midst of a call* (Ctrl-C) leaves everything as it is: all calls but `reset` and
 `close` are refused. `reset` drops what is still answered, and replaces a worker whose bytes were
 being read or written just then (`Pool.give_up`).
@@ -36,12 +34,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Env, Space, logger
 from gymnasium.error import NoAsyncCallError, ResetNeeded
-from gymnasium.vector import AsyncVectorEnv as OneProcessPerEnv
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
@@ -70,7 +67,6 @@ from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 from vecenv.timing.stamps import EnvStamps, WorkerProcess
 from vecenv.workers.channel import Kind, message
 from vecenv.workers.plan import Plan, read_spaces, worker_bounds, worker_variables
-from vecenv.workers.rows import common_keys
 
 if TYPE_CHECKING:
     from vecenv.workers.chunk import Answer
@@ -82,9 +78,8 @@ WorkerEnv = Mapping[str, str] | Callable[[int], Mapping[str, str]]
 _Request = Callable[[int, int], tuple[Any, ...]]  # of envs i, ..., j - 1
 
 _CLOSE_TIMEOUT_S = 30.0
-_NUM_LOOKS = 8  # at infos, for keys that they have in common
-_WORKER = 5  # place of the argument
 _NEVER = Deadline.of_call(None, None)
+_NUMBERS = (float, int, bool, np.float64, np.float32, np.int64)
 
 
 class AsyncVectorEnv(GymVecEnv):
@@ -111,8 +106,7 @@ class AsyncVectorEnv(GymVecEnv):
             and uses no GPU). Workers never run the main script again.
         daemon: Kept for compatibility: workers end with this process, and envs may start processes
             of their own, which end with their worker.
-        worker: A function for Gymnasium's class to run in a process per env; what is made then is
-            a `gymnasium.vector.AsyncVectorEnv`, which has no arguments from `num_workers` on.
+        worker: Refused if given: Gymnasium's class alone can run another worker function.
         observation_mode, autoreset_mode: As in `SyncVectorEnv`.
         max_concurrency: Most workers.
         num_workers: Processes, at most one per env; None or "auto" for one per usable core
@@ -175,7 +169,10 @@ class AsyncVectorEnv(GymVecEnv):
     ) -> None:
         self.closed = True  # until there is something to close
         if worker is not None:
-            raise ValueError("worker is for AsyncVectorEnv itself, subclasses can't have one")
+            raise ValueError(
+                "worker is given, but workers here step several envs each: leave it out, or use "
+                "gymnasium.vector.AsyncVectorEnv, which runs that function in a process per env"
+            )
         if threads_per_worker is not None:
             raise ValueError(
                 f"threads_per_worker is {threads_per_worker!r}, but workers have one thread: for "
@@ -194,7 +191,7 @@ class AsyncVectorEnv(GymVecEnv):
         variables = worker_variables(worker_env, self.num_workers, context, caller_steps)
         at_once, given = start_concurrency, read_spaces(spaces, lazy)
         self._plan = Plan(
-            factories=env_fns,
+            factories=list(env_fns),
             bounds=bounds,
             context=context if variables is None else "spawn",
             restart_envs=on_error == "restart",
@@ -218,7 +215,7 @@ class AsyncVectorEnv(GymVecEnv):
             batched = self._plan.batch([self._plan.spaces] * len(env_fns))  # type: ignore[list-item]  # given
             self._set_up(len(env_fns), batched, self.autoreset_mode)
             self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs))
-            self._calls.is_started = self.closed = self._is_new = False
+            self._calls.is_started = self.closed = False
         else:
             self._start()
 
@@ -227,8 +224,8 @@ class AsyncVectorEnv(GymVecEnv):
         from vecenv.workers.pool import Pool
 
         pool = Pool(self._plan)
-        spaces, about = pool.open()
         try:
+            spaces, about = pool.open()
             if not hasattr(self, "_calls"):
                 self._set_up(len(self.env_fns), spaces, self.autoreset_mode)
             self.metadata = {**(about.metadata or {}), "autoreset_mode": self.autoreset_mode}
@@ -238,9 +235,6 @@ class AsyncVectorEnv(GymVecEnv):
             self.published, self.restarts = pool.tables.published, pool.tables.restarts
             self._out: Any = None  # of the step under way
             self._resetting: Sequence[int] = ()  # the envs of the pending reset
-            self._everyone = np.arange(self.num_envs)
-            self._num_looks = _NUM_LOOKS  # that are left
-            self._is_new = True  # never reset
             self._shared_stamps: EnvStamps | None = None
             self._on_cut = partial(_note_cut, self._calls, pool)
             self._calls.is_started = True
@@ -250,15 +244,6 @@ class AsyncVectorEnv(GymVecEnv):
             self.closed = True
             pool.kill()
             raise
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Leave envs with a worker function, which speaks Gymnasium's protocol, to its class."""
-        worker = args[_WORKER] if len(args) > _WORKER else kwargs.get("worker")
-        if worker is None or cls is not AsyncVectorEnv:
-            return super().__new__(cls)
-        if "autoreset_mode" in kwargs:
-            kwargs["autoreset_mode"] = read_autoreset_mode(kwargs["autoreset_mode"])
-        return OneProcessPerEnv(*args, **kwargs)
 
     # -- reset -------------------------------------------------------------------------------
 
@@ -313,7 +298,6 @@ class AsyncVectorEnv(GymVecEnv):
             return seeds[i:j], options, None if mask is None else mask[i:j]
 
         self._begin("reset", "reset", request, is_full=is_full)
-        self._is_new = False
 
     def _finish_reset(self, deadline: Deadline) -> tuple[Any, dict[str, Any]]:
         infos, _ = self._finish("reset", deadline)
@@ -331,18 +315,17 @@ class AsyncVectorEnv(GymVecEnv):
         ResetNeeded that is raised then is also of the class of what an env raised, as Gymnasium's
         tests want it.
         """
-        if self._is_new and not self._calls.is_ready:
+        if not self._calls.has_reset and self._calls.fault is None:
             self._calls.require_idle("step")
-            self._begin_step(list(iterate(self.action_space, actions)), None, is_checked=False)
             told = "`step` was called before the first `reset`; call `reset` first"
+            self._begin_step(list(iterate(self.action_space, actions)), None, is_checked=False)
             try:
                 self._finish("step", self._deadline(None))
             except Exception as error:
-                env_id = vars(error).get("env_index")
-                if env_id is None:  # a timeout, or a worker that is gone
+                if "env_index" not in vars(error):  # a timeout, or a worker that is gone
                     raise
                 self._calls.fault = None  # what is missing is a reset
-                told = f"{told} (env {env_id} raised {type(error).__name__}: {error})"
+                told = f"{told} (env {vars(error)['env_index']} raised {error!r})"
                 raise reset_needed_as(type(error))(told) from error
             raise ResetNeeded(told)
         return super().step(actions, out=out)
@@ -381,7 +364,7 @@ class AsyncVectorEnv(GymVecEnv):
         shared = pool.tables.actions if is_checked else None
         if shared is None or not shared.write(actions):
             each = list(self._actions.each(actions)) if is_checked else actions
-            parts = [each[i:j] for i, j in pool.chunks]
+            parts = [each[i:j] for i, j in self._plan.chunks]
             own = None if own is None else partial(own, parts.pop(0))
             payloads = list(map(dumps, parts))
         calls.unfinished, calls.pending, calls.is_ready = self._on_cut, "step", False
@@ -427,49 +410,38 @@ class AsyncVectorEnv(GymVecEnv):
             self._note_ended((rows.terminations | rows.truncations)[env_ids], env_ids)
         found = [(env_id, row, answer) for row, (env_id, answer) in enumerate(taken) if answer]
         try:
-            infos = self._gather(found, env_ids)
+            infos = self._gather(found, env_ids.tolist())
         except Exception:
             calls.mark_received(env_ids)
             raise
         return self._batch_of(env_ids, infos)
 
     def _gather(
-        self, found: Sequence[tuple[int, int, Answer]], steps: slice | np.ndarray | None
+        self, found: Sequence[tuple[int, int, Answer]], env_ids: Sequence[int]
     ) -> dict[Any, Any]:
         """Take in what envs had to say beyond numbers, and return their infos.
 
         Args:
             found: The first env of each answer, and its row.
-            steps: Which envs have been stepped, in the order of the rows; None for no step, where
-                all envs have rows.
+            env_ids: The env of each row.
 
         Raises:
             Exception: What envs have raised, the last.
             InfoError: The infos can't be batched; the rest has been taken in.
         """
-        pool, entries = self._pool, {}
-        if not found and pool.infos is None:
-            return {}
+        pool, entries, infos = self._pool, {}, {}
         for first, _, answer in found:
             for leaf, items in zip(pool.tables.objects, answer.objects, strict=False):
                 leaf.target[first : first + len(items)] = items
         if faults := [fault for *_, answer in found for fault in answer.errors]:
             raise_faults(faults, pool.steps)
-        for *_, row, answer in found:  # infos by row
+        for *_, row, answer in found:
             entries.update((row + index, parts) for index, parts in answer.infos.items())
-        table, infos = None if steps is None else pool.infos, {}
-        if not entries:
-            return infos if table is None else table.batch(steps)  # type: ignore[arg-type]  # of steps
-        env_ids = self._everyone if steps is None else self._everyone[steps]
-        for row, env_id in enumerate(env_ids.tolist()):
-            if table is not None and (info := table.row(env_id)):
-                add_info(infos, info, row, len(env_ids), env_id)
-            for info in entries.get(row, ()):
-                add_info(infos, info, row, len(env_ids), env_id)
-        if steps is not None and table is None and self._num_looks:
-            self._num_looks -= 1
-            if keys := common_keys(list(chain.from_iterable(entries.values()))):
-                pool.share_infos(keys)
+        if len(entries) == len(env_ids) and (batch := _columns(list(entries.values()))):
+            return batch
+        for row in sorted(entries):  # the first env that has a key decides its dtype
+            for info in entries[row]:
+                add_info(infos, info, row, len(env_ids), env_ids[row])
         return infos
 
     def _guarded(self, wait: Callable[..., None], *args: Any) -> None:
@@ -490,13 +462,6 @@ class AsyncVectorEnv(GymVecEnv):
                 told += ", with on_error='restart' if workers are to be replaced"
             error.args = (f"{told}.",)
             raise
-
-    def halves(self) -> NoReturn:
-        """Say what to do instead: `send` and `recv` overlap envs with a policy."""
-        raise NotImplementedError(
-            "halves() is gone: `send` the actions of some envs, compute those of others, and "
-            "`recv` who is ready; `step_async` and `step_wait` let all of them go on meanwhile"
-        )
 
     # -- envs' methods and attributes --------------------------------------------------------
 
@@ -540,7 +505,7 @@ class AsyncVectorEnv(GymVecEnv):
         pool, calls, own = self._pool, self._calls, None
         if pool.is_cut and not is_full:
             calls.require_ready(method)
-        requests = [request(i, j) for i, j in pool.chunks]
+        requests = [request(i, j) for i, j in self._plan.chunks]
         if pool.own is not None:
             own = partial(getattr(pool.own, method), *requests.pop(0))
         payloads = [message(method, *arguments) for arguments in requests]
@@ -564,11 +529,10 @@ class AsyncVectorEnv(GymVecEnv):
         requests = {chunk: request(*chunk) for chunk in chunks if is_started}  # before any change
         self._calls.mark_reopened(factories)
         self.env_fns = [factories.get(env_id, made) for env_id, made in enumerate(self.env_fns)]
-        self._plan = self._plan._replace(factories=self.env_fns)
+        self._plan.factories[:] = self.env_fns
         if not is_started:
             return
         pool = self._pool
-        pool.factories[:] = self.env_fns
         faults = self._ask("reopen", lambda i, j: requests[i, j])
         if pool.plan.restart_envs:
             pool.missing.difference_update(factories)
@@ -598,11 +562,9 @@ class AsyncVectorEnv(GymVecEnv):
             error = EnvStateError(f"{problem}; others have been loaded: call `reset`")
             self._calls.forget_reset(error)
             raise error
-        self._is_new = False
         self._take_notes(*notes)
         self._ended.ended.clear()
-        if self._is_disabled:
-            self._ended.ended.update(index for index, is_over in enumerate(found) if is_over)
+        self._ended.ended.update(np.flatnonzero(found).tolist())  # asked for if autoreset is off
         self._calls.mark_reset()
 
     # -- pending calls -----------------------------------------------------------------------
@@ -631,9 +593,9 @@ class AsyncVectorEnv(GymVecEnv):
         calls.unfinished, calls.is_ready = self._on_cut, False
         pool.do_own()
         self._guarded(pool.wait, deadline, f"step {pool.steps}" if call == "step" else call)
-        found = [(first, first, answer) for first, answer in pool.answers()]
+        found = pool.answers()
         try:
-            infos = self._gather(found, slice(None) if call == "step" else None)
+            infos = self._gather(found, range(self.num_envs))
         except Exception as error:
             if call != "call":
                 calls.forget_reset(retold(error))
@@ -717,10 +679,6 @@ class AsyncVectorEnv(GymVecEnv):
             self.close()
 
 
-# Or `inspect.signature` of the class would be that of `__new__`.
-vars(AsyncVectorEnv.__new__)["__wrapped__"] = AsyncVectorEnv.__init__
-
-
 def _note_cut(calls: CallProtocol, pool: Pool) -> None:
     """Refuse all but `reset` and `close`, after an exception in the midst of a call."""
     pool.is_cut = True
@@ -728,3 +686,22 @@ def _note_cut(calls: CallProtocol, pool: Pool) -> None:
     calls.fault = None
     told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
     calls.give_up(RuntimeError(told))
+
+
+def _columns(entries: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
+    """Batch infos if each row has one with the same keys, all numbers of the same types, else None.
+
+    As `add_info` does it, in a third of the time, which is most of what the caller does in a step.
+    """
+    infos, batch = [parts[0] for parts in entries], dict[str, Any]()
+    keys, count = infos[0], sum(map(len, entries))
+    if {*map(type, infos)} != {dict} or {*map(len, infos)} != {len(keys)} or count > len(infos):
+        return None
+    for key, kind in zip(keys, map(type, keys.values()), strict=True):
+        values = [info.get(key) for info in infos]
+        is_else = kind not in _NUMBERS or key == "final_obs" or f"_{key}" in keys
+        if is_else or {*map(type, values)} != {kind}:
+            return None
+        with contextlib.suppress(OverflowError):
+            batch[key], batch[f"_{key}"] = np.array(values, kind), np.ones(len(infos), np.bool_)
+    return batch if len(batch) == 2 * len(keys) else None

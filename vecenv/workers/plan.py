@@ -7,13 +7,11 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gymnasium import Env, Space
-from gymnasium.spaces import Dict, Graph, OneOf, Text, Tuple
-from gymnasium.spaces import Sequence as SequenceSpace
+from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.arguments import read_count
 from vecenv.core.batches import chunk_bounds
-from vecenv.core.rows import is_array_space
 from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
 from vecenv.machine import usable_cores
 
@@ -24,10 +22,10 @@ class Plan(NamedTuple):
     """What a pool of workers is started with, each argument read.
 
     Attributes:
-        factories: One per env.
+        factories: One per env; those of envs that are reopened change.
         bounds: Worker w has the envs bounds[w], ..., bounds[w + 1] - 1; those before bounds[0] are
             the caller's.
-        context: Start method, see `choose_method`.
+        context: Start method, see `why_fresh`.
         restart_envs: Whether faults are survived, also of envs that can't be made.
         autoreset_mode, publish, observation_mode, shared_memory: As given.
         variables: Of the environment of each worker, a fresh interpreter then; None for none.
@@ -37,7 +35,7 @@ class Plan(NamedTuple):
         shows_progress: Whether a line says how many envs have been made, if it takes a second.
     """
 
-    factories: Sequence[Callable[[], Env]]
+    factories: list[Callable[[], Env]]
     bounds: list[int]
     context: str | None
     restart_envs: bool
@@ -61,20 +59,15 @@ class Plan(NamedTuple):
         observed, acted = map(list, zip(*pairs, strict=True))
         batched = batch_env_spaces(observed, acted, self.observation_mode, self.owner)
         if self.shared_memory is True:
-            _refuse_custom(batched.single_observation_space)
+            try:  # it knows all spaces but custom ones, also inside of others
+                is_space_dtype_shape_equiv(*[batched.single_observation_space] * 2)
+            except NotImplementedError:
+                raise ValueError(
+                    "shared_memory=True can't hold observations of a custom space, one of "
+                    f"{batched.single_observation_space}; leave the argument out, and they travel "
+                    "by message while the others stay in shared memory"
+                ) from None
         return batched
-
-
-def _refuse_custom(space: Space) -> None:
-    """Refuse leaves of custom spaces, as Gymnasium does with `shared_memory=True`."""
-    if isinstance(space, Dict | Tuple):
-        for part in space.spaces.values() if isinstance(space, Dict) else space.spaces:
-            _refuse_custom(part)
-    elif not is_array_space(space) and not isinstance(space, Text | Graph | SequenceSpace | OneOf):
-        raise ValueError(
-            f"shared_memory=True can't hold observations of the custom space {space}; leave the "
-            "argument out, and they travel by message while the others stay in shared memory"
-        )
 
 
 def worker_bounds(
@@ -115,24 +108,22 @@ def worker_variables(
             f"worker_env with {refused}: variables are for fresh interpreters, they come too late "
             f"for what has imported everything; leave {refused.partition('=')[0]} out"
         )
-    if not callable(worker_env) and not isinstance(worker_env, Mapping):
-        raise TypeError(
-            f"worker_env is {worker_env!r}, expected a dict of environment variables, or a "
-            "function that returns one for the number of a worker"
-        )
-    found = []
-    for worker in range(num_workers):
-        variables = worker_env(worker) if callable(worker_env) else worker_env
+    found: list[Any] = [
+        worker_env(k) if callable(worker_env) else worker_env for k in range(num_workers)
+    ]
+    for worker, variables in enumerate(found):
         if not isinstance(variables, Mapping):
-            raise TypeError(f"worker_env({worker}) is {variables!r}, expected a dict")
+            raise TypeError(
+                f"worker_env of worker {worker} is {variables!r}, expected a dict of environment "
+                "variables, or a function that returns one for the number of a worker"
+            )
         for name, value in variables.items():
             told = f"worker_env of worker {worker} has {name!r}: {value!r}"
             if not isinstance(name, str) or not isinstance(value, str):
                 raise TypeError(f"{told}, expected strings, such as str({value!r})")
             if not name or "=" in name or "\0" in name + value:
                 raise ValueError(f"{told}, which can't be an environment variable")
-        found.append(dict(variables))
-    return found
+    return [dict(variables) for variables in found]
 
 
 def read_spaces(spaces: Any, lazy: bool) -> tuple[Space, Space] | str | None:
@@ -152,7 +143,5 @@ def read_spaces(spaces: Any, lazy: bool) -> tuple[Space, Space] | str | None:
     is_pair = isinstance(spaces, tuple) and len(spaces) == 2
     if is_pair and all(isinstance(space, Space) for space in spaces):
         return spaces
-    raise TypeError(
-        f"spaces is {spaces!r}, expected (observation space, action space) of one env, or the id "
-        "of a registered env that has these"
-    )
+    expected = "(observation space, action space) of one env, or the id of a registered env"
+    raise TypeError(f"spaces is {spaces!r}, expected {expected} that has these")

@@ -7,6 +7,7 @@ import errno
 import logging
 import os
 import selectors
+import socket
 import sys
 import time
 import weakref
@@ -30,12 +31,12 @@ from vecenv.core.pickling import dumps, loads
 from vecenv.core.restarts import with_restarts
 from vecenv.core.spaces import BatchedSpaces, require_spaces
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.channel import HEAD, Channel, Kind, ask, frame
+from vecenv.workers.channel import HEAD, Kind, ask, frame
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
 from vecenv.workers.memory import Memory
 from vecenv.workers.plan import Plan
-from vecenv.workers.rows import InfoKey, InfoTable, Layout, Tables
-from vecenv.workers.starting import Process, StartMethod, choose_method, start_process
+from vecenv.workers.rows import Layout, Tables
+from vecenv.workers.starting import Process, start_process, why_fresh
 from vecenv.workers.worker import run_worker
 
 __all__ = ["Pool", "spaces_of"]
@@ -80,7 +81,7 @@ class _Seat:
     def __init__(self, worker: int, first: int, last: int) -> None:
         self.worker, self.first, self.last = worker, first, last
         self.process: Process | None = None
-        self.channel: Channel | None = None
+        self.channel: socket.socket | None = None
         self.inbox, self.outbox = bytearray(), bytearray()
         self.command, self.awaits = b"", 0
         self.answer: Answer | None = None
@@ -109,12 +110,11 @@ class Pool:
     """Processes that step chunks of envs, and the chunk that the caller steps itself.
 
     Attributes:
-        factories, chunks: Of the plan; factories of envs that are reopened change.
+        plan: What was asked for.
         memory, tables: Shared with the workers; what `open` lays out there, of all envs.
         seats: The workers.
         missing: Ids of envs that could not be made, where faults are survived.
         own: The chunk that the caller steps itself, or None.
-        infos: Numbers in infos, once these have keys in common; see `share_infos`.
         number, steps: Of the latest command, and of the latest step.
         ready: Env ids that have come back, in order, and what they say beyond numbers.
         timed_out: Whether the wait for what is pending has ended at its deadline.
@@ -125,11 +125,10 @@ class Pool:
     tables: Tables
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.factories = plan, list(plan.factories)
+        self.plan = plan
         self.missing: set[int] = set()
         self.memory = Memory()
         self.seats = [_Seat(k, *pair) for k, pair in enumerate(pairwise(plan.bounds))]
-        self.chunks = plan.chunks
         self._owners = [seat for seat in self.seats for _ in range(seat.first, seat.last)]
         self.number = self.steps = 0
         self.ready: deque[tuple[int, Answer | None]] = deque()
@@ -142,18 +141,15 @@ class Pool:
         self._places = self.memory.allocate((len(self.seats) + 1, 8), np.int64)[:, 0]  # a line each
         self._layout: Layout | None = None
         self._is_stamped = False
-        self.infos: InfoTable | None = None
-        self._info_keys: Sequence[InfoKey] = ()
         self._since = 0  # replies to what was sent before this number are dropped
         self._left = 0  # answers to commands that are missing
         self._dead: list[_Seat] = []
         # Of NumPy's global generator, which the user may have seeded; that is not advanced.
         state: Any = np.random.get_state()  # noqa: NPY002  # the global one
-        words = [*state[1][:8].tolist(), int(state[2])]
-        self._entropy = int(np.random.SeedSequence(words).generate_state(1)[0])
+        seeds = np.random.SeedSequence([*state[1][:8].tolist(), int(state[2])])
+        self._entropy = int(seeds.generate_state(1)[0])
         self._owner_pid = os.getpid()
-        # Its keys say the worker's number: a selector is a cycle, and must not hold channels, whose
-        # end tells workers that the caller is gone.
+        # A cycle, which must not hold channels: their end tells workers that the caller is gone.
         self._selector: Any = selectors.DefaultSelector()
         self._watcher = Watcher()
         _pools.add(self)
@@ -188,13 +184,13 @@ class Pool:
             Exception: What `Plan.batch` raises.
         """
         plan, reports, count = self.plan, list[EnvSpaces](), self.plan.bounds[0]
-        factories = self.factories[:count]
+        factories = self.plan.factories[:count]
         try:
             self._watcher.start()
-            method = choose_method(plan.context)
+            fresh = why_fresh(plan.context)
             with forked_with_one_openblas_thread():  # first: forks have no env of the caller's
                 for seat in self.seats:
-                    self._start(seat, method)
+                    self._start(seat, fresh)
             if count:
                 self._own_envs, fault = make_envs(factories, 0, -1, [0], plan.restart_envs)
                 if fault is not None:
@@ -205,7 +201,7 @@ class Pool:
             spaces = plan.batch(pairs)
             self._layout = layout = Layout(
                 self.memory.used_bytes,
-                len(self.factories),
+                len(self.plan.factories),
                 spaces.single_observation_space,
                 spaces.single_action_space,
                 dict(about.published if plan.publish is None else plan.publish),
@@ -218,41 +214,43 @@ class Pool:
                 if plan.restart_envs:
                     self._own_envs = with_restarts(self._own_envs, factories, tables.restarts)
                 self.own = Chunk(self._own_envs, -1, 0, layout, tables, [0])
-            self.tables = Tables(self.memory, layout, 0, len(self.factories))
+            self.tables = Tables(self.memory, layout, 0, len(self.plan.factories))
             for seat in self.seats:
                 self._tell(seat, "lay_out", layout)
                 seat.is_ready = True
         except BaseException as error:
             if isinstance(error, OSError) and error.errno == errno.EMFILE:
                 error.add_note(
-                    f"{len(self.seats)} workers need four files each: raise the limit (ulimit -n), "
-                    "or take fewer workers, which step several envs each (num_workers)."
+                    f"{len(self.seats)} workers need three files each: raise the limit (ulimit -n) "
+                    "or take fewer workers (num_workers), which step several envs each."
                 )
             with interrupts_later():
                 self.stop(Deadline(_FAILED_S if isinstance(error, Exception) else 0))
             raise
         return spaces, about
 
-    def _start(self, seat: _Seat, method: StartMethod) -> None:
+    def _start(self, seat: _Seat, fresh: str | None) -> None:
         seat.is_ready = seat.is_cut = False
         seat.start_s = -time.monotonic()
         seat.inbox, seat.outbox = bytearray(), bytearray()
-        name, factories = f"vecenv-worker-{seat.worker}", self.factories[seat.first : seat.last]
         variables = self.plan.variables[seat.worker] if self.plan.variables else None
-        args = self.memory, seat.worker, seat.first, self._entropy
         with interrupts_later():  # or nobody would know of the process
             seat.process, seat.channel = start_process(
-                method, run_worker, name, factories, *args, variables=variables
+                fresh,
+                run_worker,
+                f"vecenv-worker-{seat.worker}",
+                self.plan.factories[seat.first : seat.last],
+                *(self.memory, seat.worker, seat.first, self._entropy),
+                variables=variables,
             )
             self._watcher.tell("+", seat.process.pid)
-        seat.channel.set_nonblocking()
-        self._selector.register(seat.channel.reader, _READ, seat.worker)
+        self._selector.register(seat.channel.fileno(), _READ, seat.worker)
 
     def _make(self, seats: Sequence[_Seat]) -> list[EnvSpaces]:
         """Have workers make their envs, as many at once as the plan says; return what these are.
 
-        As long as none fails there is no deadline: making an env may take any time. Who is waited
-        for is logged now and then.
+        As long as none fails there is no deadline: making an env may take any time. How many are
+        made, and who is waited for, is said now and then.
 
         Raises:
             EnvCreationError: An env could not be made, or a worker has ended meanwhile.
@@ -260,9 +258,10 @@ class Pool:
         self.number += 1
         command = ask(self.number, "open", self.plan.restart_envs)
         queue, making = deque(seats), list[_Seat]()
-        begin, note, patience = time.monotonic(), Deadline(_FIRST_NOTE_S), Deadline(None)
-        is_shown = self.plan.shows_progress and self._layout is None
-        line, count = Deadline(_SILENT_S if is_shown else None), len(self.factories)
+        begin, patience = time.monotonic(), Deadline(None)
+        stream = sys.stderr if self.plan.shows_progress and self._layout is None else None
+        first_s, next_s = (_SILENT_S, _AGAIN_S) if stream else (_FIRST_NOTE_S, _NEXT_NOTE_S)
+        note, count = Deadline(first_s), len(self.plan.factories)
         while (queue or making) and not patience.is_over:
             while queue and len(making) < (self.plan.at_once or len(seats)):
                 making.append(queue.popleft())
@@ -270,22 +269,23 @@ class Pool:
             if not self._serve(min(_LOOK_S, patience.left())):
                 self._look()
             making = [seat for seat in making if seat.awaits and seat not in self._dead]
-            left = sum(seat.last - self._making(seat) for seat in (*making, *queue))
-            took_s = time.monotonic() - begin
-            is_end = is_shown and took_s > _SILENT_S and not left
-            if (line.is_over or is_end) and sys.stderr is not None:
-                told = f"vecenv: {count - left} of {count} envs are made ({took_s:.0f} s)\n"
-                sys.stderr.write(told)
-                sys.stderr.flush()
-                line = Deadline(_AGAIN_S)
             if any(seat in self._dead or (seat.answer and seat.answer.errors) for seat in seats):
                 queue.clear()
                 if patience.timeout is None:  # an env before that one may fail as well
                     patience = Deadline(_END_S)
-            if note.is_over:
-                places = [f"worker {s.worker} to make env {self._making(s)}" for s in making]
-                _logger.warning("still waiting for %s (%.0f s)", _some(places), took_s)
-                note = Deadline(_NEXT_NOTE_S)
+            took_s, is_end = time.monotonic() - begin, stream and not (queue or making)
+            if note.is_over or (is_end and took_s > first_s):
+                left = sum(seat.last - self._making(seat) for seat in (*making, *queue))
+                told = f"{count - left} of {count} envs are made ({took_s:.0f} s)"
+                if making:
+                    places = [f"worker {s.worker} to make env {self._making(s)}" for s in making]
+                    told += f", still waiting for {_some(places)}"
+                if stream:
+                    stream.write(f"vecenv: {told}\n")
+                    stream.flush()
+                else:
+                    _logger.warning(told)
+                note = Deadline(next_s)
         return [self._made(seat) for seat in seats if seat.answer or seat in self._dead]
 
     def _making(self, seat: _Seat) -> int:
@@ -309,9 +309,9 @@ class Pool:
 
     def creation_error(self, fault: EnvFault) -> EnvCreationError:
         """Return the error that says of a fault in the creation of an env which it was."""
-        env_id, count = fault.env_id, len(self.factories)
+        env_id, count = fault.env_id, len(self.plan.factories)
         told = f"Making env {env_id} of {count} failed with {fault.text} (raised by"
-        error = EnvCreationError(f"{told} env_fns[{env_id}], {self.factories[env_id]!r})")
+        error = EnvCreationError(f"{told} env_fns[{env_id}], {self.plan.factories[env_id]!r})")
         error.__cause__ = fault.exception(0)
         if env_id not in (0, *self.plan.bounds):
             error.add_note(
@@ -400,15 +400,6 @@ class Pool:
         if self.own is not None:
             self.own.group.stamp(None if stamps is None else stamps.part(0, self.own.last))
 
-    def share_infos(self, keys: Sequence[InfoKey]) -> None:
-        """Have the numbers of infos with these keys in shared memory from now on."""
-        self.infos = InfoTable(keys, self.tables.infos, self.tables.info_flags)
-        self._info_keys = keys
-        for seat in self.seats:
-            self._tell(seat, "share_infos", keys)
-        if self.own is not None:
-            self.own.share_infos(keys)
-
     def _tell(self, seat: _Seat, name: str, *request: Any) -> None:
         """Tell a worker something that it does not answer."""
         self._write(seat, ask(0, name, *request))
@@ -425,13 +416,8 @@ class Pool:
         except OSError:  # it is gone
             seat.outbox.clear()
         if was_full != bool(seat.outbox):
-            reader, writer = seat.channel.reader, seat.channel.writer
-            if reader is writer:
-                self._selector.modify(reader, _READ if was_full else _READ | _WRITE, seat.worker)
-            elif was_full:
-                self._selector.unregister(writer)
-            else:
-                self._selector.register(writer, _WRITE, seat.worker)
+            events = _READ if was_full else _READ | _WRITE
+            self._selector.modify(seat.channel.fileno(), events, seat.worker)
         seat.is_cut = False
 
     # -- replies -----------------------------------------------------------------------------
@@ -446,10 +432,10 @@ class Pool:
             else:
                 self.ready.append((env_id, answer))
 
-    def answers(self) -> list[tuple[int, Answer]]:
-        """Return what the chunks have said beyond numbers, each with its first env."""
+    def answers(self) -> list[tuple[int, int, Answer]]:
+        """Return what the chunks have said beyond numbers, each with its first env and its row."""
         said = [(0, self._own_answer)] + [(seat.first, seat.answer) for seat in self.seats]
-        return [(first, answer) for first, answer in said if answer]
+        return [(first, first, answer) for first, answer in said if answer]
 
     def wait(self, deadline: Deadline, doing: str, count: int | None = None) -> None:
         """Wait until all have answered the latest command, here `doing`, or `count` envs are ready.
@@ -550,9 +536,9 @@ class Pool:
     def _forget(self, seat: _Seat) -> None:
         """Wait for nothing of a worker any more."""
         seat.outbox.clear()
-        for file in {seat.channel.reader, seat.channel.writer} if seat.channel else ():
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(file)
+        if seat.channel is not None:
+            with contextlib.suppress(KeyError, ValueError):  # forgotten already
+                self._selector.unregister(seat.channel.fileno())
 
     def _standing_still(self, limit_s: float) -> list[_Seat]:
         """Return the workers that have been at the same env for longer than the limit."""
@@ -634,7 +620,7 @@ class Pool:
         self._left -= number > 0
         try:
             with forked_with_one_openblas_thread():
-                self._start(seat, choose_method(self.plan.context))
+                self._start(seat, why_fresh(self.plan.context))
             self._make([seat])
         except Exception as error:  # factories are pickled again, unless forked
             told = error if isinstance(error, EnvCreationError) else repr(error)
@@ -642,7 +628,7 @@ class Pool:
         restarts = self.plan.restart_envs
         self.tables.restarts[seat.first : seat.last] += restarts
         lost = (reason, objects) if restarts else None
-        self._tell(seat, "lay_out", self._layout, lost, self._is_stamped, self._info_keys)
+        self._tell(seat, "lay_out", self._layout, lost, self._is_stamped)
         seat.answer, seat.since, seat.is_ready = None, time.monotonic(), True
         if number:
             self._command(seat, number, command)
@@ -730,13 +716,8 @@ class Pool:
         if hasattr(self, "memory"):
             self.memory.close()
             vars(self.own or self).pop("group", None)  # a cycle, which would hold the memory
-            for name in ("memory", "own", "tables", "infos", "_places", "_own_tasks"):
+            for name in ("memory", "own", "tables", "_places", "_own_tasks"):
                 vars(self).pop(name, None)
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        """Kill the workers if Ctrl-C came before anybody had their vector env."""
-        if not is_finalizing() and hasattr(self, "_watcher"):
-            self.kill()
 
 
 def _some(names: Sequence[str]) -> str:
@@ -745,14 +726,10 @@ def _some(names: Sequence[str]) -> str:
 
 def spaces_of(env_id: str, plan: Plan) -> tuple[Space, Space]:
     """Return the spaces of a registered env, which a process that ends at once makes."""
-    factories: list[Callable[[], Env]] = [partial(gym.make, env_id)]
-    plan = plan._replace(factories=factories, bounds=[0, 1], at_once=None, publish={})
-    pool = Pool(plan._replace(restart_envs=False, spaces=None, shows_progress=False))
+    plan = plan._replace(factories=[partial(gym.make, env_id)], bounds=[0, 1], publish={})
+    pool = Pool(plan._replace(restart_envs=False, shows_progress=False))
     try:
         spaces, _ = pool.open()
         return spaces.single_observation_space, spaces.single_action_space
-    except EnvCreationError as error:
-        error.add_note(f"It was to say what spaces={env_id!r} are.")
-        raise
     finally:
         pool.stop(Deadline(_FAILED_S))

@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
-import importlib
 import io
-import logging
 import multiprocessing
 import multiprocessing.util  # noqa: F401  # before the hook below
 import os
@@ -34,15 +31,12 @@ from vecenv.core.library_threads import limit_threads, limited_environment
 from vecenv.core.orphans import end_group, end_with_caller
 from vecenv.core.pickling import dump_factories, dump_registry, load_factories, load_registry
 from vecenv.machine import is_portable, loaded_libraries, num_threads
-from vecenv.workers.channel import Channel
+from vecenv.workers.channel import socket_pair
 from vecenv.workers.memory import Memory
 
-__all__ = ["ChildSetup", "Process", "choose_method", "set_up_child", "start_process"]
+__all__ = ["ChildSetup", "Process", "set_up_child", "start_process", "why_fresh"]
 
 atexit.register(close_all)  # before `multiprocessing` waits for its processes, so after its import
-_logger = logging.getLogger("vecenv")
-_said: set[str] = set()  # warnings that have been given in this process
-_FRESH = ("forkserver", "spawn")
 _LIBRARIES = ("multiprocess", "multiprocessing")
 # Libraries that are loaded to use a GPU or a display, which a forked child can't.
 _DEVICES = ("libcuda.so", "libEGL_", "libGLX_", "libOSMesa")
@@ -52,77 +46,62 @@ _PROLOGUE = (
     "from vecenv.workers.starting import be_fresh; be_fresh(sys.stdin.buffer)"
 )
 
-_PR_SET_TIMERSLACK = 29
 
-
-class StartMethod(NamedTuple):
-    """Whether processes are forked, and why not if that would have been our choice."""
-
-    is_fork: bool
-    why_not_fork: str | None = None
-
-
-def choose_method(method: str | None) -> StartMethod:
-    """Return how processes for envs are to start, as things are now.
+def why_fresh(method: str | None) -> str | None:
+    """Return why processes for envs are to be fresh interpreters, as things are now; None to fork.
 
     Args:
         method: "fork"; "forkserver" or "spawn" for a fresh interpreter; None for what the user has
             set with `set_start_method` of `multiprocess` or `multiprocessing`, else for forks where
             they are harmless. Whether they are takes a millisecond to find out.
     """
-    if method not in (None, "fork", *_FRESH):
+    if method not in (None, "fork", "forkserver", "spawn"):
         raise ValueError(f"context is {method!r}, expected 'fork', 'forkserver', 'spawn' or None")
     if multiprocessing.current_process().daemon:  # which may not fork processes that have children
-        return StartMethod(False)
+        return "this process is a daemon"
     # Asking for the start method fixes it, and the system's default is nobody's wish.
     libraries: Any = filter(None, map(sys.modules.get, _LIBRARIES))
     known = (
         (lib.get_start_method(allow_none=True), lib.get_all_start_methods()) for lib in libraries
     )
     method = method or next((found for found, most in known if found not in (None, most[0])), None)
-    if method is not None or is_portable():
-        return StartMethod(method == "fork")
-    reason = why_not_fork()
-    return StartMethod(reason is None, reason)
+    if method is None and not is_portable():
+        return why_not_fork()
+    return None if method == "fork" else f"the start method is {method or 'spawn'!r}"
 
 
 def start_process(
-    method: StartMethod,
+    fresh: str | None,
     target: Callable[..., None],
     name: str,
     factories: Sequence[Callable[[], Any]],
     *args: Any,
     variables: Mapping[str, str] | None = None,
-) -> tuple[Process, Channel]:
+) -> tuple[Process, socket.socket]:
     """Start a process that calls `target(channel, child, *args)`; return it and our channel to it.
 
-    Call it under `interrupts_later`, or nobody knows of the process after Ctrl-C. Factories that
-    can't be pickled are forked all the same if a fresh interpreter was our choice, which the log
-    says. A fresh interpreter has the environment's `variables` from its start.
+    Call it under `interrupts_later`, or nobody knows of the process after Ctrl-C. It is forked
+    unless there is a reason to be `fresh`, see `why_fresh`; a fresh interpreter has the
+    environment's `variables` from its start.
+
+    Raises:
+        Exception: Factories for a fresh interpreter can't be pickled; a note says what to do.
     """
     is_main_thread = threading.current_thread() is threading.main_thread()
     authkey = bytes(multiprocessing.current_process().authkey)
     child = ChildSetup(name, list(factories), os.getpid(), is_main_thread, authkey)
-    if not method.is_fork:
+    if fresh is not None:
         try:
             child = child._replace(factories=(dump_registry(), dump_factories(list(factories))))
         except Exception as error:
-            if method.why_not_fork is None:
-                error.add_note(
-                    "Envs for workers that are fresh interpreters are pickled with cloudpickle; "
-                    "context='fork', without worker_env, needs no pickling."
-                )
-                raise
-            text = (
-                f"workers are forked, which may hang as {method.why_not_fork}: their factories "
-                f"can't be pickled ({type(error).__name__}: {error})"
+            error.add_note(
+                f"Envs for {name} are pickled with cloudpickle, as it is a fresh interpreter: "
+                f"{fresh}. context='fork', without worker_env, needs no pickling."
             )
-            _logger.log(logging.DEBUG if text in _said else logging.WARNING, text)
-            _said.add(text)
-            method = StartMethod(True)
-    here, there = Channel.pair()
+            raise
+    here, there = socket_pair()
     try:
-        if method.is_fork:
+        if fresh is None:
             inner: Any = _Fork(here, partial(target, there, child, *args))
         else:
             inner = _start_fresh(target, there, child, args, variables or {})
@@ -137,7 +116,7 @@ def start_process(
 class _Fork(multiprocessing.get_context("fork").Process if hasattr(os, "fork") else object):  # type: ignore[misc]  # Windows forks nothing
     """A process of `multiprocessing`, which in forks of this one is nobody's child."""
 
-    def __init__(self, here: Channel, task: Callable[[], None]) -> None:
+    def __init__(self, here: socket.socket, task: Callable[[], None]) -> None:
         super().__init__(daemon=False)
         self._owner, self._here, self._task = os.getpid(), here, task
         self.start()
@@ -216,33 +195,27 @@ class Process:
 
 def _start_fresh(
     target: Callable[..., None],
-    there: Channel,
+    there: socket.socket,
     child: ChildSetup,
     args: tuple[Any, ...],
     variables: Mapping[str, str],
 ) -> subprocess.Popen:
     """Start an interpreter and tell it through its standard input what to do."""
     handles = [arg.handle[0] for arg in args if isinstance(arg, Memory)]
-    methods = {
-        name: sys.modules[name].get_start_method(allow_none=True)  # type: ignore[attr-defined]  # a module
-        for name in _LIBRARIES
-        if name in sys.modules
-    }
     # Not those for users' categories, whose modules are not to be imported before the factories.
     filters = [entry for entry in warnings.filters if entry[2].__module__ == "builtins"]
     told = io.BytesIO()  # all but the channel before there is a process, as it may raise
     pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], told)
-    pickle.dump((list(getattr(sys, "argv", [])), filters, methods), told)
+    pickle.dump((list(getattr(sys, "argv", [])), filters), told)
     pickle.dump((target, child, args), told)
     is_windows = sys.platform == "win32"
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _PROLOGUE],
         stdin=subprocess.PIPE,
-        pass_fds=() if is_windows else (there.reader, there.writer, *handles),
+        pass_fds=() if is_windows else (there.fileno(), *handles),
         env={**limited_environment(), **variables},
     )
-    channel = there.reader.share(process.pid) if is_windows else (there.reader, there.writer)
-    pickle.dump(channel, told)
+    pickle.dump(there.share(process.pid) if is_windows else there.fileno(), told)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # its end is told elsewhere
         stdin.write(told.getvalue())
@@ -251,24 +224,21 @@ def _start_fresh(
 
 def be_fresh(file: Any) -> None:
     """Be a fresh interpreter: do what `_start_fresh` has written."""
-    argv, filters, methods = pickle.load(file)
+    argv, filters = pickle.load(file)
     sys.argv[:] = argv
     warnings.resetwarnings()
     warnings.filters.extend(filters)  # type: ignore[attr-defined]  # typeshed says Sequence
-    for library, method in methods.items():
-        if method is not None:
-            importlib.import_module(library).set_start_method(method, force=True)
     target, child, args = pickle.load(file)
-    files = pickle.load(file)
+    found = pickle.load(file)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    if isinstance(files, bytes):
-        files = (socket.fromshare(files),) * 2  # type: ignore[attr-defined]  # of Windows
+    if isinstance(found, bytes):
+        channel = socket.fromshare(found)  # type: ignore[attr-defined]  # of Windows
     else:
-        for number in files:
-            os.set_inheritable(number, False)
-    target(Channel(*files), child, *args)
+        channel = socket.socket(fileno=found)
+        channel.set_inheritable(False)
+    target(channel, child, *args)
 
 
 # -- whether forking is harmless ------------------------------------------------------------------
@@ -335,7 +305,7 @@ class ChildSetup(NamedTuple):
         return load_factories(factories)
 
 
-def set_up_child(setup: ChildSetup, channel: Channel) -> None:
+def set_up_child(setup: ChildSetup, channel: socket.socket) -> None:
     """Leave signals to the caller, end with it, lead a group of processes, and use one thread.
 
     Job schedulers send SIGTERM to all processes, and the caller saves first.
@@ -360,6 +330,4 @@ def set_up_child(setup: ChildSetup, channel: Channel) -> None:
     leave_when_copied()
     if hasattr(os, "register_at_fork"):  # a process that an env forks must not hold it open
         os.register_at_fork(after_in_child=channel.close)
-    if sys.platform == "linux":  # sleeps in envs end on time, where 50 us would be added to each
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
     limit_threads()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,17 @@ from vecenv.core.faults import EnvFault, leave_if_copied
 from vecenv.core.pickling import loads
 from vecenv.core.restarts import with_restarts
 from vecenv.timing.stamps import EnvStamps
-from vecenv.workers.channel import HEAD, Channel, Kind, frame
+from vecenv.workers.channel import HEAD, Kind, frame, patient
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
 from vecenv.workers.memory import Memory
-from vecenv.workers.rows import InfoKey, Layout, Tables
+from vecenv.workers.rows import Layout, Tables
 from vecenv.workers.starting import ChildSetup, set_up_child
 
 __all__ = ["run_worker"]
 
 
 def run_worker(
-    channel: Channel, child: ChildSetup, memory: Memory, worker: int, first: int, entropy: int
+    channel: socket.socket, child: ChildSetup, memory: Memory, worker: int, first: int, entropy: int
 ) -> None:
     """Be a worker, whose first env is `first`, from the start of its process to the end."""
     set_up_child(child, channel)
@@ -32,11 +32,10 @@ def run_worker(
     random.seed(entropy + worker)
     np.random.seed((entropy + worker) % 2**32)  # noqa: NPY002 - envs may use it
     try:
-        with contextlib.closing(channel):
+        with channel:
             _Worker(channel, child, memory, worker, first).run()
     except OSError:
-        leave_if_copied()  # a process that an env has forked, where the channel is closed
-        return  # or the caller is gone
+        pass  # the caller is gone, or this is a process that an env has forked, without channel
     finally:
         leave_if_copied()
 
@@ -45,9 +44,10 @@ class _Worker:
     """The loop of a worker process; see `run_worker` for the arguments."""
 
     def __init__(
-        self, channel: Channel, child: ChildSetup, memory: Memory, worker: int, first: int
+        self, channel: socket.socket, child: ChildSetup, memory: Memory, worker: int, first: int
     ) -> None:
         self._channel, self._child, self._memory = channel, child, memory
+        self._recv = channel.recv
         self._worker, self._first = worker, first
         memory.used_bytes = 0
         # First the number of the latest full reset, before which nothing that was sent is to be
@@ -77,9 +77,9 @@ class _Worker:
 
     def _read(self, size: int) -> bytes:
         """Return the next bytes; none if the caller is gone."""
-        found = self._channel.recv(size)
+        found = self._recv(size)
         while 0 < len(found) < size:
-            part = self._channel.recv(size - len(found))
+            part = self._recv(size - len(found))
             found = found + part if part else b""
         return found
 
@@ -91,11 +91,8 @@ class _Worker:
             answer: Answer | None = self._failed(error, env_id, "step")
         else:
             answer = self._chunk.step(actions, env_id - self._first if kind == Kind.ROW else None)
-        pickled = b""
-        if answer is not None:
-            pickled = answer.sent or answer.pickled(env_id, self._worker)
-        reply = HEAD.pack(kind, env_id, number, len(pickled)) + pickled
-        self._channel.send_all(reply)
+        pickled = b"" if answer is None else answer.pickled(env_id, self._worker)
+        self._channel.sendall(HEAD.pack(kind, env_id, number, len(pickled)) + pickled)
 
     def _carry_out(self, number: int, payload: bytes) -> None:
         """Call a method of this worker or of its chunk; answer if that returns something."""
@@ -108,7 +105,7 @@ class _Worker:
             answer = getattr(self if hasattr(self, name) else self._chunk, name)(*request)
         if answer is not None:
             pickled = answer.pickled(self._first, self._worker)
-            self._channel.send_all(frame(Kind.DONE, self._first, number, pickled))
+            self._channel.sendall(frame(Kind.DONE, self._first, number, pickled))
 
     def _failed(self, error: BaseException, env_id: int, call: str) -> Answer:
         """Return what went wrong before an env was called."""
@@ -133,15 +130,11 @@ class _Worker:
             return self._failed(error, self._first + getattr(error, "env_index", 0), "creation")
 
     def lay_out(
-        self,
-        layout: Layout,
-        lost: tuple[str, list[Any]] | None = None,
-        is_stamped: bool = False,
-        keys: Sequence[InfoKey] = (),
+        self, layout: Layout, lost: tuple[str, list[Any]] | None = None, is_stamped: bool = False
     ) -> None:
-        """Take notice of where everything is, and of what a former worker has left and knew."""
+        """Take notice of where everything is, and of what a former worker has left."""
         if layout.caller_steps:
-            self._channel.be_patient()
+            self._recv = patient(self._channel)
         first, last = self._first, self._first + len(self._envs)
         tables = Tables(self._memory, layout, first, last)
         if layout.restart_envs:
@@ -151,8 +144,6 @@ class _Worker:
         if lost is not None:
             self._chunk.lose_episodes(*lost)
         self.stamp(is_stamped)
-        if keys:
-            self._chunk.share_infos(keys)
 
     def stamp(self, is_on: bool) -> None:
         """Stamp the envs' steps from now on, or no longer."""

@@ -174,19 +174,11 @@ def test_priorities_whose_powers_or_sums_overflow_are_refused(alpha, wrong, stag
     with pytest.raises(BufferMisuseError, match=r"priorities\[1\] .* so that no sum overflows"):
         buffer.update_priorities([0, 1], [2.0, wrong])
     assert torch.equal(buffer.priorities, before)
-    largest = buffer._largest_priority()
+    largest = buffer._bound
     buffer.update_priorities(range(8), [largest] * 8)
     buffer.add(**columns())  # as large
     assert torch.isfinite(buffer.priorities.sum())
     assert set(buffer.sample(100).indices.tolist()) == set(range(10))
-
-
-def test_priorities_on_a_device_that_would_overflow_are_left_out_and_counted():
-    buffer = PrioritizedReplayBuffer(10, *SPACES, alpha=2.0, staged=True)
-    buffer.add(**columns())
-    given = torch.tensor([4.0, 1e200], dtype=torch.float64)
-    buffer._sums.update(torch.tensor([0, 1]), given, buffer._table.live_there())
-    assert buffer.priorities[:2].tolist() == [16.0, 1.0] and buffer.num_refused == 1
 
 
 @pytest.mark.parametrize("staged", [False, True])
@@ -208,7 +200,7 @@ class Larger(np.ndarray):
         return 1000
 
 
-@pytest.mark.parametrize("name", ["rewards", "values", "terminations", "out"])
+@pytest.mark.parametrize("name", ["rewards", "values", "terminations"])
 def test_gae_does_not_believe_what_a_class_says_of_its_shape(name):
     arrays = {
         "rewards": np.zeros((1000, 2)),
@@ -216,10 +208,7 @@ def test_gae_does_not_believe_what_a_class_says_of_its_shape(name):
         "terminations": np.zeros((1000, 2), bool),
         "truncations": np.zeros((1000, 2), bool),
     }
-    if name == "out":
-        arrays["out"] = np.zeros((3, 2)).view(Larger), np.zeros((1000, 2))
-    else:
-        arrays[name] = arrays[name][:3].view(Larger)
+    arrays[name] = arrays[name][:3].view(Larger)
     with pytest.raises(BufferMisuseError, match="expected ndarray"):
         gae(**arrays)
 

@@ -8,10 +8,7 @@ import sys
 import pytest
 from numba import config
 
-from buffers.core import compiling
-from buffers.core.compiling import njit
-from vecenv.core import announcing
-from vecenv.core.compiling import is_jit_off
+from buffers.core.kernels import njit
 
 KERNEL = """
 import numpy as np
@@ -67,14 +64,3 @@ def test_ctrl_c_while_numba_loads_or_compiles_waits_until_that_is_done(monkeypat
     assert len(plus_one.signatures) == 1
     plus_one.disable_compile()
     assert plus_one(1) == 2
-
-
-@pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
-def test_a_line_says_once_that_kernels_are_compiled(monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))  # nothing is there yet
-    monkeypatch.setattr(announcing, "_SILENT_SECONDS", 0.002)
-    monkeypatch.setattr(compiling, "_announced", [])
-    for factor in (2, 3):
-        assert compiling.njit()(lambda x, factor=factor: x * factor)(5) == 5 * factor
-    (line,) = [one.getMessage() for one in caplog.records]
-    assert line.startswith("vecenv compiles the kernels of buffers, which takes about")

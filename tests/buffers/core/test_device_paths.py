@@ -1,6 +1,5 @@
 """What buffers do for devices, as far as it shows without one."""
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,8 @@ from buffers import (
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
 )
-from buffers.core.guard import Guard
 from buffers.core.memory import allocation, free_bytes
 from buffers.episodic.table import WINDOWS
-from buffers.replay.priorities import DeviceValues
 from buffers.rollout.storage import RolloutStorage
 
 OBS, ACTIONS = Box(-1, 1, (3,), np.float32), Discrete(2)
@@ -100,23 +97,6 @@ def test_failures_of_cuda_to_take_memory_are_those_of_buffers(failure):
         raise failure
 
 
-def test_priorities_on_a_device_may_have_gradients_or_be_none():
-    with torch.inference_mode():
-        sums = DeviceValues(10, CPU)
-    sums.alpha.fill_(0.5)
-    sums.bound.fill_(1e9)
-    sums.set_numbers(0, 10, sums.new_value())
-    live = torch.tensor([0]), torch.tensor([10])
-    before = sums.leaves.clone()
-    sums.update(torch.zeros(0, dtype=torch.int64), torch.zeros(0), live)
-    assert sums.leaves.equal(before)
-    given = torch.tensor([4.0, 9.0], requires_grad=True)
-    sums.update(torch.tensor([1, 7]), given * 1, live)
-    assert sums.leaves[[1, 7]].tolist() == [2.0, 3.0]
-    assert not sums.leaves.requires_grad
-    assert sums.largest.item() == 9.0
-
-
 def filled_rollout(**options):
     """A rollout whose steps are made, and which has not been computed."""
     rollout = make_rollout(3, 2, OBS, ACTIONS, autoreset_mode="NextStep", seed=0, **options)
@@ -188,26 +168,7 @@ def test_host_pages_are_written_when_the_copies_from_them_have_ended(monkeypatch
         assert order == ["wait", "write"]
 
 
-def test_draws_read_exponents_and_numbers_of_windows_on_the_device():
-    plain, staged = (
-        PrioritizedReplayBuffer(16, OBS, ACTIONS, num_envs=4, seed=0, beta=0.4, staged=is_staged)
-        for is_staged in (False, True)
-    )
-    for buffer in (plain, staged):
-        buffer.add(**columns(4))
-        buffer.update_priorities(np.arange(4), np.array([1.0, 2.0, 3.0, 4.0]))
-        buffer.beta = 1.0
-    for buffer in (staged, copy.deepcopy(staged)):
-        assert buffer._sums is not None
-        assert buffer._sums.beta.item() == 1.0 == buffer.beta
-    weights = {}
-    for buffer in (plain, staged):
-        batch = buffer.sample(64)
-        weights[buffer] = dict(zip(batch.indices.tolist(), batch.weights.tolist(), strict=True))
-    assert weights[plain] == pytest.approx(weights[staged], rel=1e-6)
-    with pytest.raises(BufferMisuseError, match="beta"):
-        staged.beta = -1.0
-
+def test_draws_read_numbers_of_windows_on_the_device():
     buffer = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
     assert isinstance(buffer.generator, torch.Generator)
     draws, places = [], []
@@ -221,46 +182,6 @@ def test_draws_read_exponents_and_numbers_of_windows_on_the_device():
         places.append([part.data_ptr() for part in (table, live)])
         draws.append([live.tolist(), (table[WINDOWS, live[1]] - table[WINDOWS, live[0]]).item()])
     assert places[0] == places[1] and draws == [[[0, 1], 2], [[0, 2], 8]]
-
-
-def test_calls_on_several_streams_are_ordered_as_they_are_made(monkeypatch):
-    """The streams of a GPU, which is not here: who waits for whom."""
-    waits, now = [], {"stream": "a", "captures": False}
-
-    class Stream(str):
-        def wait_stream(self, other):
-            waits.append((str(self), str(other)))
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream(now["stream"]))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["captures"])
-    assert Guard(CPU).gpu is None
-    for kind in (SharedReplayBuffer, PrioritizedReplayBuffer):
-        buffer = kind(16, OBS, ACTIONS, num_envs=4, seed=0, staged=True)
-        buffer._guard.gpu = CUDA
-        now["stream"] = "a"
-        buffer.add(**columns(4))
-        buffer.sample(8)
-        assert not waits
-        now["stream"] = "b"
-        batch = buffer.sample(8)
-        assert waits == [("b", "a")]
-        if isinstance(buffer, PrioritizedReplayBuffer):
-            buffer.update_priorities(batch.indices, torch.ones(8))
-        now.update(stream="of the graph", captures=True)
-        buffer.sample(8, batch)  # which can't wait for what is outside of it
-        now.update(stream="a", captures=False)
-        buffer.add(**columns(4))
-        assert waits == [("b", "a"), ("a", "b")]
-        waits.clear()
-    episodes = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
-    episodes._guard.gpu = CUDA
-    for name in ("a", "b"):
-        now["stream"] = name
-        episodes.add_episode({
-            "obs": np.zeros((6, 3), np.float32), "actions": np.zeros(5, np.int64),
-            "rewards": np.zeros(5, np.float32),
-        })  # fmt: skip
-    assert waits == [("b", "a")]
 
 
 def test_numbers_of_a_policy_are_stored_as_the_space_has_them():

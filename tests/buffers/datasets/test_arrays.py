@@ -9,9 +9,7 @@ from gymnasium import spaces
 from buffers import (
     BufferMisuseError,
     EpisodicReplayBuffer,
-    FrameStack,
     PerEnvReplayBuffer,
-    PrioritizedReplayBuffer,
     RolloutBuffer,
     SharedReplayBuffer,
 )
@@ -69,8 +67,6 @@ def test_episodes_come_back_bit_for_bit_from_every_buffer(tmp_path):
     episodic = data.to_buffer(EpisodicReplayBuffer)
     assert (len(episodic), episodic.num_episodes) == (40, 5)
     assert_same(data, from_buffer(episodic))
-    options = {"num_envs": 1, "n_step": 3, "gamma": 0.9}
-    assert_same(data, from_buffer(data.to_buffer(SharedReplayBuffer, **options)))
     assert_same(data, from_buffer(data.to_buffer(SharedReplayBuffer)))
     stored_once = data.to_buffer(SharedReplayBuffer, num_envs=1, store_next=False)
     assert_same(data, from_buffer(stored_once))
@@ -179,14 +175,6 @@ BAD = {
         lambda: flat([3], 40) | {"rewards": np.full(40, "x")},
         "rewards has dtype <U1 and shape",
     ),
-    "unflagged ends, some unknown": (
-        lambda: flat([3], 40) | {"unflagged_ends": np.where(np.arange(40) == 7, np.nan, 0.0)},
-        "arrays: unflagged_ends is nan in row 7, expected 0 or 1",
-    ),
-    "unflagged ends of two columns": (
-        lambda: flat([3], 40) | {"unflagged_ends": np.zeros((40, 2), np.bool_)},
-        r"unflagged_ends has dtype bool and shape \(40, 2\), expected one number per step",
-    ),
     "empty": (
         lambda: {k: removed(v, slice(None)) for k, v in flat([3], 40).items()},
         "has no step",
@@ -207,7 +195,7 @@ def test_bad_data_is_refused_and_changes_nothing(make, message):
 
 def test_bounds_need_not_be_looked_at_and_columns_can_have_other_names():
     arrays = changed("actions", (0, 0), 1.5)
-    assert opened(arrays, check_bounds=False).num_steps == 40
+    assert opened(arrays, check_bounds=False).episode_lengths.sum() == 40
     renamed = {"act" if k == "actions" else k: v for k, v in flat([3], 9).items() if k != "rewards"}
     data = opened(renamed, columns={"actions": "act", "rewards": None})
     assert next(iter(data))["rewards"].tolist() == [0.0] * 4
@@ -272,7 +260,6 @@ def stacked(ends, count, axis=0, *, with_next=True, seed=0):
     ("kind", "axis", "options"),
     [
         (SharedReplayBuffer, 0, {"track_env": True}),
-        (PrioritizedReplayBuffer, 2, {"n_step": 3, "gamma": 0.9}),
         (PerEnvReplayBuffer, 1, {"store_next": False, "track_episodes": True}),
     ],
 )
@@ -280,76 +267,23 @@ def test_stacks_come_out_of_a_buffer_of_frames_as_they_were(kind, axis, options)
     arrays, space = stacked([3, 10, 11, 29], 40, axis)
     data = from_arrays(arrays, space, ACTIONS)
     options = {"num_envs": 2, "seed": 3, **options}
-    once = data.to_buffer(kind, frame_stack=FrameStack(3, axis=axis), **options)
     twin = data.to_buffer(kind, **options)
+    once = kind(twin.capacity, space, ACTIONS, frame_stack=3, **options)
+    with pytest.raises(DatasetError, match="make the buffer without frame_stack"):
+        data.fill(once)
+    for number, episode in enumerate(data):
+        obs, ids = episode.pop("obs"), np.full(len(episode["rewards"]), number % 2)
+        del episode["boundaries"]
+        once.add(obs=obs[:-1], next_obs=obs[1:], env_ids=ids, **episode)
+        once.cut_episodes([number % 2])
     compare(once.get(once.order()), twin.get(twin.order()))
-    for _ in range(20):
-        compare(once.sample(16), twin.sample(16))
-    if "n_step" not in options:
-        assert_same(from_buffer(once), from_buffer(twin))
-    with pytest.raises(DatasetError, match=r"n_step=3 and no next .* make it with n_step=1$"):
-        from_buffer(data.to_buffer(kind, frame_stack=3, num_envs=1, n_step=3, gamma=0.9))
+    assert_same(from_buffer(once), from_buffer(twin))
 
 
-def tensors_of(buffer):
-    state = buffer.state_dict()
-    return {name: v.numpy().tobytes() for name, v in state.items() if hasattr(v, "numpy")}
-
-
-@pytest.mark.parametrize("with_next", [False, True])
-def test_stacks_that_are_none_are_refused_before_anything_is_added(with_next):
-    arrays, space = stacked([3, 10, 11, 29], 40, with_next=with_next)
-    buffer = SharedReplayBuffer(99, space, ACTIONS, num_envs=1, frame_stack=3, seed=0)
-    rows, _ = stacked([], 2, seed=1)
-    names = {"observations": "obs", "next_observations": "next_obs", "terminals": "terminations"}
-    rows = {names.get(name, name): column for name, column in rows.items()}
-    rows["truncations"] = rows.pop("timeouts")
-    buffer.add(**{name: column[:1] for name, column in rows.items()})
-    arrays["observations"][20, 2, 1, 4] += 1
-    if with_next:
-        arrays["next_observations"][19, 2, 1, 4] += 1
-    data, before = from_arrays(arrays, space, ACTIONS), tensors_of(buffer)
-    message = "^arrays, episode 3, step 8: frame 1 of next_obs is not frame 2 of obs. Stacks of 3"
-    with pytest.raises(DatasetError, match=message):
-        data.fill(buffer)
-    with pytest.raises(DatasetError, match=message):
-        data.to_buffer(SharedReplayBuffer, num_envs=1, frame_stack=3)
-    assert tensors_of(buffer) == before
-    buffer.add(**{name: column[1:] for name, column in rows.items()})  # the episode goes on
-    stacks = FrameStack(3, is_checked=False)
-    filled = data.to_buffer(SharedReplayBuffer, num_envs=1, frame_stack=stacks)
-    assert len(filled) == (40 if with_next else 37)  # of episodes that were cut the last is unknown
-
-
-@pytest.mark.parametrize("axis", [0, 2])
-@pytest.mark.parametrize("is_repeated", [False, True])
-def test_stacks_move_on_where_an_episode_terminates_and_nothing_follows(axis, is_repeated):
-    """Whether the arrays have no next observations, or those of the last steps once more."""
-    arrays, space = stacked([3, 10, 11, 29], 30, axis, with_next=is_repeated)
-    terminal = np.flatnonzero(arrays["terminals"])
-    if is_repeated:
-        arrays["next_observations"][terminal] = arrays["observations"][terminal]
-    data = from_arrays(arrays, space, ACTIONS)
-    before = {name: column.copy() for name, column in arrays.items()}
-    options = {"num_envs": 1, "n_step": 2, "gamma": 0.5, "seed": 0}
-    once = data.to_buffer(SharedReplayBuffer, frame_stack=FrameStack(3, axis=axis), **options)
-    twin = data.to_buffer(SharedReplayBuffer, **options)
-    assert len(once) == 30 - 2 * (not is_repeated)  # without those that were cut
-    found, expected = (b.get(b.order()) for b in (once, twin))
-    ends = found.terminations.numpy()
-    assert not found.discounts[ends].any() and 2 <= ends.sum() <= 4
-    for name in ("obs", "rewards", "terminations", "truncations", "discounts"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    np.testing.assert_array_equal(found.next_obs[~ends], expected.next_obs[~ends])
-    stacks = np.moveaxis(arrays["observations"][terminal], axis + 1, 1)
-    moved = np.moveaxis(np.concatenate([stacks[:, 1:], stacks[:, -1:]], 1), 1, axis + 1)
-    for row, stack in zip(found.next_obs[ends].numpy(), moved[[0, 0, 1]], strict=True):
-        np.testing.assert_array_equal(row, stack)
-    np.testing.assert_equal(arrays, before)  # nobody else's are changed
-    if is_repeated:
-        arrays["next_observations"][10] = arrays["observations"][10]
-        with pytest.raises(DatasetError, match="episode 1, step 6: frame 0 of next_obs is not"):
-            data.fill(twin.__class__(99, space, ACTIONS, num_envs=1, frame_stack=3))
+def test_a_buffer_of_several_steps_is_not_read():
+    data = from_arrays(*stacked([3, 10, 11, 29], 40), ACTIONS)
+    with pytest.raises(DatasetError, match=r"n_step=3, so .* make it with n_step=1$"):
+        from_buffer(data.to_buffer(SharedReplayBuffer, n_step=3, gamma=0.9))
 
 
 def plain_arrays(**changes):
@@ -371,14 +305,12 @@ def test_replay_buffers_of_data_have_one_env_unless_told_otherwise():
     buffer = data.to_buffer(SharedReplayBuffer, n_step=3, gamma=0.5)
     batch = buffer.get(np.arange(2))
     assert batch.rewards.tolist() == [1.75, 1.5]
-    assert next(iter(from_buffer(buffer)))["terminations"].tolist() == [False, False, True]
     assert data.to_buffer(PerEnvReplayBuffer).num_envs == 1
 
 
-def test_steps_that_are_left_out_are_told_once(caplog, monkeypatch):
-    monkeypatch.setattr("buffers.datasets.flat._said", set())
+def test_steps_that_are_left_out_are_told_once(caplog):
     data = from_arrays(plain_arrays(), LINE, TWO)
-    assert data.num_steps == 5
+    assert data.episode_lengths.sum() == 5
     data.to_buffer(SharedReplayBuffer)
     told = [record.getMessage() for record in caplog.records]
     assert told == [
@@ -414,7 +346,7 @@ def test_whole_floats_are_taken_as_integers_that_can_hold_them(dtype, fitting, w
         next(iter(level(wrong)))
 
 
-@pytest.mark.parametrize("name", ["unflagged_ends", "episode_index", "frame_index"])
+@pytest.mark.parametrize("name", ["episode_index", "frame_index"])
 def test_extra_columns_have_no_name_that_files_use(name):
     arrays = plain_arrays(**{name: np.zeros(6, np.int64)})
     with pytest.raises(BufferMisuseError, match=f"extra column '{name}' has a name that is taken"):
@@ -422,18 +354,8 @@ def test_extra_columns_have_no_name_that_files_use(name):
 
 
 def test_rings_that_do_not_know_their_envs_are_refused():
-    with pytest.raises(
-        DatasetError, match=r"does not know of which env .* make it with num_envs=1"
-    ):
+    with pytest.raises(DatasetError, match=r"does not know of which .* make it with num_envs=1"):
         from_buffer(SharedReplayBuffer(9, LINE, TWO))
-
-
-def test_a_folder_that_is_full_is_told_so(tmp_path):
-    data, given = from_arrays(plain_arrays(), LINE, TWO), {"storage": "memmap"}
-    given["folder"] = tmp_path / "folder"
-    data.to_buffer(SharedReplayBuffer, **given).close()
-    with pytest.raises(DatasetError, match=r"room for 0 more; .* or don't fill it again"):
-        data.to_buffer(SharedReplayBuffer, **given)
 
 
 def test_classes_that_hold_no_transitions_are_refused():

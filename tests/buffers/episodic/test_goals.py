@@ -149,39 +149,6 @@ def test_nested_goals_are_exchanged_with_rewards_and_ends(staged):
     assert buffer.episode(0)["obs"]["desired_goal"]["cube"].unique().tolist() == [50]
 
 
-@pytest.mark.parametrize("staged", [False, True], ids=["compiled", "staged"])
-@pytest.mark.parametrize("columns", [
-    ("obs",), ("next_obs", "rewards"), ["rewards"], {"terminations", "effort"}, ("actions",),
-    ("goal_obs", "truncations"), ("goal_offsets",), ("rewards", "terminations", "obs", "effort"),
-])  # fmt: skip
-def test_some_columns_are_those_of_all(columns, staged):
-    whole, part = nested_buffer(staged=staged), nested_buffer(staged=staged)
-    called = []
-
-    def compute_reward(achieved, desired, extras):
-        called.append("rewards")
-        return achieved["cube"][:, 0] - 3 * desired["cube"][:, 1] + extras["effort"]
-
-    def compute_terminated(achieved, desired, extras):
-        called.append("terminations")
-        return (achieved["held"][0] + desired["held"][0]) % 2 == 0
-
-    functions = {"compute_reward": compute_reward, "compute_terminated": compute_terminated}
-    expected = whole.sample_goals(50, relabel_ratio=0.6, **functions)
-    del called[:]
-    found = part.sample_goals(50, relabel_ratio=0.6, columns=columns, **functions)
-    assert set(called) == {"rewards", "terminations"} & set(columns)
-    names = {*columns, "goal_offsets", "relabelled"}
-    assert set(found._asdict()) | set(found.extras) == names and len(found) == 50
-    torch.testing.assert_close(*(
-        {name: getattr(batch, name) for name in names} for batch in (found, expected)
-    ), rtol=0, atol=0)  # fmt: skip
-    with pytest.raises(BufferMisuseError, match="columns is"):
-        part.sample_goals(3, columns=("obs", "future_obs"))
-    flat = filled(staged=staged).sample_goals(9, columns=("goal_obs", "actions"))
-    assert torch.equal(flat.goal_obs, filled(staged=staged).sample_goals(9).goal_obs)
-
-
 @pytest.mark.parametrize("made, message", [
     (np.zeros((8, 1)), r"compute_reward returned shape \(8, 1\), expected \(8,\)"),
     (np.full(8, np.nan), "compute_reward returned nan, expected finite numbers"),

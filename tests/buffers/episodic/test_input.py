@@ -65,7 +65,7 @@ BAD_CALLS = {
         "needs a Dict observation",
     ),
     "no keys": (lambda b: b.sample_goals(4, compute_reward=max), "needs a Dict observation"),
-    "ids": (lambda b: b.cut_episodes([-1]), "env_ids is"),
+    "ids": (lambda _: make_buffer(num_envs=2).cut_episodes([-1]), "env_ids has -1"),
     "unknown envs": (lambda b: b.add(env_ids=[0], **one_step(1)), "give num_envs"),
 }
 

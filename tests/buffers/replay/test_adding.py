@@ -1,7 +1,5 @@
 """Adds of columns in any form leave the same rows, and refuse the same."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -87,45 +85,6 @@ def test_what_does_not_fit_changes_nothing():
     for name, value in before.items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, after[name]), name
-
-
-@pytest.mark.parametrize("space", [SPACE, SPACE["a"]], ids=["Dict", "array"])
-def test_kernels_read_and_write_memory_that_has_moved_and_that_of_a_copy(space):
-    def shaped(step):
-        if space is SPACE:
-            return step
-        return {**step, "obs": step["obs"]["a"], "next_obs": step["next_obs"]["a"]}
-
-    once, whole = (
-        SharedReplayBuffer(
-            200, space, Discrete(3), num_envs=NUM_ENVS, store_next=is_whole, track_env=True, seed=0
-        )
-        for is_whole in (False, True)
-    )
-    held, over = once.memory()["kept"], np.ones(NUM_ENVS, bool)
-    *given, last = (  # all are final observations
-        {**shaped(step), "terminations": over} for step in steps(151)
-    )
-
-    def fill(given):
-        for step in given:
-            for buffer in (once, whole):
-                buffer.add(**step)
-            drawn, expected = once.sample(100), whole.sample(100)
-            for name in ("obs", "next_obs", "actions", "indices"):
-                torch.testing.assert_close(getattr(drawn, name), getattr(expected, name))
-
-    fill(given[:75])
-    assert once.memory()["kept"] > 2 * held
-    twin = copy.deepcopy(once)
-    before, order = twin.sample(100), twin.order()
-    fill(given[75:])
-    torch.testing.assert_close(twin.get(before.indices).next_obs, before.next_obs)
-    twin.add(**last)
-    assert twin.num_added == 2 * 75 + 2
-    assert torch.equal(twin.order()[: len(order)], order)
-    assert once.num_added == whole.num_added == 300
-    torch.testing.assert_close(once.sample(100).next_obs, whole.sample(100).next_obs)
 
 
 @pytest.mark.parametrize("kind", ["one process", "several"])

@@ -11,7 +11,6 @@ from buffers import (
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
 )
-from buffers.replay.buffer import read_tensors
 
 FLOATS = Box(-9, 9, (3,), np.float32)
 BOTH = Dict({"a": Box(-9, 9, (2,), np.float64), "b": Box(0, 255, (5,), np.uint8)})
@@ -70,8 +69,9 @@ def pair(kind, space, option):
 def add_there(buffer, rows):
     """As `add` does on a device other than the CPU."""
     columns = {name: moved(column) for name, column in rows.items()}
-    tensors = read_tensors(columns, buffer._table.plan.layout, buffer.device)
-    assert buffer._add_tensors(tensors, None)
+    buffer.takes_tensors = True
+    buffer.add(**columns)
+    buffer.takes_tensors = False
 
 
 def check_same(one, other):
@@ -148,14 +148,9 @@ def test_what_cannot_be_captured_is_refused(monkeypatch):
     with pytest.raises(BufferMisuseError, match=r"room for 20; call reserve_final_obs.27"):
         add_there(buffer, stream.step())
     few = {name: column[:3] for name, column in stream.step().items()}
-    with pytest.raises(BufferMisuseError, match="in a CUDA graph: expected whole steps of all 4"):
-        columns = {name: moved(column) for name, column in few.items()}
-        buffer._add_tensors(read_tensors(columns, *kind_of(buffer)), [0, 1, 2])
+    with pytest.raises(BufferMisuseError, match=r"in a CUDA graph takes .* whole steps of all 4"):
+        add_there(buffer, few)
     assert len(buffer) == NUM_ENVS
-
-
-def kind_of(buffer):
-    return buffer._table.plan.layout, buffer.device
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -180,6 +175,3 @@ def test_what_a_graph_adds_is_known_when_it_is_asked_for(kind, option, monkeypat
             check_same(here, there)
     if kind is PrioritizedReplayBuffer:
         assert torch.equal(here.priorities, there.priorities)
-        batch = there.sample(4)
-        with pytest.raises(BufferMisuseError, match="captured in a CUDA graph"):
-            there.update_priorities(batch, np.ones(4))

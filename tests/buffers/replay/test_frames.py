@@ -12,7 +12,6 @@ from gymnasium.wrappers import FrameStackObservation, TransformObservation
 
 from buffers import (
     BufferMisuseError,
-    FrameStack,
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
     TransitionWriter,
@@ -117,24 +116,6 @@ def test_stacks_of_running_envs_are_those_that_were_returned(mode, env, options)
     assert pair[0].get(pair[0].order()).obs.shape == (40, *space.shape)
 
 
-@pytest.mark.parametrize("padding", ["reset", "zero"])
-def test_frames_alone_give_the_stacks_of_the_wrapper(padding):
-    plain = gym.vector.SyncVectorEnv([functools.partial(Pictures, name) for name in range(2)])
-    envs = gym.vector.SyncVectorEnv(
-        [functools.partial(stacked, name, 3, padding) for name in range(2)]
-    )
-    space = envs.single_observation_space
-    by_frames = made(FrameStack(3, axis=0, padding=padding), 25, space)
-    by_stacks = made(None, 25, space)
-    for source, buffer in ((plain, by_frames), (envs, by_stacks)):
-        writer = TransitionWriter(source, buffer)
-        writer.reset(source.reset(seed=0)[0])
-        for _ in range(40):
-            actions = np.zeros(2, np.int64)
-            writer.step(actions, *source.step(actions))
-    compare(*(buffer.get(buffer.order()) for buffer in (by_frames, by_stacks)))
-
-
 def test_a_million_transitions_of_atari_take_7_and_a_half_gigabytes():
     space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
     asked = (space, spaces.Discrete(6))
@@ -168,12 +149,10 @@ def test_many_short_episodes_make_room_for_their_frames(staged):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"obs": stacks_from(8)}, r"row 0, env 0: frame 0 of obs is not that of the next_obs"),
-        ({"next_obs": stacks_from(9)}, r"row 0, env 0: frame 0 of next_obs is not frame 1 of obs"),
-        ({"next_obs": stacks_from(8)[:, ::-1]}, r"frame 0 of next_obs is not frame 1 of obs"),
-        ({"obs": stacks_from(7)[:, :3]}, r"\(2, 3, 2, 3\), expected \(2, 4, 2, 3\), stacks of 4"),
-        ({"obs": stacks_from(7)[..., None]}, r"expected \(2, 4, 2, 3\), stacks of 4"),
-        ({"obs": stacks_from(7)[:, -1]}, "next_obs has stacks, but obs the newest frames alone"),
+        ({"next_obs": stacks_from(9)}, "row 0: next_obs is not obs moved on"),
+        ({"next_obs": stacks_from(8)[:, ::-1]}, "next_obs is not obs moved on"),
+        ({"obs": stacks_from(7)[:, :3]}, r"\(2, 3, 2, 3\), expected \(2, 4, 2, 3\)"),
+        ({"obs": stacks_from(7)[:, -1]}, r"\(2, 2, 3\), expected \(2, 4, 2, 3\)"),
         ({"obs": stacks_from(7) * 1.0}, "dtype float64, expected uint8"),
     ],
 )
@@ -189,44 +168,45 @@ def test_what_is_no_stack_or_not_the_next_is_refused_and_changes_nothing(changes
     buffer.add(**step(7))
 
 
-def test_episodes_that_were_cut_may_go_on_elsewhere():
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_stack_that_is_not_the_next_begins_anew(staged):
+    """As with store_next=False, windows of several steps end there."""
+    options = {"n_step": 3, "gamma": 0.5, "staged": staged}
+    once, twin = made(**options), made(None, **options)
+    for t in (10, 11, 20, 21, 22):
+        if t == 20:
+            twin.cut_episodes([0])  # of env 1 only the oldest frame is another
+        columns = step(t)
+        if t >= 20:
+            for name in ("obs", "next_obs"):
+                columns[name][1] = stacks_from(t - 8 + (name == "next_obs"))[1]
+        if t == 20:
+            columns["obs"][1, 0] += 1
+            twin.cut_episodes([1])
+        for buffer in (once, twin):
+            buffer.add(**columns)
+    compare(once.get(once.order()), twin.get(twin.order()))
+
+
+def test_rows_that_are_not_valid_are_no_stacks():
     buffer = made()
-    buffer.add(**step(10))
-    with pytest.raises(BufferMisuseError, match="row 1, env 1"):
-        buffer.cut_episodes([0])
-        buffer.add(**step(20))
-    buffer.cut_episodes()
-    buffer.add(**step(20))
-    assert len(buffer) == 4
-
-
-def test_the_check_can_be_left_out():
-    buffer = made(FrameStack(4, is_checked=False))
-    buffer.add(**step(10))
-    buffer.add(**step(20))
-    assert (buffer.get([2]).next_obs[0, :, 0, 0] == np.array([9, 10, 11, 21])).all()
+    buffer.add(**step(5, next_obs=stacks_from(6) * np.array([0, 1], np.uint8)[:, None, None, None]),
+               valid=[False, True])  # fmt: skip
+    assert len(buffer) == 1
 
 
 @pytest.mark.parametrize(
     ("shape", "stack", "message"),
     [
-        ((5, 2, 3), 4, r"shape \(5, 2, 3\), expected 4 frames"),
-        ((4, 2, 4), 4, "along the only one of length 4"),
-        ((4, 2, 3), FrameStack(4, axis=3), "expected 4 frames, .* along axis 3"),
-        ((4, 2, 3), FrameStack(3, axis=0), "expected 3 frames, .* along axis 0"),
+        ((5, 2, 3), 4, "one axis alone has length 4"),
+        ((4, 2, 4), 4, "one axis alone has length 4"),
         ((4, 2, 3), 0, "frame_stack must be a positive integer"),
-        ((4, 0), 4, "expected 4 frames, with something in them"),
+        ((4, 0), 4, "a Box with something in it"),
     ],
 )
 def test_constructors_refuse(shape, stack, message):
     with pytest.raises(BufferMisuseError, match=message):
         made(stack, space=spaces.Box(0, 255, shape, np.uint8))
-
-
-@pytest.mark.parametrize("given", [("a", 2), (0,), (2**15 + 1,), (4, "obs"), (4, None, "first")])
-def test_a_frame_stack_is_refused_where_it_is_made(given):
-    with pytest.raises(BufferMisuseError, match=r"num_frames of a FrameStack|axis is"):
-        FrameStack(*given)
 
 
 def test_states_of_other_settings_are_refused(tmp_path):
@@ -235,8 +215,7 @@ def test_states_of_other_settings_are_refused(tmp_path):
     buffer.save(tmp_path / "frames")
     others = [
         (made(None), "frame_stack is 4, expected None"),
-        (made(FrameStack(2, axis=0)), "frame_stack is 4, expected 2"),
-        (made(FrameStack(2, axis=1)), "frame_stack is 4, expected 2"),
+        (made(2), "frame_stack is 4, expected 2"),
     ]
     for other, message in others:
         with pytest.raises(BufferMisuseError, match=message):
@@ -255,9 +234,9 @@ def older_of(state, buffer):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s, older: older[:1].fill(10**6), "frames that lead to none"),
-        (lambda s, older: older[-1:].fill(-1), "frames that lead to none"),
-        (lambda s, older: np.copyto(older[1], older[0]), "two rows lead back to the same frame"),
+        (lambda s, older: older[:1].fill(10**6), "lead to none, or twice"),
+        (lambda s, older: older[-1:].fill(-1), "lead to none, or twice"),
+        (lambda s, older: np.copyto(older[1], older[0]), "lead to none, or twice"),
         (lambda s, older: s.update(heads=s["heads"][:, :2]), r"uint8 .2, 2, 6. for heads"),
     ],
 )
@@ -292,15 +271,15 @@ def test_an_interrupt_leaves_no_row_without_frames(staged, after, monkeypatch):
     buffer = made(staged=staged)
     buffer.add(**step(4))
     once = buffer._table.once
-    write = once.write
+    choose = once.choose
 
     def interrupted(*arguments):
         if after:
-            write(*arguments)
+            choose(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(once, "write", interrupted)
+        patch.setattr(once, "choose", interrupted)
         buffer.add(**step(5))
     other, state = made(staged=staged), buffer.state_dict()
     for one in (buffer, other):
@@ -321,7 +300,7 @@ def test_rows_that_only_stacks_still_read_are_not_drawn_after_an_update(num_step
     for t in range(3, 3 + num_steps):
         buffer.add(**step(t))
     buffer.update_priorities(np.arange(min(span, 2 * num_steps)), np.ones(min(span, 2 * num_steps)))
-    begin, end = buffer._live()
+    begin, end = buffer._table.live_of_one()
     live = {number % span for number in range(begin, end)}
     assert set(buffer.sample(500).indices.tolist()) <= live
     assert {k for k, priority in enumerate(buffer.priorities.tolist()) if priority} <= live

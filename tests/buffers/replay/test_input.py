@@ -47,7 +47,7 @@ def check_refused(buffer, message, columns, error=BufferMisuseError):
         ({"truncations": np.ones(3, bool)}, r"truncations has shape \(3,\), expected \(4,\)"),
         ({"terminations": None}, "missing: ..terminations"),
         ({"log_probs": np.ones(4)}, "unknown: ..log_probs"),
-        ({"env_ids": [0, 1, 2, 0]}, "env_ids has 2, expected numbers from 0 to 1"),
+        ({"env_ids": [0, 1, 2, 0]}, "env_ids has 2, expected integers .* from 0 to 1"),
         ({"env_ids": [0, 1, -1, 0]}, "env_ids has -1"),
         ({"env_ids": [0, 1]}, r"env_ids has dtype int64 and shape \(2,\)"),
         ({"env_ids": np.zeros(4)}, "env_ids has dtype float64"),
@@ -106,7 +106,7 @@ def test_sampling_too_early_or_wrongly(cls):
     for size in (0, -1, 1.5, "a"):
         with pytest.raises(BufferMisuseError, match="batch_size"):
             buffer.sample(size)
-    with pytest.raises(BufferMisuseError, match="out holds 3 transitions, expected 2"):
+    with pytest.raises(BufferMisuseError, match=r"of 3 rows, expected a batch .* of 2 rows"):
         buffer.sample(2, buffer.new_batch(3))
     other = cls(4, OBS, ACTIONS, num_envs=2, seed=0)
     for out in ({}, other.new_batch(2)):
@@ -122,11 +122,13 @@ def test_sampling_too_early_or_wrongly(cls):
 
 @pytest.mark.parametrize("cls", RINGS)
 @pytest.mark.parametrize("store_next", [True, False])
-def test_what_does_not_fit_is_refused_with_what_would(cls, store_next, set_free_bytes):
+def test_what_does_not_fit_is_refused(cls, store_next, set_free_bytes):
     spaces, options = (OBS, ACTIONS), {"num_envs": 2, "store_next": store_next}
     free = cls.nbytes_for(1000, *spaces, **options)
     set_free_bytes(free)
-    with pytest.raises(BufferMemoryError, match="a capacity of 1000 would fit"):
+    with pytest.raises(
+        BufferMemoryError, match=r"with capacity 1000000 needs .* free; use a smaller capacity"
+    ):
         cls(10**6, *spaces, **options)
     made = cls(1000, *spaces, **options)
     assert made.nbytes == sum(made.memory().values()) == free

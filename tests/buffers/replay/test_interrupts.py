@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box, Discrete
 from replay_model import ACTIONS, OBS, CountingEnvs, TornModel, check_against, columns_of
 
@@ -62,7 +61,7 @@ def test_what_is_drawn_after_an_interrupt_is_what_was_added_before(kind, option,
         assert buffer.priorities.sum() == len(held)
 
 
-@pytest.mark.parametrize("name", ["commit", "write", "choose", "let_go", "before commit"])
+@pytest.mark.parametrize("name", ["commit", "choose", "let_go", "before commit"])
 def test_an_interrupt_around_slots_loses_none(name, monkeypatch):
     buffer = SharedReplayBuffer(9, OBS, ACTIONS, num_envs=3, store_next=False)
     envs, model = CountingEnvs(3), TornModel(9, 3, False)
@@ -94,49 +93,6 @@ def test_an_interrupt_around_slots_loses_none(name, monkeypatch):
     before = sorted(once.free[: once.num_free[0]].tolist())
     buffer.load_state_dict(buffer.state_dict())  # which finds out anew what is free
     assert before == sorted(once.free[: once.num_free[0]].tolist())
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("kind", [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer])
-def test_an_add_of_more_than_a_ring_that_is_interrupted_leaves_whole_pieces(
-    kind, option, monkeypatch
-):
-    options, made_by = OPTIONS[option], kind is PerEnvReplayBuffer
-    buffer = kind(7, OBS, ACTIONS, num_envs=2, seed=0, **options)
-    window = options.get("n_step", 1), options.get("gamma")
-    for number in range(12):
-        model, envs = TornModel(7, 2, made_by), CountingEnvs(2, number)
-        buffer.load_state_dict(kind(7, OBS, ACTIONS, num_envs=2, **options).state_dict())
-        first, many = envs.random_steps([0, 1] * 3), envs.random_steps([0, 1] * 18)
-        buffer.add(**columns_of(first))
-        model.add(first)
-        calls, limit = [], 7
-        last, num_columns = number % 3, number // 3
-
-        def stop(columns, *rest, calls=calls, last=last, num_columns=num_columns):
-            calls.append(last)
-            if len(calls) > last:
-                write_columns(dict([*columns.items()][:num_columns]), *rest)
-                raise KeyboardInterrupt
-            write_columns(columns, *rest)
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(tables, "write_columns", stop)
-            buffer.add(**columns_of(many))
-        done = buffer.num_added - len(first)
-        assert done % limit == 0 and 0 <= done < len(many)
-        if done:
-            for piece in range(0, done, limit):
-                model.add(many[piece : piece + limit])
-        model.tear(many[done : done + limit])
-        check_against(buffer, model, *window)
-        buffer.cut_episodes()
-        for env in range(2):
-            envs.cut(env)
-        again = envs.random_steps([0, 1] * 12)
-        buffer.add(**columns_of(again))
-        model.add(again)
-        check_against(buffer, model, *window)
 
 
 def rows_of(begin, count, *, is_over=True):
@@ -197,29 +153,3 @@ def test_after_an_interrupted_load_nothing_of_it_can_be_drawn(options, monkeypat
         assert held.obs[:, 0].tolist() == wanted
         assert held.next_obs[:, 0].tolist() == [-number for number in wanted]
         assert set(buffer.sample(50).obs[:, 0].int().tolist()) <= set(wanted)
-
-
-def test_counts_after_an_interrupt_at_the_end_of_a_staged_add(monkeypatch):
-    class Counts(np.ndarray):
-        def __iadd__(self, other):
-            raise KeyboardInterrupt
-
-    buffer = SharedReplayBuffer(4, WIDE, Discrete(2), num_envs=1, staged=True)
-    buffer.add(**rows_of(0, 4))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(buffer._table, "committed", buffer._table.committed.view(Counts))
-        buffer.add(**rows_of(4, 1))
-    buffer.add(**rows_of(5, 1))
-    assert buffer.num_added == 6
-    assert buffer.get(buffer.order()).obs[:, 0].tolist() == [2, 3, 4, 5]
-
-
-def test_priorities_after_an_interrupted_add_of_tensors(monkeypatch):
-    buffer = PrioritizedReplayBuffer(10, WIDE, Discrete(2), num_envs=1, staged=True, seed=0)
-    buffer.add(**rows_of(0, 10))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(buffer._table, "_write", interrupt)
-        buffer.add(**rows_of(500, 5))
-    tensors = {path: torch.from_numpy(array) for path, array in rows_of(100, 1).items()}
-    buffer._note_rows(buffer._table.add(tensors, np.zeros(0, np.int64)))
-    assert set(buffer.sample(200).indices.tolist()) <= set(buffer.order().tolist())

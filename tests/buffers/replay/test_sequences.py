@@ -366,7 +366,7 @@ def test_numbers_of_steps_go_on_behind_rows_that_others_overwrote(kind):
     buffer.add(**as_columns(model.columns([1, 0], rng, 0.0)))
     batch = buffer.get(buffer.order())
     assert batch.env_ids[-2:].tolist() == [1, 0]
-    assert buffer._sequences._kept.step_of[batch.indices[-2:].numpy()].tolist() == [2, 4]
+    assert buffer._sequences._steps[batch.indices[-2:].numpy()].tolist() == [2, 4]
 
 
 def filled(kind, capacity=40, num_steps=40, num_envs=2, **options):
@@ -382,30 +382,6 @@ def filled(kind, capacity=40, num_steps=40, num_envs=2, **options):
         buffer.add(**as_columns(steps))
         model.add(steps, was_cut)
     return buffer, model
-
-
-def test_stacks_stored_frame_by_frame_are_drawn_in_sequences():
-    space = Box(0, 255, (4, 3, 3), np.uint8)
-    made = {"num_envs": 1, "track_episodes": True, "seed": 0}
-    buffers = [SharedReplayBuffer(50, space, Discrete(2), frame_stack=k, **made) for k in (None, 4)]
-    rng = np.random.default_rng(0)
-    stack = np.repeat(rng.integers(255, size=(1, 3, 3), dtype=np.uint8), 4, 0)
-    for t in range(120):
-        frame = rng.integers(255, size=(1, 3, 3), dtype=np.uint8)
-        following = np.concatenate([stack[1:], frame])
-        is_over = t % 11 == 10
-        for buffer in buffers:
-            buffer.add(
-                obs=stack[None], next_obs=following[None], actions=[t % 2], rewards=[float(t)],
-                terminations=[is_over], truncations=[False],
-            )  # fmt: skip
-        stack = np.repeat(frame, 4, 0) if is_over else following
-    held, drawn = buffers[0].get(buffers[0].order()), buffers[1].sample_sequences(32, 6, pad=True)
-    assert not drawn.mask.all()
-    place = {reward: k for k, reward in enumerate(held.rewards.tolist())}
-    chosen = torch.tensor([place[reward] for reward in drawn.rewards[drawn.mask].tolist()])
-    for name in ("obs", "next_obs", "actions", "terminations"):
-        assert torch.equal(getattr(drawn, name)[drawn.mask], getattr(held, name)[chosen]), name
 
 
 WRONG = {
@@ -474,9 +450,6 @@ def test_constructors_refuse_what_has_no_sequences(tmp_path):
     plain = SharedReplayBuffer(10, **made, num_envs=1)
     with pytest.raises(BufferMisuseError, match="track_episodes=True in the constructor"):
         plain.sample_sequences(1, 1)
-    by_env = PerEnvReplayBuffer(10, **made, num_envs=1, over="envs", track_episodes=True)
-    with pytest.raises(BufferMisuseError, match="over='transitions'"):
-        by_env.sample_sequences(1, 1)
     for name in ("steps", "mask", "is_first"):
         with pytest.raises(BufferMisuseError, match=name):
             SharedReplayBuffer(

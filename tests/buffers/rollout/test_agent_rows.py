@@ -289,13 +289,3 @@ def test_game_columns_have_a_row_per_game_and_are_no_initial_states():
     rollout.compute_advantages(torch.zeros(6))
     with pytest.raises(BufferMisuseError, match=r"initial_states has 's', expected names of extra"):
         rollout.sequences(1, initial_states="s")
-
-
-def test_nobody_acted_at_all():
-    rollout = filled(made(), np.zeros((4, 3), bool))
-    rollout.compute_advantages(torch.zeros(3))
-    assert rollout.num_valid == 0
-    assert not rollout.advantages.any()
-    assert list(rollout.minibatches(2)) == list(rollout.minibatches(2, fixed=True)) == []
-    assert list(rollout.sequences(2)) == []
-    assert rollout.episodes().lengths.tolist() == []

@@ -166,44 +166,6 @@ def test_rollouts_match_the_model(mode, num_envs, num_steps, staged):
     assert seen > 0 or num_steps == 1
 
 
-def test_dead_step_at_the_seam_of_two_rollouts_is_left_out():
-    rollout = make_rollout(2, 2, OBS_SPACE, Discrete(2), autoreset_mode="NextStep")
-    rollout.start(np.zeros((2, 3), np.float32))
-    for t in range(2):
-        rollout.slot(t).rewards[:] = 1
-        rollout.slot(t).terminations[:] = [False, t == 1]
-    rollout.compute_advantages(np.zeros(2), policy_outputs=False)
-    assert rollout.num_valid == 4
-    rollout.advance()
-    for t in range(2):
-        rollout.slot(t).terminations[:] = False
-        rollout.slot(t).rewards[:] = [1, t]
-    rollout.compute_advantages(np.zeros(2), policy_outputs=False)
-    assert rollout.valid.tolist() == [[True, False], [True, True]]
-    rollout.start(np.zeros((2, 3), np.float32))
-    for t in range(2):
-        rollout.slot(t).rewards[:], rollout.slot(t).terminations[:] = 0, False
-    rollout.compute_advantages(np.zeros(2), policy_outputs=False)
-    assert rollout.num_valid == 4, "start() forgets how the rollout before ended"
-
-
-def test_episodes_reach_across_rollouts():
-    rollout = make_rollout(2, 1, OBS_SPACE, Discrete(2), autoreset_mode="SameStep")
-    rollout.start(np.zeros((1, 3), np.float32))
-    for is_last in (False, False, True):
-        for t in range(2):
-            rollout.slot(t).rewards[:] = 1.5
-            rollout.slot(t).terminations[:] = is_last and t == 0
-        if is_last:
-            stats = rollout.episodes()
-            assert (stats.returns.tolist(), stats.lengths.tolist()) == ([7.5], [5])
-            again = rollout.episodes()
-            assert again.returns.tolist() == [7.5], "asking twice does not count twice"
-        else:
-            assert len(rollout.episodes().returns) == 0
-        rollout.advance()
-
-
 @pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
 def test_truncation_without_final_value_is_refused_and_can_be_mended(mode):
     rollout = make_rollout(2, 2, OBS_SPACE, Discrete(2), autoreset_mode=mode, gamma=1.0)

@@ -6,7 +6,6 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from staged_rollouts import make_rollout
 
-from buffers import BufferMisuseError
 from buffers.core import kernels as core_kernels
 from buffers.rollout import minibatches
 from buffers.rollout.minibatches import _normalize
@@ -60,22 +59,6 @@ def test_rows_that_count_and_episodes(shape, rate, mode):
         np.testing.assert_allclose(found.returns, [total for total, _ in expected], rtol=1e-12)
         assert found.lengths.tolist() == [length for _, length in expected]
         rollout.advance()
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_first_missing_final_value_is_named(seed):
-    rng, rollout = np.random.default_rng(seed), made("SameStep", (2, 2))
-    terminations, truncations, valid, has_final = (random_flags(rng, 0.5, (2, 2)) for _ in range(4))
-    filled(rollout, np.ones((2, 2)), terminations, truncations, valid)
-    for t in range(2):
-        rollout.set_final_values(t, has_final[t], np.ones(has_final[t].sum()))
-    missing = np.argwhere(truncations & ~terminations & valid & ~has_final)
-    if len(missing):
-        t, env_id = missing[0]
-        with pytest.raises(BufferMisuseError, match=f"env {env_id} was truncated in step {t}, but"):
-            rollout.compute_advantages(np.zeros(2), policy_outputs=False)
-    else:
-        rollout.compute_advantages(np.zeros(2), policy_outputs=False)
 
 
 def test_words_are_those_of_splitmix64(load_kernels):

@@ -95,29 +95,23 @@ DRAWS = {
     "num_envs": st.integers(1, 5),
     "seed": st.integers(0, 2**32 - 1),
     "parts": st.integers(1, 30),
-    "by_size": st.booleans(),
 }
 
 
 @settings(max_examples=18)
 @given(**DRAWS)
-def test_each_valid_row_comes_exactly_once(num_steps, num_envs, seed, parts, by_size):
+def test_each_valid_row_comes_exactly_once(num_steps, num_envs, seed, parts):
     valid = np.random.default_rng(seed).random((num_steps, num_envs)) < 0.7
     rollout = filled(num_steps, num_envs, valid=valid, seed=seed)
     number = min(parts, num_steps * num_envs)
     for _ in range(2):
-        options = {"batch_size": number} if by_size else {"num_minibatches": number}
-        batches = drawn(rollout, **options)
+        batches = drawn(rollout, number)
         assert sorted(row for rows in batches for row in rows) == np.flatnonzero(valid).tolist()
         sizes = [len(rows) for rows in batches]
         if sizes:
             assert max(sizes) - min(sizes) <= 1
             assert min(sizes) >= 1
-        if by_size:
-            assert all(size <= number for size in sizes)
-            assert len(sizes) == -(-valid.sum() // number)
-        else:
-            assert len(sizes) == min(number, valid.sum())
+        assert len(sizes) == min(number, valid.sum())
 
 
 def padded(batches, size):
@@ -132,23 +126,20 @@ def padded(batches, size):
 
 @settings(max_examples=18)
 @given(**DRAWS, staged=st.booleans())
-def test_fixed_batches_have_one_size_whatever_is_valid(
-    num_steps, num_envs, seed, parts, by_size, staged
-):
+def test_fixed_batches_have_one_size_whatever_is_valid(num_steps, num_envs, seed, parts, staged):
     valid = np.random.default_rng(seed).random((num_steps, num_envs)) < 0.7
     plain = filled(num_steps, num_envs, valid=valid, seed=seed)
     rollout = filled(num_steps, num_envs, valid=valid, seed=seed, staged=staged)
     number = min(parts, num_steps * num_envs)
-    options = {"batch_size": number} if by_size else {"num_minibatches": number}
-    size = number if by_size else -(-num_steps * num_envs // number)
+    size = -(-num_steps * num_envs // number)
     for _ in range(2):
-        expected = drawn(plain, **options)
-        batches = list(rollout.minibatches(**options, fixed=True))
+        expected = drawn(plain, number)
+        batches = list(rollout.minibatches(number, fixed=True))
         indices, weights = padded(expected, size)
         assert [batch.indices.tolist() for batch in batches] == indices
         assert [batch.weights.tolist() for batch in batches] == weights
-        again = padded(drawn(plain, **options), size)[0]
-        assert drawn(rollout, **options, fixed=True) == again
+        again = padded(drawn(plain, number), size)[0]
+        assert drawn(rollout, number, fixed=True) == again
         for batch in batches:
             assert batch.weights.dtype is torch.float32
             assert all(len(column) == size for column in batch)
@@ -191,46 +182,6 @@ def test_nested_observations_and_all_kinds_of_actions_stay_together(action_space
     assert batch.obs["image"].shape == (12, 2, 2)
     assert batch.obs["pair"][0].shape == (12,)
     assert batch.obs["pair"][1].dtype is torch.float64
-
-
-def with_extras(staged=False, seed=3):
-    """A rollout of nested observations with an extra column and one that two agents share."""
-    rollout = filled(
-        4, 4, NESTED, staged=staged, seed=seed, valid=np.arange(16).reshape(4, 4) != 6,
-        extra_columns={"costs": Box(0, 100, (2,))}, game_columns={"state": Box(0, 100, (3,))},
-        agents_per_game=2,
-    )  # fmt: skip
-    rollout.extras["costs"][:] = torch.arange(32).view(4, 4, 2)
-    rollout.extras["state"][:] = torch.arange(24).view(4, 2, 3)
-    return rollout
-
-
-COLUMNS = ["obs", "actions", "log_probs", "values", "advantages", "returns", "costs", "state"]
-
-
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize(
-    "chosen",
-    [*([name] for name in COLUMNS), ["indices"], ["returns", "obs"], ["state", "costs"], COLUMNS],
-)
-def test_chosen_columns_are_those_of_whole_batches(chosen, staged):
-    whole, part = with_extras(staged), with_extras(staged)
-    for options in ({}, {"fixed": True}, {"fixed": True, "normalize_advantages": True}):
-        if "advantages" not in chosen:
-            options.pop("normalize_advantages", None)
-        batches = list(part.minibatches(3, columns=chosen, **options))
-        for batch, expected in zip(batches, whole.minibatches(3, **options), strict=True):
-            assert len(batch) == len(expected)
-            assert batch.indices.equal(expected.indices)
-            assert (batch.weights is None) == ("fixed" not in options)
-            assert batch.weights is None or batch.weights.equal(expected.weights)
-            own = {*batch._asdict(), *batch.extras} - {"indices", "weights"}
-            assert own == {*chosen} - {"indices"}
-            for name in own:
-                found = leaves(getattr(batch, name))
-                for leaf, other in zip(found, leaves(getattr(expected, name)), strict=True):
-                    assert leaf.equal(other)
-                    assert leaf.dtype is other.dtype
 
 
 def test_a_seed_gives_one_order_and_epochs_differ():
@@ -280,20 +231,9 @@ def test_no_valid_row_gives_no_batch():
 @pytest.mark.parametrize(
     ("args", "options", "message"),
     [
-        ((), {}, "give either num_minibatches or batch_size"),
-        ((2,), {"batch_size": 3}, "give either num_minibatches or batch_size"),
         ((0,), {}, "num_minibatches must be a positive integer, got 0"),
         ((1.5,), {}, "num_minibatches must be a positive integer, got 1.5"),
         ((13,), {}, "num_minibatches is 13, but the rollout has 12 transitions"),
-        ((), {"batch_size": 13}, "batch_size is 13, but the rollout has 12 transitions"),
-        ((2,), {"columns": "obs"}, r"columns is 'obs', expected a sequence of names out of"),
-        ((2,), {"columns": ()}, r"columns is \(\), expected .* one at least"),
-        ((2,), {"columns": ("obs", "reward")}, r"expected .* out of \['obs', 'actions', "),
-        (
-            (2,),
-            {"columns": ("obs",), "normalize_advantages": True},
-            'columns does not name them; add "advantages" to columns',
-        ),
     ],
 )
 def test_mistakes_are_named_at_the_call(args, options, message):

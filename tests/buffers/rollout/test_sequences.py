@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from staged_rollouts import make_rollout
 
-from buffers import BufferMisuseError, RolloutSequenceBatch
+from buffers import BufferMisuseError, RolloutBatch
 
 MODES = ["NextStep", "SameStep", "Disabled"]
 OBS = Dict({"age": Box(0, 1000, (), np.int64), "image": Box(0, 255, (2, 3), np.uint8)})
@@ -86,21 +86,20 @@ def made(mode, num_steps, num_envs, seed, **options):
     return make_rollout(num_steps, num_envs, OBS, Discrete(7), **options)
 
 
-def check_pass(rollout, policy, number, length, by_size):
+def check_pass(rollout, policy, number, length):
     """One pass against the rollout itself, row by row."""
     num_steps, num_envs = rollout.num_steps, rollout.num_envs
     length = length or num_steps
     num_sequences = -(-num_steps // length) * num_envs
     number = min(number, num_sequences)
-    size = number if by_size else -(-num_sequences // number)
-    options = {"batch_size": number} if by_size else {"num_minibatches": number}
+    size = -(-num_sequences // number)
     seen = []
-    batches = list(rollout.sequences(**options, length=length, initial_states=["hidden"]))
+    batches = list(rollout.sequences(number, length=length, initial_states=["hidden"]))
     flat = {name: getattr(rollout, name).flatten(0, 1) for name in ("actions", "advantages")}
     flat["image"] = rollout.obs["image"].flatten(0, 1)
     firsts = [rollout.is_first_at(t).clone() for t in range(num_steps)]
     for batch in batches:
-        assert type(batch) is RolloutSequenceBatch
+        assert type(batch) is RolloutBatch
         assert len(batch) == size
         assert batch.actions.shape == batch.weights.shape == (length, size)
         assert batch.obs["image"].dtype is torch.uint8
@@ -147,11 +146,10 @@ def check_values(batch, policy):
     seed=st.integers(0, 2**32 - 1),
     number=st.integers(1, 20),
     length=st.none() | st.integers(1, 9),
-    by_size=st.booleans(),
     staged=st.booleans(),
 )
 def test_sequences_are_those_of_the_rollout(
-    mode, num_steps, num_envs, seed, number, length, by_size, staged
+    mode, num_steps, num_envs, seed, number, length, staged
 ):
     rollout = made(mode, num_steps, num_envs, seed, staged=staged)
     envs, policy = Ages(mode, num_envs, seed), Policy()
@@ -163,7 +161,7 @@ def test_sequences_are_those_of_the_rollout(
             rollout.valid_pages[:, 0] = False
         rollout.compute_advantages(last_values)
         if rollout.num_valid:
-            check_pass(rollout, policy, number, min(length, num_steps) if length else None, by_size)
+            check_pass(rollout, policy, number, min(length, num_steps) if length else None)
         rollout.advance()
 
 
@@ -214,7 +212,7 @@ def test_what_is_over_is_refused_and_what_was_not_written_is_zero():
         rollout.log_probs[t, 1] = 0.0
     rollout.valid_pages[:, 0] = False  # and its log_probs are marked as not written
     rollout.compute_advantages(torch.zeros(2))
-    (batch,) = rollout.sequences(batch_size=2)
+    (batch,) = rollout.sequences(1)
     assert batch.log_probs.isfinite().all()
     first = rollout.sequences(2)
     rollout.advance()
@@ -225,18 +223,11 @@ def test_what_is_over_is_refused_and_what_was_not_written_is_zero():
 @pytest.mark.parametrize(
     ("args", "options", "message"),
     [
-        ((), {}, "give either num_minibatches or batch_size"),
         ((0,), {}, "num_minibatches must be a positive integer, got 0"),
         ((5,), {}, "num_minibatches is 5, but the rollout has 4 sequences of 6 steps"),
-        ((), {"batch_size": 9, "length": 3}, "batch_size is 9, but the rollout has 8 sequences"),
+        ((9,), {"length": 3}, "num_minibatches is 9, but the rollout has 8 sequences"),
         ((1,), {"length": 7}, "length is 7, but the rollout has 6 steps"),
         ((1,), {"length": 0}, "length must be a positive integer, got 0"),
-        (
-            (1,),
-            {"columns": ["hiden"]},
-            r"columns is \['hiden'\], expected .* 'is_first', .*'hidden'",
-        ),
-        ((1,), {"columns": ["obs"], "normalize_advantages": True}, 'add "advantages" to columns'),
         ((1,), {"initial_states": ["state"]}, r"'state', expected .* \['hidden', 'masks'\]"),
     ],
 )

@@ -10,7 +10,6 @@ from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
 
 from buffers import BufferMisuseError, RolloutBuffer
-from buffers.rollout.minibatches import Split
 from buffers.rollout.storage import UNWRITTEN
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
@@ -156,7 +155,7 @@ def test_batches_of_a_rollout_on_a_device_are_laid_out_as_on_the_cpu(num_valid):
     rollout._storage.num_valid.fill_(num_valid)
     valid = rollout.valid.view(-1).nonzero().flatten()
     for num_batches, size in ((1, T * N), (3, 14), (7, 6)):
-        order, weights = sampler._order(Split(size, num_batches, False), is_fixed=True)[1]
+        order, weights = sampler._order(num_batches, size, is_fixed=True)[1]
         own = order[weights > 0]
         if num_valid < num_batches:
             assert (weights.view(num_batches, size).sum(1) == 1).all()
@@ -165,7 +164,7 @@ def test_batches_of_a_rollout_on_a_device_are_laid_out_as_on_the_cpu(num_valid):
         assert own.sort().values.equal(valid)
         expected = padded(own.tolist(), num_batches, size)
         assert (order.tolist(), weights.tolist()) == expected
-    first, second = (sampler._order(Split(T * N, 1, False), is_fixed=True)[1][0] for _ in "ab")
+    first, second = (sampler._order(1, T * N, is_fixed=True)[1][0] for _ in "ab")
     assert num_valid < 5 or not first.equal(second)
 
 
