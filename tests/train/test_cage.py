@@ -79,9 +79,10 @@ def test_what_a_defender_can_not_be_is_refused_before_training(tmp_path):
 def test_the_player_computes_what_the_network_does():
     agent = cage4_defender.Defender(5, cage4_defender.Options(width=8))
     torch.nn.init.normal_(agent.act.weight)
-    torch.nn.init.normal_(agent.rest.weight)
-    hosts, units = torch.rand(6, 3, 16, 19), torch.rand(6, 3, 40)
-    useless = torch.zeros(6, 168, dtype=torch.bool)
+    memory = cage.Cage4Memory
+    hosts = torch.rand(6, 3, 16, memory.num_host_features)
+    units = torch.rand(6, 3, memory.num_unit_features)
+    useless = torch.zeros(6, 192, dtype=torch.bool)
     expected = agent.log_probs(hosts, units, useless).detach().numpy()
     logits = defender_logits(agent.weights(), hosts.numpy(), units.numpy())
     found = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

@@ -1,14 +1,14 @@
-"""Five defenders for CAGE Challenge 4, trained from nothing with PPO in half an hour.
+"""Five defenders for CAGE Challenge 4, which begin as rules and learn with PPO.
 
     vecenv train Cage4-v0
 
 One policy plays all five agents. `Cage4Memory` keeps what an agent has seen and done, and offers
 choices when it is free to act: only these are decisions, and only these are learnt from. The
-network looks at every host with the same weights: what it learns about one it knows about all.
+network looks at every host with the same weights: what it learns about one it knows about all. One
+of its layers begins with weights by which agents follow the rules of `play.rules`, more or less.
 
-All agents get the same reward, and most of it is what others cause. In training an agent is told
-its own subnets' part in full and the rest in a small share, which the true state gives; the critic
-sees the true state. The policy sees what its agent has seen, and no messages.
+All agents get the same reward, most of which others cause. In training an agent is told its own
+subnets' part and a small share of the rest, which the true state gives; the critic sees that, too.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from vecenv import cage
+from vecenv.cage.challenge4.play.player import HOST_FEATURES
 from vecenv.learn import Adam, Run, evaluating
 from vecenv.train.options import OptionsError, RunOptions
 from vecenv.train.trainer import Trainer
@@ -30,19 +31,19 @@ from vecenv.train.trainer import Trainer
 __all__ = ["BASELINES", "Cage4Defender", "Defender", "Options", "load_policy", "main", "ppo_loss"]
 
 NUM_STEPS, NUM_AGENTS = 499, 5  # of an episode; a rollout is one episode of every game
-BASELINES = {  # the last two as published: the best learned entry, and the winner, of rules
+BASELINES = {  # the second and third as published: the best learned entry; rules
     "react-restore": -1045.5,
     "KEEP": -193.68,
     "the challenge's winner": -113.0,
+    "rules": -93.7,
 }
 # Agents 0 to 3 watch a subnet each, agent 4 the last three: the first, how many, units of each.
 GROUPS = ((0, 4, 1), (4, 1, 3))
 # Whose are the subnets RZA, OZA, RZB, OZB, contractors, PUB, ADM, OFF.
 OWN = np.zeros((NUM_AGENTS, 8), np.float32)
 OWN[range(4), range(4)] = OWN[4, 5:] = 1
-CONTRACTORS = 4
-# Words of the true state whose bits are counted, and what the counts are divided by.
-COUNTS = {"red_hosts": 5, "degraded": 5, "barred": 4, "process_events": 2, "exists": 16}
+UNITS = OWN[:, [0, 1, 2, 3, 6, 7, 5]]  # as `Cage4Memory` has them
+RED_STATES, RED_ACTIONS = range(1, 9), range(9)  # codes that the critic is told of
 
 
 @dataclass
@@ -50,20 +51,33 @@ class Options(RunOptions):
     """Options of the defenders' training."""
 
     total_steps: int = 6_000_000  # game steps to train for
+    learning_rate: float = 7e-4  # of Adam at the start
+    gamma: float = 0.998  # discount: what a Restore gains comes much later
     num_games: int = 64  # played side by side
     width: int = 32  # units of a layer
     num_epochs: int = 2  # passes over the decisions of a rollout
     minibatch: int = 2048  # decisions of agents 0 to 3 in a gradient step, and 1/5 of agent 4
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation, per decision
     clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
-    entropy_weight: float = 0.01  # of the entropy bonus at the start; it falls to a tenth
+    sharpness: float = 1.25  # of the logits with which agents follow the rules at the start
+    entropy_weight: float = 0.001  # of the entropy bonus at the start; it falls to a tenth
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
-    temperature: float = 1.0  # of the saved policy's draws; 0 plays the likeliest choices
-    share: float = 0.2  # of the rewards that other agents' subnets cause
+    temperature: float = 0.0  # of the saved policy's draws; 0 plays the likeliest choices
+    share: float = 0.05  # of the rewards that other agents' subnets cause
     compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": if there are many rows
     eval_episodes: int = 1000
     save: Path = Path("runs/cage4_defender")  # folder for policy, table, checkpoints and curve
     save_every: int = 300_000  # game steps between checkpoints
+
+
+# What the direct layer begins with: the rules, and what else may be worth a trial, as logits of
+# Analyse, Remove, Restore and DeployDecoy: a constant, and factors of features.
+PRIOR = (
+    {"": -2, "look": 4, "stale": 1, "stalest": 1.5, "rule_analyse": 3},
+    {"": -5, "remove": 5, "rule_remove": 4},
+    {"": -6, "restore": 7, "sources": 1, "rule_restore": 4},
+    {"": -5, "decoys_0": 4, "decoys_1": 3, "rule_decoy": 4},
+)
 
 
 class Defender(nn.Module):
@@ -78,35 +92,31 @@ class Defender(nn.Module):
         hosts, units = memory.num_host_features, memory.num_unit_features
         self.host, self.unit = nn.Linear(hosts, width), nn.Linear(units, width)
         self.again, self.pooled = nn.Linear(width, width), nn.Linear(2 * width, width)
-        self.act = nn.Linear(width, 3)  # Remove, Restore, DeployDecoy on a host
-        self.whole = nn.Linear(2 * width + units, width)
-        self.rest, self.direct = nn.Linear(width, 17), nn.Linear(units, 17)  # traffic, Sleep
-        for layer in (self.act, self.rest, self.direct):
-            nn.init.normal_(layer.weight, std=0.01)
-            nn.init.zeros_(layer.bias)
-        with torch.no_grad():  # at first agents mostly wait
-            self.direct.bias[:8], self.direct.bias[16] = -1.0, 3.0
+        self.act, self.direct = nn.Linear(width, 4), nn.Linear(hosts, 4)
+        nn.init.normal_(self.act.weight, std=0.01)
+        nn.init.zeros_(self.act.bias)
+        weight, bias = torch.zeros_like(self.direct.weight), torch.zeros(4)
+        for kind, factors in enumerate(PRIOR):
+            for name, factor in factors.items():
+                place = weight[kind, HOST_FEATURES.index(name)] if name else bias[kind]
+                place.fill_(factor * options.sharpness)
+        self.direct.load_state_dict({"weight": weight, "bias": bias})
         self.critic = nn.Sequential(
             nn.Linear(num_truths, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
         )
         self.register_buffer("entropy_weight", torch.tensor(options.entropy_weight))
-        self.register_buffer("scale", torch.tensor(100.0))
+        self.register_buffer("scale", torch.tensor(10.0))
 
     def log_probs(self, hosts: Tensor, units: Tensor, useless: Tensor) -> Tensor:
-        """Return log-probabilities (B, U * 56 + 1) of the choices of agents with U units.
+        """Return log-probabilities (B, U * 64) of the choices of agents with U units.
 
-        hosts (B, U, 16, F), units (B, U, F), useless bool (B, U * 56): see `Cage4Memory`.
+        hosts (B, U, 16, F), units (B, U, F), useless bool (B, U * 64): see `Cage4Memory`.
         """
         first = torch.relu(self.host(hosts) + self.unit(units)[:, :, None])
         pooled = torch.cat([first.mean(2), first.amax(2)], 2)
         second = torch.relu(self.again(first) + self.pooled(pooled)[:, :, None])
-        whole = torch.relu(self.whole(torch.cat([pooled, units], 2)))
-        rest = self.rest(whole) + self.direct(units)
-        sign = units[..., -8:]  # 1 where traffic may pass, -1 where it is blocked
-        traffic = rest[..., :8] + sign * rest[..., 8:16]
-        logits = torch.cat([self.act(second).flatten(2), traffic], 2).flatten(1)
-        logits = logits.masked_fill(useless, -1e9)
-        return torch.cat([logits, rest[..., 16].mean(1, keepdim=True)], 1).log_softmax(1)
+        logits = (self.act(second) + self.direct(hosts)).flatten(1)
+        return logits.masked_fill(useless, -1e9).log_softmax(1)
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return the policy as `save_cage4_defender` takes it."""
@@ -157,7 +167,6 @@ class Cage4Defender(Trainer):
         self.optimizer = Adam(weights, eps=1e-5, max_grad_norm=longest)
         shape = NUM_STEPS, count, NUM_AGENTS
         self.rewards, self.is_free = np.zeros(shape, np.float32), np.zeros(shape, bool)
-        self.silence = np.zeros(shape[1:], np.int64)  # messages, which nobody sends
 
     def begin_episodes(self, seed: int) -> None:
         """Begin an episode in every game."""
@@ -166,33 +175,26 @@ class Cage4Defender(Trainer):
         self.memory.note(self.envs.agent_obs(self.obs))
 
     def truths(self) -> np.ndarray:
-        """Return what the critic sees, float32 (G, 5, F): the true state of all, and of its own."""
-        states, memory, count = self.envs.states, self.memory, self.options.num_games
-        numbers = [np.bitwise_count(states[name]) / most for name, most in COUNTS.items()]
-        size = states["session_flags"].shape[2]
-        is_there = np.arange(size) < states["num_sessions"][..., None]
-        privileged = ((states["session_flags"] & 2 > 0) & is_there).sum(2)
-        whole = np.concatenate([*numbers, states["num_sessions"] / 5, privileged / 5], axis=1)
-        agents = np.arange(NUM_AGENTS)
-        phase = np.zeros((count, NUM_AGENTS, NUM_AGENTS * 3), np.float32)
-        phase[np.arange(count)[:, None], agents, agents * 3 + memory.phase] = 1
-        own = np.stack([part @ OWN.T for part in numbers[:4]], axis=2)
-        clock = np.repeat(memory.unit_features()[:, :1, 21:24], NUM_AGENTS, axis=1)
-        shape = (count, NUM_AGENTS, whole.shape[1])
-        parts = [np.broadcast_to(whole[:, None], shape), own, phase, clock]
-        return np.concatenate([*parts, memory.busy[..., None] / 5], axis=2, dtype=np.float32)
+        """Return what the critic sees, float32 (G, 5, F): the true state of an agent's zones."""
+        states, memory = self.envs.states, self.memory
+        is_there = np.arange(states["session_flags"].shape[2]) < states["num_sessions"][..., None]
+        is_root = (states["session_flags"] & 2 > 0) & is_there
+        of_red = [states["num_sessions"], is_root.sum(2), states["num_offered"] / 4]
+        of_red += [states["busy_type"] == code for code in RED_ACTIONS] + [states["busy_left"]]
+        of_red += [(states["fsm"] & 15 == code).sum(2) / 2 for code in RED_STATES]
+        of_blue = [np.bitwise_count(states[name]) @ OWN.T for name in ("degraded", "red_hosts")]
+        of_blue += [x.sum(2) @ UNITS.T for x in (memory.restore, memory.look, memory.remove)]
+        numbers = [x[:, 1:] / 3 for x in of_red] + [x / 3 for x in of_blue]
+        phase = np.eye(3)[memory.phase][:, :, None] * np.eye(NUM_AGENTS)[..., None]
+        phase, clock = phase.reshape(len(phase), 5, -1), memory.unit_features()[:, :5, 21:]
+        return np.concatenate([np.stack(numbers, 2), phase, clock], axis=2, dtype=np.float32)
 
     def told_rewards(self, actions: np.ndarray) -> np.ndarray:
         """Return the rewards that agents are told, float32 (G, 5)."""
-        by_zone = self.envs.zone_rewards()
-        hurt, access = by_zone[:, :, 0] + by_zone[:, :, 2], by_zone[:, :, 1]
-        hurt[:, CONTRACTORS] = 0  # nobody can help there
-        # A block makes green users on either side of it fail: both sides are to blame.
-        sides = (self.envs.states["barred"][..., None] >> np.arange(8) & 1) @ OWN.T > 0
-        is_own = sides | (OWN.T > 0)  # (G, 8, 5)
-        own = hurt @ OWN.T + (access[..., None] * is_own).sum(1)
-        rest = (hurt + access).sum(1, keepdims=True) - own
-        return own - self.memory.restores(actions) + self.options.share * rest
+        hurt = self.envs.zone_rewards().sum(2)  # among the contractors nobody can help
+        own = hurt @ OWN.T
+        others = own.sum(1, keepdims=True) - own
+        return own - self.memory.restores(actions) + self.options.share * others
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -200,7 +202,7 @@ class Cage4Defender(Trainer):
         options, memory = self.options, self.memory
         self.begin_episodes(options.seed * 1_000_003 + (self.num_updates + 1) * options.num_games)
         found: list[list[dict[str, Tensor]]] = [[] for _ in GROUPS]
-        self.totals = np.zeros(options.num_games)
+        self.totals, silence = np.zeros(options.num_games), np.zeros_like(self.is_free[0], int)
         for step in range(NUM_STEPS):
             seen = memory.host_features(), memory.unit_features(), memory.useless()
             truths, is_free = self.truths(), memory.is_free
@@ -223,7 +225,7 @@ class Cage4Defender(Trainer):
                 place = (step * options.num_games + games) * NUM_AGENTS + agents
                 rows.append(row | {"place": torch.from_numpy(place)})  # in all of the rollout
             actions = memory.act(choices)
-            self.obs, rewards, *_ = self.envs.step(np.concatenate([actions, self.silence], 1))
+            self.obs, rewards, *_ = self.envs.step(np.concatenate([actions, silence], 1))
             self.rewards[step] = self.told_rewards(actions)
             self.totals += rewards
             memory.note(self.envs.agent_obs(self.obs))
@@ -265,7 +267,7 @@ class Cage4Defender(Trainer):
         options = self.options
         self.optimizer.set_lr(options.learning_rate * left)
         self.agent.entropy_weight.fill_(options.entropy_weight * (0.1 + 0.9 * left))
-        wanted = (options.minibatch, options.minibatch // 5)
+        wanted = options.minibatch, options.minibatch // 5
         sizes = [len(columns["place"]) for columns in self.decisions]
         num_minibatches = max(1, sizes[0] // wanted[0])
         scalars: dict[str, float] = {}
@@ -306,9 +308,8 @@ class Cage4Defender(Trainer):
     @classmethod
     def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
         """Make games to train in, whose episodes all begin together."""
-        return cage.Cage4VectorEnv(
-            num_envs, messages=True, autoreset_mode="Disabled", num_threads=1
-        )
+        how: Any = {"messages": True, "observation": "events", "autoreset_mode": "Disabled"}
+        return cage.Cage4VectorEnv(num_envs, num_threads=1, **how)
 
     @staticmethod
     def check_options(options: Options) -> None:
@@ -320,7 +321,6 @@ class Cage4Defender(Trainer):
     def main(cls, options: Options) -> float:
         """Train, save and evaluate; return the mean score."""
         run, trainer = cls.run(options)
-        # The run has given back the signals: one is enough now.
         path, count = options.save / "defender.npz", options.eval_episodes
         name = f"defender, {trainer.steps:,} steps"
         with evaluating(f"{count} episodes"):
@@ -334,7 +334,7 @@ class Cage4Defender(Trainer):
     @classmethod
     def load_policy(cls, options: Options, num_envs: int, **env_kwargs: Any) -> tuple[Any, Any]:
         """Return games and the defender of a run, for `vecenv play`."""
-        envs = cage.Cage4VectorEnv(num_envs, **env_kwargs)
+        envs = cage.Cage4VectorEnv(num_envs, observation="events", **env_kwargs)
         player = cage.Cage4Player(options.save / "defender.npz", seed=options.seed)
 
         def act(obs: Tensor, starts: Tensor, report: dict[str, Any] | None = None) -> np.ndarray:

@@ -13,6 +13,7 @@ import pytest
 from vecenv import ActionError
 from vecenv.cage import (
     CAGE4_RULES_VERSION,
+    Cage4Events,
     Cage4Memory,
     Cage4Player,
     Cage4VectorEnv,
@@ -37,10 +38,8 @@ def random_weights(width=8, seed=0):
         "unit": (width, units),
         "again": (width, width),
         "pooled": (width, 2 * width),
-        "act": (3, width),
-        "whole": (width, 2 * width + units),
-        "rest": (17, width),
-        "direct": (17, units),
+        "act": (4, width),
+        "direct": (4, hosts),
     }
     weights = {f"{name}.weight": rng.normal(size=shape) for name, shape in shapes.items()}
     return weights | {f"{name}.bias": rng.normal(size=shape[0]) for name, shape in shapes.items()}
@@ -177,41 +176,131 @@ def test_results_and_defenders_carry_the_version_of_the_rules(defender, tmp_path
             find_policy(policy)
 
 
-def test_what_the_memory_asks_for_is_what_happens():
-    """Choices at random: what the memory thinks is under way is what the simulator does."""
-    envs = Cage4VectorEnv(6, messages=True, steps=200, autoreset_mode="Disabled")
+def work_on_host(seen, sessions, is_attacked, restores, due):
+    """What the rules want to do with a host: look, remove, restore."""
+    look = remove = restore = known = False
+    num_sources = 0
+    for t, x in enumerate(seen):
+        look = (look and not x["is_analysed"]) or x["is_removed"]
+        remove = remove and not x["is_removed"]
+        restore = restore or x["has_escalate"] or (x["has_cmd"] and not known)
+        if x["is_restored"]:
+            look = remove = restore = known = False
+            num_sources = 0
+        remove, known = remove or sessions[t], known or sessions[t]
+        look = look or is_attacked[t] or x["is_source"] > 0
+        num_sources += x["is_source"] > 0
+        restore = restore or (num_sources > 0 and due[t])
+        restore = restore and (t not in restores or t == len(seen) - 1)
+    return {"look": look, "remove": remove, "restore": restore}
+
+
+def features_of_host(seen, decoys, restores, due):
+    """What is remembered of a host that was seen so in each step, with what was begun then."""
+    attacks = [f"local_{name}" for name in ("ssh", "ot", "http", "https", "sql", "mail", "drawn")]
+    is_attacked = [any(x[name] for name in (*attacks, "remote_ssh")) for x in seen]
+    found, stale = dict.fromkeys(player_module.HOST_FEATURES, 0.0), seen[-1]["since_analyse"]
+    since = max(t for t, x in enumerate(seen) if x["is_restored"] or t == 0)
+    sessions, sources = ([x[name] > 0 for x in seen] for name in ("session", "is_source"))
+    for name, when, many, most in (
+        ("session", sessions, "sessions", 2),
+        ("attack", is_attacked, "attacks", 4),
+        ("source", sources, "sources", 3),
+    ):
+        times = [t for t in range(since, len(seen)) if when[t]]
+        steps_since = min(len(seen) - 1 - times[-1], 255) if times else 255
+        found[many] = min(len(times) / most, 2)
+        found[f"{name}_fades"] = np.exp(np.float32(-steps_since / 8))
+        found[f"{name}_steps"] = min(steps_since / 100, 1)
+        found[f"{name}_is_new"] = steps_since < stale
+    for name in ("analyse", "restore"):
+        found[f"{name}_fades"] = np.exp(np.float32(-seen[-1][f"since_{name}"] / 8))
+        found[f"{name}_steps"] = min(seen[-1][f"since_{name}"] / 100, 1)
+    for name in ("is_source", "session", "alarm"):
+        found[name] = min(seen[-1][name], 3)
+    for name in ("cmd", "escalate"):
+        found[f"had_{name}"] = any(x[f"has_{name}"] for x in seen[since + 1 :])
+    found |= {"is_attacked": is_attacked[-1], "known": any(sessions[since:])}
+    found["was_removed"] = any(x["is_removed"] for x in seen[since + 1 :])
+    found |= work_on_host(seen, sessions, is_attacked, restores, due)
+    num_decoys = sum(t >= since for t in decoys)
+    return found | ({f"decoys_{num_decoys}": 1} if num_decoys < 3 else {})
+
+
+def features_of(rows, masks, begun, own_rule):
+    """What `Cage4Memory` says of a game's hosts, worked out from the whole episode: (7, 16, 39)."""
+    names, weights = Cage4Events.NODE_FEATURES, np.where(np.arange(16) < 6, 1, 4)
+    out = np.zeros((7, 16, len(player_module.HOST_FEATURES)), np.float32)
+    for unit in range(7):
+        agent, first = min(unit, 4), 16 * max(unit - 4, 0)
+        steps = [Cage4Events.of(row[agent]).nodes for row in rows]
+        begun_here = [t for t, (kind, own, _) in begun if kind == "Restore" and own == unit]
+        times, mission = np.arange(len(rows)), {1: (107, 334), 3: (274, 500)}.get(unit, (0, 0))
+        is_few = np.array([sum(b < t for b in begun_here) < 3 for t in times])
+        due = is_few & (times >= 90) & (unit < 4) | (times >= mission[0]) & (times < mission[1])
+        for host in range(16):
+            seen = [dict(zip(names, x[first + host].tolist(), strict=True)) for x in steps]
+            decoys, restores = (
+                [t for t, what in begun if what == (kind, unit, host)]
+                for kind in ("Decoy", "Restore")
+            )
+            exists = masks[agent][first + host]
+            found = features_of_host(seen, decoys, restores, due)
+            found |= {"exists": exists, "is_user": exists * (host >= 6), "is_first": host == 0}
+            found["stale"] = (1 + seen[-1]["since_analyse"]) * weights[host] * exists
+            out[unit, host] = list(found.values())
+    for units in player_module.UNITS:
+        own = out[units, :, -6].reshape(-1)
+        out[units, :, -5] = (np.arange(len(own)) == own.argmax()).reshape(-1, 16)
+        out[units, :, -6] = (own / own.max()).reshape(-1, 16)
+    for unit, host, kind in own_rule:
+        out[unit, host, -4 + kind] = 1
+    return out
+
+
+def test_the_memory_says_what_has_happened():
+    """Choices at random: features equal a slow twin's, and what is begun is what happens."""
+    steps, num = 200, 3
+    options = {"messages": True, "observation": "events", "autoreset_mode": "Disabled"}
+    envs = Cage4VectorEnv(num, steps=steps, phishing_rate=0.1, **options)
     obs, _ = envs.reset(seed=0)
-    memory, rng = Cage4Memory(6), np.random.default_rng(0)
-    memory.begin(envs.agent_masks())
-    memory.note(envs.agent_obs(obs))
-    kinds = set()
-    for _ in range(199):
+    masks = [mask.copy() for mask in envs.agent_masks()]
+    memory, rng = Cage4Memory(num), np.random.default_rng(0)
+    memory.begin(masks)
+    rows, begun, kinds = [], [], set()
+    seen = np.zeros(len(player_module.HOST_FEATURES), bool)
+    for step in range(steps - 1):
+        rows.append([row[0].copy() for row in envs.agent_obs(obs)])
+        memory.note(envs.agent_obs(obs))
         np.testing.assert_array_equal(memory.is_free, envs.states["blue_left"] == 0)
-        useless, choices = memory.useless(), np.zeros((6, 5), int)
-        assert memory.host_features().shape == (6, 7, 16, Cage4Memory.num_host_features)
-        units = memory.unit_features()
-        assert units.shape == (6, 7, Cage4Memory.num_unit_features) and np.isfinite(units).all()
-        for game in range(6):
-            for agent in range(5):
-                bad = useless[game, 4 * (agent == 4) + agent * (agent < 4)]
-                useful = np.flatnonzero(~(useless[game, 4:].reshape(-1) if agent == 4 else bad))
-                choices[game, agent] = rng.choice([*useful, 168 if agent == 4 else 56])
+        features, units = memory.host_features(), memory.unit_features()
+        assert units.shape == (num, 7, Cage4Memory.num_unit_features) and (units <= 2).all()
+        own_rule = []
+        for agent, choice in enumerate(memory.rule_choices()[0].tolist()):
+            own_rule.append((agent + choice // 64, choice // 4 % 16, choice % 4))
+        if step % 7 == 0 or step > 190:
+            twin = features_of(rows, [mask[0] for mask in masks], begun, own_rule)
+            np.testing.assert_allclose(features[0], twin, atol=1e-6, err_msg=str(step))
+        seen |= (features > 0).any(axis=(0, 1, 2))
+        useless, choices = memory.useless(), np.zeros((num, 5), int)
+        for game in range(num):
+            for agent, own in enumerate(player_module.UNITS):
+                useful = np.flatnonzero(~useless[game, own].reshape(-1))
+                choices[game, agent] = rng.choice(useful)
         actions = memory.act(choices)
+        for agent in np.flatnonzero(memory.is_free[0]).tolist():
+            host, kind = divmod(int(choices[0, agent]), 4)
+            begun.append((step, (player_module.KINDS[kind], agent + host // 16, host % 16)))
         families = codes.ACTION_FAMILY[np.arange(5), actions]
         np.testing.assert_array_equal(memory.restores(actions), families == codes.RESTORE)
-        was_free = memory.is_free
-        obs, *_ = envs.step(np.concatenate([actions, np.zeros((6, 5), int)], axis=1))
+        was_free = memory.is_free.copy()
+        obs, *_ = envs.step(np.concatenate([actions, np.zeros((num, 5), int)], axis=1))
         assert (envs.states["blue_family"] == families)[was_free].all()
         assert (families == codes.SLEEP)[~was_free].all()
         kinds |= set(families.ravel().tolist())
-        memory.note(envs.agent_obs(obs))
-        blocks = envs.states["blocks"].astype(int)
-        sorted_blocks = (blocks[:, :, None] >> codes.SORTED & 1)[:, [0, 1, 2, 3, 6, 7, 5]]
-        np.testing.assert_array_equal(
-            np.take_along_axis(sorted_blocks, player_module.OTHER_ZONES[None].repeat(6, 0), 2),
-            memory.blocked,
-        )
-    assert {codes.REMOVE, codes.RESTORE, codes.DECOY, codes.BLOCK, codes.ALLOW} <= kinds
+    assert {codes.ANALYSE, codes.REMOVE, codes.RESTORE, codes.DECOY} <= kinds and seen.all()
+    with pytest.raises(ValueError, match=r"agent 0 has shape \(3, 92\), expected \(3, 726\)"):
+        memory.note([np.zeros((3, 92))] * 5)
     envs.close()
 
 
@@ -221,7 +310,7 @@ def test_an_agent_knows_the_phase_from_its_own_observation_alone(defender, chang
     masks = [np.ones(82, bool)] * 4 + [np.ones(242, bool)]
     found = []
     for phase in (0, 1):
-        rows = [np.zeros(92, np.int64) for _ in range(4)] + [np.zeros(210, np.int64)]
+        rows = [np.zeros(726, np.uint8) for _ in range(4)] + [np.zeros(2102, np.uint8)]
         rows[changed][0] = phase
         player, report = Cage4Player(defender), {}
         player.reset(masks)
@@ -242,11 +331,19 @@ import numpy as np
 player = module.Cage4Player({str(defender)!r})
 assert player.facts == {{"steps": 7}}
 player.reset([[True] * 82] * 4 + [[True] * 242])
-actions = player.act([np.zeros(92, np.int64)] * 4 + [np.zeros(210, np.int64)])
+actions = player.act([np.zeros(726, np.uint8)] * 4 + [np.zeros(2102, np.uint8)])
 assert actions.shape == (5,) and (actions >= 0).all() and (actions[:4] < 82).all()
 assert not [name for name in sys.modules if name.split(".")[0] in ("vecenv", "numba", "torch")]
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.slow
+def test_the_installed_defender_and_the_rules_defend_well():
+    """Means of 1 000 episodes are -94; those of 60 have a standard error of 4.5."""
+    for policy in ("defender", "rules"):
+        result = evaluate_cage4(policy, episodes=60, seed=100)
+        assert -112 < result.score.mean < -76 and not result.overflowed, policy
 
 
 def test_damaged_defenders_are_refused(tmp_path):
@@ -254,8 +351,8 @@ def test_damaged_defenders_are_refused(tmp_path):
     path = tmp_path / "defender.npz"
     with pytest.raises(ValueError, match="not the weights of a defender: it has the weights"):
         save_cage4_defender(path, {"host.weight": weights["host.weight"]})
-    with pytest.raises(ValueError, match=r"act.bias is of shape \(4,\), expected \(3,\)"):
-        save_cage4_defender(path, weights | {"act.bias": np.zeros(4)})
+    with pytest.raises(ValueError, match=r"act.bias is of shape \(3,\), expected \(4,\)"):
+        save_cage4_defender(path, weights | {"act.bias": np.zeros(3)})
     for content in (b"", b"text", b"PK\x03\x04"):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="is no defender of CAGE Challenge 4"):

@@ -1,4 +1,4 @@
-"""What the original's blue agents read: dicts, events made of them, and rules that play by them."""
+"""What the original's blue agents read: dicts, and events made of them."""
 
 import enum
 import ipaddress
@@ -7,7 +7,6 @@ import pickle
 
 import numpy as np
 import pytest
-from cage.challenge4.raw_events import EventsOfRaw
 from cage.golden import FOLDER4
 
 from vecenv import make_vec_agents
@@ -17,10 +16,11 @@ from vecenv.cage import (
     Cage4VectorEnv,
     RawName,
     TraceError,
-    evaluate_cage4,
     plain_raw,
     replay_traces,
 )
+from vecenv.cage.challenge4.play.policies import make_policy
+from vecenv.cage.challenge4.play.raw_events import RawEvents
 
 RECORDINGS = [FOLDER4 / f"raw_{name}_80.npz" for name in ("mix_discovery", "hunt_fsm")]
 NAMES = Cage4Events.NODE_FEATURES
@@ -264,13 +264,13 @@ def test_events_say_what_the_dicts_say(red, seed):
         for name, entry in observation.items()
         if isinstance(entry, dict)
     }
-    twins = [EventsOfRaw(agent, NAMES, hosts) for agent in range(5)]
+    twins = [RawEvents(agent, hosts, steps=200) for agent in range(5)]
     foreign = [NAMES.index(name) for name in NAMES if name == "source" or name[:5] == "from_"]
     seen = np.zeros(len(NAMES), bool)
     while True:
         for agent, twin in enumerate(twins):
             events = Cage4Events.of(envs.agent_obs(rows)[agent])
-            nodes, context = twin.read(told[f"blue_agent_{agent}"])
+            vector, context, nodes = Cage4Events.of(twin.read(told[f"blue_agent_{agent}"]))
             got = events.nodes[0].copy()
             # Addresses of CON's hosts, which nobody watches, are not among those told.
             unknown = got[:, NAMES.index("from_CON")] > 0
@@ -278,6 +278,7 @@ def test_events_say_what_the_dicts_say(red, seed):
             nodes[unknown[:, None] & np.isin(np.arange(len(NAMES)), foreign)] = 0
             np.testing.assert_array_equal(got, nodes)
             np.testing.assert_array_equal(events.context[0, 1:], context[1:])
+            assert events.vector[0, 0] == vector[0]  # the phase
             np.testing.assert_array_equal(events.vector, flat.agent_obs(vectors)[agent])
             assert envs.single_observation_space.contains(rows[0])
             seen |= (events.nodes[0] > 0).any(axis=0)
@@ -332,10 +333,28 @@ def test_rows_of_another_length_are_no_events():
         Cage4Events.of(np.zeros((4, 92)))
 
 
-# --- rules ---
-
-
-def test_rules_over_events_defend_well():
-    result = evaluate_cage4("rules", episodes=40, seed=100)  # -103.7, deviation 36
-    assert -125 < result.score.mean < -83
-    assert not result.overflowed
+def test_a_player_acts_on_dicts_as_it_does_on_rows():
+    env = Cage4ParallelEnv(raw=True, steps=100, **RATES)
+    envs = Cage4VectorEnv(1, messages=True, observation="events", steps=100, **RATES)
+    told, rows = env.reset(seed=4)[0], envs.reset(seed=4)[0]
+    entries = {
+        name: entry
+        for observation in told.values()
+        for name, entry in observation.items()
+        if isinstance(entry, dict)
+    }
+    hosts = {entry["Interface"][0]["ip_address"]: name for name, entry in entries.items()}
+    readers = [RawEvents(agent, hosts, steps=100) for agent in range(5)]
+    of_dicts, of_rows = make_policy("defender"), make_policy("defender")
+    of_dicts.reset([env.action_mask(name) for name in env.agents])
+    of_rows.reset(envs.agent_masks())
+    families = set()
+    while env.agents:
+        found = [reader.read(told[f"blue_agent_{k}"]) for k, reader in enumerate(readers)]
+        actions = of_dicts.act(found)
+        np.testing.assert_array_equal(actions, of_rows.act(envs.agent_obs(rows))[0])
+        families |= {env.action_labels("blue_agent_4")[actions[4]].split()[0]}
+        told, *_ = env.step(dict(zip(env.agents, actions.tolist(), strict=True)))
+        rows = envs.step(np.array([[*actions, 0, 0, 0, 0, 0]]))[0]
+    assert {"Analyse", "DeployDecoy"} <= families
+    envs.close()

@@ -1,13 +1,12 @@
 """A trained defender of CAGE Challenge 4 that needs nothing but NumPy.
 
 This file imports nothing else, so that it can be carried, with a saved defender beside it, into any
-program that has the vectors and masks of the five blue agents. Each agent acts on what it has seen
-itself; nothing passes between agents.
+program that has the events of the five blue agents; `EventReader` makes events of the dicts that
+the original hands out. Each agent acts on what it has seen itself; nothing passes between agents.
 
 A *unit* is a subnet that blue watches: RZA, OZA, RZB, OZB of the agents 0 to 3, then ADM, OFF, PUB
-of agent 4. A *choice* of an agent is what it can do when it is free: per unit and host Remove,
-Restore or DeployDecoy (48 of a unit), then per unit 8 that block or allow the traffic from another
-zone, whichever changes it, and one Sleep after those of all units.
+of agent 4. A *choice* of an agent is what it can do when it is free: per unit and host Analyse,
+Remove, Restore or DeployDecoy, 64 of a unit.
 """
 
 from __future__ import annotations
@@ -21,25 +20,56 @@ import numpy as np
 
 __all__ = ["Cage4Memory", "Cage4Player", "defender_logits", "save_cage4_defender"]
 
-NUM_AGENTS, NUM_UNITS, NUM_HOSTS, NUM_ZONES = 5, 7, 16, 9
+NUM_AGENTS, NUM_UNITS, NUM_HOSTS = 5, 7, 16
 UNITS = (slice(0, 1), slice(1, 2), slice(2, 3), slice(3, 4), slice(4, 7))  # of each agent
 _AGENT_OF_UNIT = np.array([0, 1, 2, 3, 4, 4, 4])
-_OWN_ZONE = np.array([7, 4, 8, 5, 0, 3, 6])  # place of a unit in the sorted order of zones
-_ZONE_NAMES = ("ADM", "CON", "INT", "OFF", "OZA", "OZB", "PUB", "RZA", "RZB")  # sorted
-_UNIT_NAMES = [_ZONE_NAMES[own] for own in _OWN_ZONE]
-_ZONES = np.arange(NUM_ZONES)
-OTHER_ZONES = np.array([_ZONES[own != _ZONES] for own in _OWN_ZONE])  # (7, 8)
-_FIRST_SERVERS = 6  # servers are the first 6 hosts of a unit, users the 10 that follow
-_UNIT_VALUES = 59  # of a vector
-HOST_CHOICES, TRAFFIC_CHOICES = 3, 8
-UNIT_CHOICES = HOST_CHOICES * NUM_HOSTS + TRAFFIC_CHOICES
-NUM_CHOICES = (UNIT_CHOICES + 1, 3 * UNIT_CHOICES + 1)  # of agents 0 to 3, of agent 4
-_REMOVE, _RESTORE, _DECOY = range(HOST_CHOICES)
-_TICKS = np.array([3, 5, 2])  # of these
-_MAX_DECOYS = 4
-_LONG = 500.0  # steps since something that has not been seen
-NUM_HOST_FEATURES, NUM_UNIT_FEATURES = 19, 7 * 3 + 3 + 2 * TRAFFIC_CHOICES
+_UNIT_NAMES = ("RZA", "OZA", "RZB", "OZB", "ADM", "OFF", "PUB")
+_NUM_SERVERS = 6  # servers are the first 6 hosts of a unit, users the 10 that follow
+# Rows of events, see `Cage4Events`: a vector, context, and features of hosts and routers.
+_VECTOR_LENGTHS, _NUM_CONTEXT, _IN_PROGRESS, _NUM_EVENTS = (92, 92, 92, 92, 210), 5, 4, 37
+EVENTS = {  # of which are read
+    "exists": 0, "alarm": 1, "session": 2, "is_source": 23, "is_analysed": 24, "has_cmd": 25,
+    "has_escalate": 26, "is_removed": 27, "is_restored": 28, "since_analyse": 34,
+    "since_restore": 35,
+}  # fmt: skip
+# Connections to a service, and from the port of SSH: only red makes them.
+ATTACKS = (4, 5, 6, 7, 8, 9, 10, 11)
+_PLACES = np.array([*EVENTS.values(), *ATTACKS])
+KINDS = ("Analyse", "Remove", "Restore", "Decoy")
+ANALYSE, REMOVE, RESTORE, DECOY = range(4)
+UNIT_CHOICES = len(KINDS) * NUM_HOSTS
+_NUM_ACTIONS = (82, 82, 82, 82, 242)
+_SINCE = np.arange(256, dtype=np.float32)
+_FADES, _STEPS = np.exp(-_SINCE / 8), np.minimum(_SINCE / 100, 1)  # of steps since
+MAX_DECOYS = 4
+_LONG = 255  # steps since something that has not been seen
 _PHASES = (0, 167, 334, 500)
+# By unit, when the rules restore every source: from 60 steps before the zone's mission to its end;
+# and how many hosts of the zone may have been restored if they restore one at other times.
+_FIRST, _LAST = np.array([(0, 0), (107, 334), (0, 0), (274, 500), (0, 0), (0, 0), (0, 0)]).T
+_FEW, _BEGIN = np.array([3, 3, 3, 3, 0, 0, 0]), 90
+_OF_USERS = np.where(np.arange(NUM_HOSTS) < _NUM_SERVERS, 1, 4)  # haste of the rules to look again
+_PRIORITY = 2048  # of one work over the next, above any number of steps
+
+
+HOST_FEATURES = (
+    "exists", "is_user",
+    "is_first",  # the server that links subnets
+    "look", "remove", "restore", "known",  # see `Cage4Memory`
+    "was_removed", "had_cmd", "had_escalate",  # since the latest Restore
+    "is_attacked", "is_source", "session", "alarm",  # in this step
+    "decoys_0", "decoys_1", "decoys_2",  # whether so many
+    "sessions", "attacks", "sources",  # since the latest Restore, numbers of steps
+    *(
+        f"{name}_{how}"  # of steps since
+        for name in ("session", "attack", "source", "analyse", "restore")
+        for how in ("fades", "steps")
+    ),
+    "session_is_new", "attack_is_new", "source_is_new",  # later than the latest Analyse
+    "stale",  # haste of the rules to look again, divided by that of the agent's stalest host
+    "stalest",
+    *(f"rule_{kind.lower()}" for kind in KINDS),  # what the rules choose
+)  # fmt: skip
 
 
 class Cage4Memory:
@@ -51,15 +81,17 @@ class Cage4Memory:
         num_games: N.
 
     Attributes:
-        busy: int (N, 5), steps until an agent is free again.
         is_free: bool (N, 5), whether an agent is free to begin an action; else it sleeps.
         time: Steps played.
-        phase: int (N, 5), of the mission, as each agent sees it.
-        blocked: bool (N, 7, 8), whether traffic into a unit from each other zone is.
+        phase: int64 (N, 5), of the mission, as each agent sees it.
+        look, remove, restore, known: bool (N, 7, 16), by unit and host: whether the rules want to
+            analyse, remove, restore it; whether Remove knows its process.
+        decoys: int64 (N, 7, 16), those placed since the latest Restore.
+        restored: int64 (N, 7), how many Restores were begun in each unit.
         num_host_features, num_unit_features: Lengths of the features.
     """
 
-    num_host_features, num_unit_features = NUM_HOST_FEATURES, NUM_UNIT_FEATURES
+    num_host_features, num_unit_features = len(HOST_FEATURES), 7 * 3 + 4
 
     def __init__(self, num_games: int) -> None:
         self.num_games = num_games
@@ -72,102 +104,137 @@ class Cage4Memory:
         """
         num, shape = self.num_games, (self.num_games, NUM_UNITS, NUM_HOSTS)
         own = [np.asarray(mask)[:, : NUM_HOSTS * _num_units(a)] for a, mask in enumerate(masks)]
-        self._exists = np.concatenate(own, axis=1).reshape(shape).astype(bool)
-        self.busy = np.zeros((num, NUM_AGENTS), np.int64)
-        self.is_free = self.busy == 0
+        self.exists = np.concatenate(own, axis=1).reshape(shape).astype(bool)
         self.time = 0
-        self._target = np.full((num, NUM_AGENTS), -1)  # host among those of all units
-        self._is_restored = np.zeros((num, NUM_AGENTS), bool)  # whether its target is being
-        float_zeros = [np.zeros(shape, np.float32) for _ in range(6)]
-        self._process_count, self._connection_count, self._both_count = float_zeros[:3]
-        self._source_count, self._decoys, self._removed = float_zeros[3:]
-        self._since_process, self._since_connection = (
-            np.full(shape, _LONG, np.float32) for _ in range(2)
+        self.is_free = np.ones((num, NUM_AGENTS), bool)
+        none = [np.zeros(shape, bool) for _ in range(7)]
+        self.look, self.remove, self.restore, self.known = none[:4]
+        self._removed, self._has_cmd, self._has_escalate = none[4:]
+        self.decoys, self._sessions, self._attacks, self._sources = (
+            np.zeros(shape, np.int64) for _ in range(4)
         )
-        self._since_restore = np.zeros(shape, np.float32)
+        self.restored = np.zeros((num, NUM_UNITS), np.int64)
+        since = [np.full(shape, _LONG) for _ in range(3)]
+        self._since_session, self._since_attack, self._since_source = since
 
     def note(self, observations: Sequence[np.ndarray]) -> None:
         """Note what the agents see: after `begin`, and after each step.
 
         Args:
-            observations: Of each agent (N, 92) or (N, 210).
-        """
-        rows = [np.asarray(row) for row in observations]
-        units = [row[:, 1 : 1 + _UNIT_VALUES * _num_units(a)] for a, row in enumerate(rows)]
-        seen = np.concatenate(units, axis=1).reshape(self.num_games, NUM_UNITS, _UNIT_VALUES)
-        self.phase = np.stack([row[:, 0] for row in rows], axis=1).astype(np.int64)
-        places = np.broadcast_to(NUM_ZONES + OTHER_ZONES, (self.num_games, NUM_UNITS, 8))
-        self.blocked = np.take_along_axis(seen, places, axis=2).astype(bool)
-        self._process = process = seen[:, :, 27:43].astype(np.float32)
-        self._connection = connection = seen[:, :, 43:59].astype(np.float32)
-        self._both = both = process * connection
-        # An exploit over SSH alarms its target twice and its source once.
-        self._source = connection * (1 - process) * both.any(axis=2, keepdims=True)
-        self._finish()
-        for count, event in (
-            (self._process_count, process),
-            (self._connection_count, connection),
-            (self._both_count, both),
-            (self._source_count, self._source),
-        ):
-            count += event
-        for since, event in (
-            (self._since_process, process),
-            (self._since_connection, connection),
-        ):
-            since += 1
-            since[event > 0] = 0
-        self._removed[process > 0] = 0
-        self._since_restore += 1
-        self.is_free = self.busy == 0
+            observations: Rows of events, of each agent uint8 (N, 726), of agent 4 (N, 2102).
 
-    def _finish(self) -> None:
-        """Forget what was of a host that a Restore has cleaned in the latest step."""
-        done = self._is_restored & (self.busy == 0) & (self._target >= 0)
-        if done.any():
-            games, agents = np.nonzero(done)
-            place = games * (NUM_UNITS * NUM_HOSTS) + self._target[games, agents]
-            for memory in (
-                self._process_count,
-                self._connection_count,
-                self._both_count,
-                self._source_count,
-                self._decoys,
-                self._removed,
-                self._since_restore,
-            ):
-                memory.reshape(-1)[place] = 0
-            for since in (self._since_process, self._since_connection):
-                since.reshape(-1)[place] = _LONG
-        self._target[self.busy == 0] = -1
+        Raises:
+            ValueError: A row has another length.
+        """
+        num = self.num_games
+        told = np.empty((len(_PLACES), num, NUM_UNITS, NUM_HOSTS), np.uint8)
+        self.phase = np.empty((num, NUM_AGENTS), np.int64)
+        for agent, units in enumerate(UNITS):
+            row, start = np.asarray(observations[agent]), _VECTOR_LENGTHS[agent]
+            size = _num_units(agent)
+            length = start + _NUM_CONTEXT + _NUM_EVENTS * (NUM_HOSTS + 1) * size
+            if row.shape != (num, length):
+                raise ValueError(
+                    f"the observation of agent {agent} has shape {row.shape}, expected "
+                    f"{(num, length)}: rows of events, as with observation='events'"
+                )
+            nodes = row[:, start + _NUM_CONTEXT :].reshape(num, _NUM_EVENTS, -1)
+            hosts = nodes[:, _PLACES, : NUM_HOSTS * size].swapaxes(0, 1)
+            told[:, :, units] = hosts.reshape(-1, num, size, NUM_HOSTS)
+            self.phase[:, agent] = row[:, 0]
+            self.is_free[:, agent] = row[:, start + _IN_PROGRESS] == 0
+        self._now = {name: told[place] for place, name in enumerate(EVENTS)}
+        is_now = {name: count > 0 for name, count in self._now.items()}
+        self._attacked = told[len(EVENTS) :].any(axis=0)
+        self._note_for_rules(is_now)
+        for count, since, event in (
+            (self._sessions, self._since_session, is_now["session"]),
+            (self._attacks, self._since_attack, self._attacked),
+            (self._sources, self._since_source, is_now["is_source"]),
+        ):
+            np.add(since, 1, out=since, where=since < _LONG)
+            forgotten = is_now["is_restored"] & ~event
+            count[is_now["is_restored"]] = 0
+            since[forgotten] = _LONG
+            count += event
+            since[event] = 0
+        is_due = (self.time >= _BEGIN) & (self.restored < _FEW)
+        is_due |= (self.time >= _FIRST) & (self.time < _LAST)
+        self.restore |= (self._sources > 0) & is_due[..., None]
+
+    def _note_for_rules(self, is_now: dict[str, np.ndarray]) -> None:
+        """Learn what there is to do by the rules."""
+        self.look &= ~is_now["is_analysed"]
+        self.look |= is_now["is_removed"]
+        self.restore |= is_now["has_escalate"] | (is_now["has_cmd"] & ~self.known)
+        self.remove &= ~is_now["is_removed"]
+        self._removed |= is_now["is_removed"]
+        self._has_cmd |= is_now["has_cmd"]
+        self._has_escalate |= is_now["has_escalate"]
+        for memory in (
+            self.look, self.remove, self.known, self.restore,
+            self._removed, self._has_cmd, self._has_escalate,
+        ):  # fmt: skip
+            memory &= ~is_now["is_restored"]
+        self.decoys[is_now["is_restored"]] = 0
+        self.remove |= is_now["session"]
+        self.known |= is_now["session"]
+        self.look |= self._attacked | is_now["is_source"]
+
+    def rule_choices(self, num_decoys: int = 2) -> np.ndarray:
+        """Return what the rules choose, int64 (N, 5), see `rules`; it is not noted."""
+        stale = 1 + self._now["since_analyse"].astype(np.int64)
+        scores = np.zeros((*self.exists.shape, len(KINDS)), np.int64)
+        scores[..., RESTORE] = self.restore * (4 * _PRIORITY + stale)
+        scores[..., REMOVE] = self.remove * (3 * _PRIORITY + stale)
+        scores[..., ANALYSE] = self.look * (2 * _PRIORITY) + stale * _OF_USERS
+        wanted = num_decoys - self.decoys
+        scores[..., DECOY] = (wanted > 0) * (_PRIORITY + wanted)
+        scores *= self.exists[..., None]
+        return np.stack(
+            [scores[:, units].reshape(self.num_games, -1).argmax(axis=1) for units in UNITS], axis=1
+        )
 
     def host_features(self) -> np.ndarray:
-        """Return what is remembered of hosts, float32 (N, 7, 16, F)."""
-        out = np.empty((self.num_games, NUM_UNITS, NUM_HOSTS, NUM_HOST_FEATURES), np.float32)
-        out[..., 0] = self._exists
-        out[..., 1] = self._exists
-        out[..., 1][..., :_FIRST_SERVERS] = 0  # users
-        out[..., 2] = 0
-        out[..., 0, 2] = 1  # the server that links subnets
-        out[..., 3], out[..., 4], out[..., 5] = self._process, self._connection, self._both
-        out[..., 6] = np.minimum(self._process_count / 3, 1)
-        out[..., 7] = np.minimum(self._connection_count / 4, 1)
-        out[..., 8] = np.minimum(self._both_count / 2, 1)
-        out[..., 9] = np.minimum(self._source_count / 2, 1)
-        out[..., 10] = np.exp(self._since_process * (-1 / 8))
-        out[..., 11] = np.exp(self._since_connection * (-1 / 8))
-        out[..., 12] = np.exp(self._since_restore * (-1 / 10))
-        out[..., 13] = np.minimum(self._since_restore / 200, 1)
-        out[..., 14] = self._decoys / _MAX_DECOYS
-        out[..., 15] = self._decoys > 0
-        out[..., 16] = self._removed
-        out[..., 17] = self._source
-        out[..., 18] = np.minimum(self._both_count, 1)
-        return out
+        """Return what is remembered of hosts, float32 (N, 7, 16, F), see `HOST_FEATURES`."""
+        now, num, shape = self._now, self.num_games, self.exists.shape
+        out = np.zeros((len(HOST_FEATURES), *shape), np.float32)  # contiguous by feature
+        out[0] = self.exists
+        out[1, ..., _NUM_SERVERS:] = self.exists[..., _NUM_SERVERS:]
+        out[2, ..., 0] = 1
+        flags = (
+            self.look, self.remove, self.restore, self.known, self._removed, self._has_cmd,
+            self._has_escalate, self._attacked, now["is_source"], now["session"], now["alarm"],
+        )  # fmt: skip
+        out[3:14] = flags
+        np.minimum(out[11:14], 3, out=out[11:14])
+        for number in range(3):
+            out[14 + number] = self.decoys == number
+        out[17:20] = self._sessions / 2, self._attacks / 4, self._sources / 3
+        np.minimum(out[17:20], 2, out=out[17:20])
+        stale = now["since_analyse"]
+        sinces = self._since_session, self._since_attack, self._since_source, stale
+        for place, since in enumerate((*sinces, now["since_restore"])):
+            out[20 + 2 * place], out[21 + 2 * place] = _FADES[since], _STEPS[since]
+        for place, since in enumerate(sinces[:3]):
+            out[30 + place] = since < stale
+        age = (1 + stale.astype(np.float32)) * self.exists * _OF_USERS
+        hosts = np.arange(3 * NUM_HOSTS)
+        for units in UNITS:
+            own = age[:, units].reshape(num, -1)
+            size, longest = own.shape[1], own.max(axis=1, keepdims=True)
+            out[33, :, units] = (own / longest).reshape(num, -1, NUM_HOSTS)
+            is_first = own.argmax(axis=1)[:, None] == hosts[:size]
+            out[34, :, units] = is_first.reshape(num, -1, NUM_HOSTS)
+        for agent, choice in enumerate(self.rule_choices().T):
+            host, kind = np.divmod(choice, len(KINDS))
+            unit, place = np.divmod(host, NUM_HOSTS)
+            out[35 + kind, np.arange(num), UNITS[agent].start + unit, place] = 1
+        return np.ascontiguousarray(np.moveaxis(out, 0, -1))
 
     def unit_features(self) -> np.ndarray:
         """Return what is known of units, float32 (N, 7, F)."""
-        out = np.zeros((self.num_games, NUM_UNITS, NUM_UNIT_FEATURES), np.float32)
+        out = np.zeros((self.num_games, NUM_UNITS, self.num_unit_features), np.float32)
         phase = self.phase[:, _AGENT_OF_UNIT]
         begin, end = np.array(_PHASES)[phase], np.array(_PHASES)[phase + 1]
         place = np.arange(NUM_UNITS) * 3 + phase
@@ -175,18 +242,21 @@ class Cage4Memory:
         out[..., 21] = self.time / 500
         out[..., 22] = (self.time - begin) / (end - begin)
         out[..., 23] = np.minimum(end - self.time, 20) / 20
-        out[..., 24:32] = self.blocked
-        out[..., 32:40] = 1 - 2 * self.blocked.astype(np.float32)
+        out[..., 24] = np.minimum(self.restored, 8) / 4
         return out
 
     def useless(self) -> np.ndarray:
-        """Which choices of units make no sense, bool (N, 7, 56)."""
-        out = np.zeros((self.num_games, NUM_UNITS, UNIT_CHOICES), bool)
-        hosts = out[..., : HOST_CHOICES * NUM_HOSTS].reshape(*self._exists.shape, HOST_CHOICES)
-        hosts[:] = ~self._exists[..., None]
-        hosts[..., _REMOVE] |= (self._process_count == 0) | (self._removed > 0)
-        hosts[..., _DECOY] |= self._decoys >= _MAX_DECOYS
-        return out
+        """Which choices of units make no sense, bool (N, 7, 64)."""
+        out = np.zeros((*self.exists.shape, len(KINDS)), bool)
+        out[:] = ~self.exists[..., None]
+        out[..., REMOVE] |= ~self.known
+        out[..., DECOY] |= self.decoys >= MAX_DECOYS
+        return out.reshape(self.num_games, NUM_UNITS, UNIT_CHOICES)
+
+    def restores(self, actions: np.ndarray) -> np.ndarray:
+        """Return which actions (N, 5) are Restore of a host, which costs 1; bool (N, 5)."""
+        sizes = np.array([NUM_HOSTS * _num_units(agent) for agent in range(NUM_AGENTS)])
+        return (actions >= 2 * sizes + 1) & (actions < 3 * sizes + 1)
 
     def act(self, choices: np.ndarray) -> np.ndarray:
         """Turn choices into actions, and note what was begun.
@@ -197,50 +267,21 @@ class Cage4Memory:
         Returns:
             Indices int64 (N, 5) into the agents' own actions.
         """
-        actions = np.zeros((self.num_games, NUM_AGENTS), np.int64)
-        for agent in range(NUM_AGENTS):
-            actions[:, agent] = self._act(agent, np.asarray(choices)[:, agent])
-        self.busy = np.maximum(self.busy - 1, 0)
+        actions = np.empty((self.num_games, NUM_AGENTS), np.int64)
+        for agent, units in enumerate(UNITS):
+            size = NUM_HOSTS * (units.stop - units.start)
+            bases = np.array([0, size + 1, 2 * size + 1, _NUM_ACTIONS[agent] - size])
+            host, kind = np.divmod(np.asarray(choices)[:, agent], len(KINDS))
+            acts = self.is_free[:, agent]
+            actions[:, agent] = np.where(acts, bases[kind] + host, 3 * size + 1)
+            unit, place = np.divmod(host, NUM_HOSTS)
+            unit += units.start
+            games = np.flatnonzero(acts & (kind == DECOY))
+            self.decoys[games, unit[games], place[games]] += 1
+            games = np.flatnonzero(acts & (kind == RESTORE))
+            self.restore[games, unit[games], place[games]] = False
+            self.restored[games, unit[games]] += 1
         self.time += 1
-        return actions
-
-    def restores(self, actions: np.ndarray) -> np.ndarray:
-        """Return which actions (N, 5) are Restore of a host, which costs 1; bool (N, 5)."""
-        sizes = np.array([NUM_HOSTS * _num_units(agent) for agent in range(NUM_AGENTS)])
-        return (actions >= 2 * sizes + 1) & (actions < 3 * sizes + 1)
-
-    def _act(self, agent: int, choices: np.ndarray) -> np.ndarray:
-        """Return an agent's actions (N,) for its choices (N,)."""
-        num_units = _num_units(agent)
-        size = NUM_HOSTS * num_units
-        sleep = 3 * size + 1
-        is_free = self.busy[:, agent] == 0
-        unit, rest = np.divmod(choices, UNIT_CHOICES)
-        acts = is_free & (unit < num_units)
-        host, kind = np.divmod(rest, HOST_CHOICES)
-        on_host = acts & (host < NUM_HOSTS)
-        place = unit * NUM_HOSTS + host
-        actions = np.full(self.num_games, sleep)
-        bases = np.array([size + 1, 2 * size + 1, 3 * size + 2 + 2 * TRAFFIC_CHOICES * num_units])
-        actions[on_host] = (bases[kind] + place)[on_host]
-        games = np.flatnonzero(on_host)
-        kinds, units = kind[games], UNITS[agent].start + unit[games]
-        hosts = host[games]
-        self.busy[games, agent] = _TICKS[kinds]
-        self._target[games, agent] = units * NUM_HOSTS + hosts
-        self._is_restored[games, agent] = kinds == _RESTORE
-        places = kinds == _DECOY
-        self._decoys[games[places], units[places], hosts[places]] += 1
-        removes = kinds == _REMOVE
-        self._removed[games[removes], units[removes], hosts[removes]] = 1
-        games = np.flatnonzero(acts & ~on_host)
-        if len(games):
-            zone = (rest - HOST_CHOICES * NUM_HOSTS)[games]
-            own = unit[games]
-            allows = self.blocked[games, UNITS[agent].start + own, zone]
-            start = np.where(allows, sleep + 1, sleep + 1 + TRAFFIC_CHOICES * num_units)
-            actions[games] = start + TRAFFIC_CHOICES * own + zone
-            self.busy[games, agent] = 1
         return actions
 
 
@@ -249,23 +290,20 @@ def _choice_labels(agent: int) -> list[str]:
     labels = []
     for unit in range(UNITS[agent].start, UNITS[agent].stop):
         for host in range(NUM_HOSTS):
-            server = host < _FIRST_SERVERS
-            name = f"server {host}" if server else f"user {host - _FIRST_SERVERS}"
-            place = f"{_UNIT_NAMES[unit]} {name}"
-            labels += [f"{kind} {place}" for kind in ("Remove", "Restore", "Decoy")]
-        zones = [_ZONE_NAMES[zone] for zone in OTHER_ZONES[unit]]
-        labels += [f"Block or allow {_UNIT_NAMES[unit]} from {zone}" for zone in zones]
-    return [*labels, "Sleep"]
+            is_server = host < _NUM_SERVERS
+            name = f"server {host}" if is_server else f"user {host - _NUM_SERVERS}"
+            labels += [f"{kind} {_UNIT_NAMES[unit]} {name}" for kind in KINDS]
+    return labels
 
 
 def _num_units(agent: int) -> int:
-    return 3 if agent == NUM_AGENTS - 1 else 1
+    return UNITS[agent].stop - UNITS[agent].start
 
 
 def defender_logits(
     weights: dict[str, np.ndarray], hosts: np.ndarray, units: np.ndarray
 ) -> np.ndarray:
-    """Return logits (B, U * 56 + 1) of the choices of agents with U units.
+    """Return logits (B, U * 64) of the choices of agents with U units.
 
     Args:
         weights: Matrices by name, as `vecenv.train.cage4_defender` saves them.
@@ -279,30 +317,22 @@ def defender_logits(
     first = np.maximum(linear("host", hosts) + linear("unit", units)[:, :, None], 0)
     pooled = np.concatenate([first.mean(axis=2), first.max(axis=2)], axis=2)
     second = np.maximum(linear("again", first) + linear("pooled", pooled)[:, :, None], 0)
-    on_hosts = linear("act", second)
-    whole = np.maximum(linear("whole", np.concatenate([pooled, units], axis=2)), 0)
-    rest = linear("rest", whole) + linear("direct", units)  # 8, 8 and Sleep
-    sign = units[..., 32:40]
-    traffic = rest[..., :8] + sign * rest[..., 8:16]
-    shape = (len(hosts), hosts.shape[1], HOST_CHOICES * NUM_HOSTS)
-    logits = np.concatenate([on_hosts.reshape(shape), traffic], axis=2)
-    sleep = rest[..., 16].mean(axis=1, keepdims=True)
-    return np.concatenate([logits.reshape(len(hosts), -1), sleep], axis=1)
+    logits = linear("act", second) + linear("direct", hosts)
+    return logits.reshape(len(hosts), -1)
 
 
 def _wrong_weights(weights: dict[str, np.ndarray]) -> str:
     """Return what is wrong with the weights of a defender, "" if nothing is."""
     first = weights.get("host.weight", np.zeros(0))
     width = len(first) if first.ndim == 2 else 0
+    hosts, units = Cage4Memory.num_host_features, Cage4Memory.num_unit_features
     inputs = {
-        "host": (width, NUM_HOST_FEATURES),
-        "unit": (width, NUM_UNIT_FEATURES),
+        "host": (width, hosts),
+        "unit": (width, units),
         "again": (width, width),
         "pooled": (width, 2 * width),
-        "act": (HOST_CHOICES, width),
-        "whole": (width, 2 * width + NUM_UNIT_FEATURES),
-        "rest": (2 * TRAFFIC_CHOICES + 1, width),
-        "direct": (2 * TRAFFIC_CHOICES + 1, NUM_UNIT_FEATURES),
+        "act": (len(KINDS), width),
+        "direct": (len(KINDS), hosts),
     }
     shapes = {f"{name}.weight": shape for name, shape in inputs.items()}
     shapes |= {f"{name}.bias": shape[:1] for name, shape in inputs.items()}
@@ -337,7 +367,7 @@ def save_cage4_defender(path: str | Path, weights: dict[str, np.ndarray], **fact
 
 
 class Cage4Player:
-    """Plays a saved defender: vectors and masks in, indices out.
+    """Plays a saved defender: events and masks in, indices out.
 
     Args:
         path: File that `vecenv.train.cage4_defender` has saved.
@@ -350,7 +380,7 @@ class Cage4Player:
         OSError: The file can't be read.
 
     Example:
-        Of one game, with the five agents' unpadded vectors and masks::
+        Of one game, with the five agents' events and unpadded masks::
 
             player = Cage4Player("defender.npz")
             player.reset(masks)
@@ -358,6 +388,8 @@ class Cage4Player:
                 actions = player.act(observations)  # five indices
                 observations = env.step(actions)
     """
+
+    observation = "events"
 
     def __init__(
         self, path: str | Path, temperature: float | None = None, seed: int | None = 0
@@ -399,7 +431,7 @@ class Cage4Player:
         """Return an index for each agent, int64 (5,), or (N, 5) of N games at a time.
 
         Args:
-            observations: Of each agent (92,) or (210,), or (N, ...).
+            observations: Rows of events, of each agent uint8 (length,), or (N, length).
             report: Gets "probabilities", of each agent float (N, choices), NaN where it is not free
                 to choose; "labels", what its choices are; and "chosen", int64 (N, 5).
         """
@@ -419,7 +451,7 @@ class Cage4Player:
                 units[:, first:last].reshape(*rows_of, units.shape[2]),
             )
             bad = useless[:, first:last].reshape(len(logits), -1)
-            logits[:, :-1][bad] = -np.inf
+            logits[bad] = -np.inf
             if report is not None:
                 shares = np.exp(
                     (logits - logits.max(axis=1, keepdims=True)) / (self.temperature or 1)
