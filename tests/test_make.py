@@ -141,6 +141,15 @@ def test_options_of_a_vector_env_among_those_of_the_env_are_told_from_them(sourc
     assert "functools.partial" not in str(raised.value)
 
 
+NAMES_OF_SB3 = [(CounterEnv, "n_envs"), ("CartPole-v1", "env_kwargs")]
+
+
+@pytest.mark.parametrize(("source", "name"), NAMES_OF_SB3)
+def test_names_of_stable_baselines3_are_told_what_to_write(source, name):
+    with pytest.raises(TypeError, match=rf"{name}: write (num_envs=|the env's arguments)"):
+        make_vec(source, 2, **{name: 2})
+
+
 def test_a_device_for_envs_of_python_says_which_envs_have_one():
     with pytest.raises(EnvCreationError, match="unexpected keyword argument 'device'") as raised:
         make_vec("CartPole-v1", 2, device="cuda")

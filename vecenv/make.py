@@ -59,6 +59,15 @@ COMPILED_TWINS = {
         "Taxi-v4",
     )
 }
+# Arguments of stable-baselines3's `make_vec_env`, and what to write here.
+_RENAMED = {
+    "n_envs": "write num_envs=",
+    "vec_env_cls": 'write backend="sync" or "async"',
+    "vec_env_kwargs": "write vector_kwargs=",
+    "env_kwargs": "write the env's arguments themselves; of a factory, functools.partial(Env, ...)",
+    "wrapper_class": "write wrappers=[...]",
+    "wrapper_kwargs": "write wrappers=[functools.partial(Wrapper, ...)]",
+}
 _logger = logging.getLogger("vecenv")
 
 
@@ -147,6 +156,9 @@ def make_vec(
     try:
         envs = _make(source, chosen, is_compiled=is_compiled)
     except (EnvCreationError, TypeError) as error:
+        for name in _RENAMED.keys() & env_kwargs.keys():  # which an env may take, too
+            if f"unexpected keyword argument '{name}'" in str(error):
+                raise TypeError(f"there is no argument {name}: {_RENAMED[name]}") from error
         if told := _about_options(env_kwargs):
             error.add_note(f"If the env does not take it: {told}")
         raise
@@ -456,7 +468,8 @@ def _no_single_env() -> Env:
 def _refuse_kwargs(kwargs: dict[str, Any]) -> NoReturn:
     """Say where keyword arguments belong that came with a factory."""
     told = [_about_options(kwargs)]
-    if rest := sorted(kwargs.keys() - _vector_parameters()):
+    told += [f"{name}: {words}" for name, words in _RENAMED.items() if name in kwargs]
+    if rest := sorted(kwargs.keys() - _vector_parameters() - _RENAMED.keys()):
         told.append(
             f"{', '.join(rest)} would go to the constructor of a registered env; a factory takes "
             "none: bind them with functools.partial"

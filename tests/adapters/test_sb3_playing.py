@@ -35,9 +35,9 @@ def trained(tmp_path):
 
 
 def actions_of(path, obs, **options):
-    loaded = load_policy("JitPendulum-v1", path, num_envs=4, env_kwargs={}, **options)
-    loaded.envs.close()
-    return loaded.act(torch.from_numpy(obs), torch.zeros(4, dtype=torch.bool))
+    envs, act, _ = load_policy("JitPendulum-v1", path, num_envs=4, env_kwargs={}, **options)
+    envs.close()
+    return act(torch.from_numpy(obs), torch.zeros(4, dtype=torch.bool))
 
 
 @pytest.mark.parametrize(
