@@ -43,7 +43,7 @@ EnvSource = str | EnvSpec | EnvFactory | Sequence[EnvFactory]
 Wrapper = Callable[[Env], Env]
 
 _VECTOR_OPTIONS = {"num_envs", "vectorization_mode", "vector_kwargs", "wrappers"}
-# Compiled vector envs of their own ids that do the same, step for step.
+# Compiled vector envs of their own ids: the same rules, other random numbers.
 COMPILED_TWINS = {
     name: f"Jit{name}"
     for name in (
@@ -191,7 +191,7 @@ class _Source(NamedTuple):
 
     @property
     def twin(self) -> str | None:
-        """The id of a compiled env that does the same as a spec's single envs."""
+        """The id of a compiled env with the rules of a spec's single envs."""
         return None if self.spec is None else COMPILED_TWINS.get(self.spec.id)
 
     def wrapped_factories(self) -> list[EnvFactory]:
@@ -230,8 +230,8 @@ def _decide(source: _Source, backend: str | None, env: Any) -> tuple[str, bool]:
         chooser = "make_vec" if backend is None else "backend 'auto'"
         _logger.info("%s chose %r for %s: %s", chooser, choice.backend, env, choice.reason)
         if source.twin is not None:
-            twin = source.twin
-            _logger.info("a compiled env does the same, step for step: make_vec(%r)", twin)
+            told = "a compiled env has the same rules, and other random numbers: make_vec(%r)"
+            _logger.info(told, source.twin)
         backend = choice.backend
     return backend, is_compiled and BACKENDS[backend].takes != "factories"
 
@@ -271,7 +271,7 @@ def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
             f"backend {backend!r} needs an env with compiled kernels and no wrappers, got "
             f"{source.name} with {len(source.wrappers)} wrappers; use "
             + (
-                f"{source.twin!r}, which does the same, or 'sync'"
+                f"{source.twin!r}, which has the same rules (other random numbers), or 'sync'"
                 if source.twin
                 else "backend='sync'"
             )

@@ -134,11 +134,11 @@ def test_kernels_are_made_into_a_vector_env():
         make_vec(CARTPOLE, 2, backend="sync")
 
 
-def test_a_compiled_env_that_does_the_same_is_named(caplog):
+def test_a_compiled_env_of_the_same_rules_is_named(caplog):
     with caplog.at_level(logging.INFO, "vecenv"):
         make_vec("CartPole-v1").close()
     assert "make_vec('JitCartPole-v1')" in caplog.text
-    with pytest.raises(ValueError, match="use 'JitCartPole-v1', which does the same"):
+    with pytest.raises(ValueError, match="use 'JitCartPole-v1', which has the same rules"):
         make_vec("CartPole-v1", backend="jit")
 
 
