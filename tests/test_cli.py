@@ -237,7 +237,7 @@ def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):
         sys.modules.pop("my_own_env", None)
 
 
-@pytest.mark.parametrize("args", [["evaluate"], ["watch", "--policy", "sleep", "--x"], ["compare"]])
+@pytest.mark.parametrize("args", [["watch", "--policy", "sleep", "--x"], ["compare"]])
 def test_wrong_options_end_the_command(args, capsys):
     with pytest.raises(SystemExit) as caught:
         main(args)
@@ -259,6 +259,7 @@ def test_without_arguments_the_commands_are_described(capsys):
         (["train", "CartPole-v7"], "did you mean CartPole-v1 or JitCartPole-v1"),
         (["train", "CartPole-v1", "--total-steps", "-5"], "total_steps is -5"),
         (["watch", "CartPole-v1"], "CartPole-v1 does not render as text"),
+        (["evaluate"], "expected either --policy with one policy, or --paired"),
         (["watch", "JitCartPole-v1", "--steps", "1"], "by --gif FILE or --html FILE"),
     ],
 )
@@ -510,6 +511,19 @@ def test_factories_are_trained_and_played(capsys, tmp_path):
     assert main(args) == 0
     assert main(["play", "test_cli_envs:Own", "--policy", "runs/Own-ppo", "--episodes", "2"]) == 0
     assert "return 1.0 ± 0.0" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("one_torch_thread", "own_envs")
+@pytest.mark.parametrize("shown", [["--gif", "a.gif"], ["--html", "a.html"], ["--text"]])
+def test_an_env_that_does_not_draw_is_refused_before_its_episodes(shown, capsys):
+    args = ["--total-steps", "0", "--eval-episodes", "1"]
+    assert main(["train", "test_cli_envs:Own", "--backend", "sync", *args]) == 0
+    capsys.readouterr()
+    assert main(["play", "test_cli_envs:Own", "--policy", "runs/Own-ppo", *shown]) == 2
+    said = capsys.readouterr()
+    assert "test_cli_envs:Own does not render" in said.err
+    assert "its metadata['render_modes'] is []" in said.err
+    assert "return" not in said.out and len(said.err.splitlines()) == 1
 
 
 @pytest.mark.usefixtures("one_torch_thread", "own_envs")

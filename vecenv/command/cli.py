@@ -249,7 +249,8 @@ def play(
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
     options |= {"seed": seed, "vecnormalize": vecnormalize, "sample": sample}
     _tell_statistics(policy, vecnormalize)
-    results, name = play(env, policy, episodes, **options)
+    modes = ["ansi"] * text + ["rgb_array"] * (gif is not None or html is not None)
+    results, name = play(env, policy, episodes, render_modes=modes, **options)
     for group, result in results.items():
         print(f"{env}, {name} of {shown}{group and f', {group}'}: {result}")
     if text:

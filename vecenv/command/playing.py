@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from vecenv.agents import AgentsVecEnv
 from vecenv.cage.saved import is_sb3_file, load_sb3_model
 from vecenv.command.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, name_of
-from vecenv.command.watching import show
+from vecenv.command.watching import check_draws, show
 from vecenv.compare.source import GAMES, EnvSource, read_source
 from vecenv.make import make_vec
 
@@ -28,7 +28,13 @@ LoadedPolicy = tuple[Any, Callable[..., Any], str]
 
 
 def play(
-    env: str, policy: Path, episodes: int, *, seed: int, **options: Any
+    env: str,
+    policy: Path,
+    episodes: int,
+    *,
+    seed: int,
+    render_modes: Iterable[str] = (),
+    **options: Any,
 ) -> tuple[dict[str, Any], str]:
     """Play whole episodes; return what was found, and what trained the policy.
 
@@ -40,6 +46,7 @@ def play(
         policy: See `load_policy`.
         episodes: How many, at most 100 side by side.
         seed: Of the episodes.
+        render_modes: In which `show_run` is to draw afterwards: refused here if the env does not.
         **options: Those of `load_policy`.
     """
     if episodes < 1:
@@ -48,6 +55,8 @@ def play(
     from vecenv.learn import evaluate  # torch, not before there is a policy
 
     try:
+        for mode in render_modes:
+            check_draws(envs, env, mode)
         found = evaluate(act, envs, episodes, seed=seed)
         if not isinstance(envs, AgentsVecEnv):
             return {"": found}, name

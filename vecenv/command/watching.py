@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import Env
 from gymnasium.error import DependencyNotInstalled
+from gymnasium.vector import VectorEnv
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -27,7 +29,9 @@ from vecenv.page.episode import EpisodePage, record, takes_report
 from vecenv.page.frames import check_frame
 from vecenv.page.names import action_names
 
-__all__ = ["Shown", "new_page", "progress_of", "save_page", "show", "show_live", "watch"]
+__all__ = [
+    "Shown", "check_draws", "new_page", "progress_of", "save_page", "show", "show_live", "watch",
+]  # fmt: skip
 
 PAGE_FPS = 10.0  # at most, of a page to scrub through, where actions are to be seen
 
@@ -231,11 +235,31 @@ def _make_drawn(source: EnvSource, render_mode: str) -> VecEnv:
         return make_vec(source.spec, backend=backend, **kwargs)
 
 
+def check_draws(envs: Any, name: str, render_mode: str) -> None:
+    """Refuse envs, made without a render mode, that would not draw if they were made with it."""
+    if modes := envs.metadata.get("render_modes"):
+        draws = render_mode in modes
+    else:  # forgotten, or there is nothing to draw with
+        singles = getattr(envs.unwrapped, "envs", ()) if isinstance(envs, VectorEnv) else ()
+        draws = any(type(env.unwrapped).render is not Env.render for env in singles)
+        draws = draws or isinstance(envs, AgentsVecEnv)
+    if not draws:
+        raise _not_drawn(name, render_mode, modes)
+
+
+def _not_drawn(name: str, render_mode: str, modes: Any) -> ValueError:
+    words, more = "pictures", ""
+    if render_mode == "ansi":
+        words, more = "as text", "; --gif FILE makes an animation" * ("rgb_array" in (modes or ()))
+    told = f"{name} does not render {words} (render_mode={render_mode!r})"
+    return ValueError(f"{told}: its metadata['render_modes'] is {modes}{more}")
+
+
 def frame_of(envs: Any, name: str, render_mode: str) -> Any:
     """Return a picture or a text of the only env."""
-    modes = envs.metadata.get("render_modes") or [render_mode]
+    modes = envs.metadata.get("render_modes")
     try:
-        frames = envs.render() if render_mode in modes else None
+        frames = envs.render() if render_mode in (modes or [render_mode]) else None
     except DependencyNotInstalled as error:
         twin = COMPILED_TWINS.get(name.rpartition(":")[2])
         told = f"; {twin} is the same env and draws itself" if twin else ""
@@ -250,10 +274,6 @@ def frame_of(envs: Any, name: str, render_mode: str) -> Any:
             "the environment may help"
         ) from error
     frame = frames[0] if frames else None
-    if render_mode == "ansi" and not isinstance(frame, str):
-        raise ValueError(
-            f"{name} does not render as text (render_mode='ansi'); --gif FILE makes an animation"
-        )
-    if render_mode == "rgb_array" and not isinstance(frame, np.ndarray):
-        raise ValueError(f"{name} does not render pictures (render_mode='rgb_array')")
+    if not isinstance(frame, str if render_mode == "ansi" else np.ndarray):
+        raise _not_drawn(name, render_mode, modes)
     return check_frame(frame) if render_mode == "rgb_array" else frame
