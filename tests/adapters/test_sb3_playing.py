@@ -144,7 +144,7 @@ def test_a_model_of_cage_is_scored_with_its_statistics(tmp_path, capsys):
     envs.close()
     args = ["evaluate", "--policy", str(tmp_path / "model.zip"), "--episodes", "2"]
     assert main([*args, "--red-agents", "sleep"]) == 0
-    assert f"normalised by {Path(tmp_path, 'vecnormalize.pkl')}" in capsys.readouterr().out
+    assert f"the VecNormalize of {Path(tmp_path, 'vecnormalize.pkl')}" in capsys.readouterr().out
     assert evaluate(str(tmp_path / "model.zip"), episodes=2, red_agents=["sleep"]).total <= 0
 
 

@@ -261,7 +261,7 @@ def play(
 
 
 def _tell_statistics(policy: str | Path | None, given: Path | None = None) -> None:
-    """Say what normalises the observations of a model of stable-baselines3, if it is one."""
+    """Say whose statistics observations of a model of stable-baselines3 go through, if any."""
     from vecenv.cage.saved import find_vecnormalize, is_sb3_file
 
     if policy is None or not is_sb3_file(policy):
@@ -269,7 +269,7 @@ def _tell_statistics(policy: str | Path | None, given: Path | None = None) -> No
     found = given or find_vecnormalize(policy)
     told = f"no vecnormalize.pkl is beside {policy}: it is given observations as they are, which "
     told += "is wrong if it was trained under VecNormalize"
-    print(f"observations are normalised by {found}" if found else told, flush=True)
+    print(f"observations go through the VecNormalize of {found}" if found else told, flush=True)
 
 
 def envs(words: tyro.conf.Positional[tuple[str, ...]] = (), /, *, all: bool = False) -> int:
