@@ -403,7 +403,7 @@ def time_training(device: torch.device) -> None:
     ppo += ["--total-steps", "30000000"]
     sac = ["JitPendulum-v1", "--algo", "sac", "--num-envs", "64", "--update-ratio", "0.1"]
     sac += ["--total-steps", "60000"]
-    for options, graphs in itertools.product((ppo, sac), ("auto", "off")):
+    for options, graphs in itertools.product((ppo, sac), ("--graphs", "--no-graphs")):
         with tempfile.TemporaryDirectory() as folder:
             command = [
                 sys.executable,
@@ -412,7 +412,6 @@ def time_training(device: torch.device) -> None:
                 "train",
                 *options,
                 *given,
-                "--graphs",
                 graphs,
             ]
             print(f"\n{' '.join(command[1:])}", flush=True)

@@ -33,7 +33,7 @@ def time_case(dtype: Any, num_envs: int, num_steps: int, epochs: int, batches: i
     options = ppo.Options(
         "vecenv:Cage2-v0", num_envs=num_envs, num_steps=num_steps, total_steps=10**9,
         num_epochs=epochs, num_minibatches=batches, masks=False, dtype=dtype, device="cuda",
-        compile="off", graphs="on",
+        compile="off",
     )  # fmt: skip
     envs = ppo.PPO.make_envs(options, num_envs, on_device=True)
     trainer = ppo.PPO(options, envs)

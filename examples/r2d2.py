@@ -1,7 +1,6 @@
 """A Q-learner with a memory, as R2D2: a T-maze, in which what was seen first decides.
 
     python examples/r2d2.py --env-kwargs length 10                   # 1.0 after 100 000 steps
-    python examples/r2d2.py --env-kwargs length 10 --no-recurrent    # 0.5 at most, by guessing
 
 `vecenv.train.r2d2` steps the envs and learns from sequences with burn-in, stored states and
 priorities. The env is in `memory.py`, beside this file. What is changed here: steps late in an
@@ -25,14 +24,13 @@ class Options(r2d2.Options):
 
 
 def late_loss(agent: Any, batch: Any, options: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of sequences, and errors (B, L) and states (B, L, H) for the buffer."""
-    errors, states = r2d2.td_errors(agent, batch, options)
+    """Return the loss of sequences, weighted as they were drawn, and scalars."""
+    errors, _ = r2d2.td_errors(agent, batch, options)
     place = torch.linspace(0, 1, errors.shape[1])
     weights = batch.learn_mask * (1 + options.late_weight * place)
-    if batch.weights is not None:  # of prioritized draws
-        weights = weights * batch.weights[:, None]
+    weights = weights * batch.weights[:, None]  # of prioritized draws
     loss = (weights * errors.square()).sum() / batch.learn_mask.sum() / 2
-    return loss, {"errors": errors.detach(), "states": states}
+    return loss, {"error": errors.detach()[batch.learn_mask].abs().mean()}
 
 
 class Trainer(r2d2.R2D2):

@@ -5,7 +5,7 @@
 
 Each actor steps a share of the envs and, as the policy travels to it once per rollout, chooses its
 actions there: a rollout costs one message to each actor and one back. If an actor is lost its envs
-begin anew in another one (`--ray-lost restart`). Needs pip install "vecenv[train,ray]".
+begin anew in another one (`--vector-kwargs on_error restart`). Needs "vecenv[train,ray]".
 """
 
 from dataclasses import dataclass

@@ -51,7 +51,6 @@ class Agent(ppo.Agent):
         self.actor = nn.Linear(width, sum(self.sizes))
         self.critic = nn.Linear(width, 1)
         nn.init.orthogonal_(self.actor.weight, 0.01)  # at first all actions are as likely
-        self.kind += f", trunk {width}"
 
 
 def mirrored_loss(agent: Any, batch: Any, options: Any) -> tuple[Tensor, dict[str, Tensor]]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vecenv.learn import Graph
-from vecenv.train import ppo, sac, trainer
+from vecenv.train import ppo, sac
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 NUM_UPDATES = 6
@@ -19,10 +19,10 @@ class Called(Graph):
 
 def updated(graph_type, monkeypatch, env_id, **changes):
     """A trainer of PPO after some updates."""
-    monkeypatch.setattr(trainer, "Graph", graph_type)
+    monkeypatch.setattr(ppo, "Graph", graph_type)
     options = ppo.Options(
         env_id, num_envs=64, num_steps=16, total_steps=100_000, hidden=(16,), device="cuda",
-        graphs="on", num_minibatches=4, compile="off", **changes,
+        num_minibatches=4, compile="off", **changes,
     )  # fmt: skip
     torch.manual_seed(1)
     envs = ppo.PPO.make_envs(options, 64, on_device=True)
@@ -34,16 +34,15 @@ def updated(graph_type, monkeypatch, env_id, **changes):
 @pytest.mark.parametrize(
     ("env_id", "changes"),
     [
-        ("JitCartPole-v1", {"target_kl": 1.0, "entropy_weight": 0.01, "entropy_falls": True}),
+        ("JitCartPole-v1", {"entropy_weight": 0.01, "entropy_falls": True}),
         ("vecenv:Cage2-v0", {"normalize": True}),  # with masks
         ("JitCartPole-v1", {"recurrent": "gru", "sequence_length": 8}),
-        ("JitCartPole-v1", {"recurrent": "lstm", "sequence_length": 5}),
     ],
 )
 def test_graphs_of_ppo_do_what_calls_do(env_id, changes, monkeypatch):
     called, expected = updated(Called, monkeypatch, env_id, **changes)
     captured, found = updated(Graph, monkeypatch, env_id, **changes)
-    for name in ("collect", "compute_advantages", "learn_once"):
+    for name in ("collect", "compute_advantages", "learn"):
         assert getattr(captured, name).is_captured
         assert not getattr(called, name).is_captured
     for one, other in zip(found, expected, strict=True):
@@ -65,14 +64,13 @@ def test_an_update_waits_for_the_device_for_what_is_logged_alone(monkeypatch):
     made.check()
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
-def test_graphs_of_sac_do_what_calls_do(prioritized, monkeypatch):
+def test_graphs_of_sac_do_what_calls_do(monkeypatch):
     found = []
     for graph_type in (Called, Graph):
-        monkeypatch.setattr(trainer, "Graph", graph_type)
+        monkeypatch.setattr(sac, "Graph", graph_type)
         options = sac.Options(
             "JitPendulum-v1", num_envs=8, learning_starts=80, batch_size=32, hidden=(16,),
-            capacity=1000, device="cuda", prioritized=prioritized, compile="off",
+            capacity=1000, device="cuda", compile="off",
         )  # fmt: skip
         torch.manual_seed(1)
         made = sac.SAC(options, sac.SAC.make_envs(options, options.num_envs, on_device=True))
@@ -81,7 +79,7 @@ def test_graphs_of_sac_do_what_calls_do(prioritized, monkeypatch):
             made.collect()
             if made.steps > 80:
                 made.learn()
-        made.ended()  # which raises what was wrong on the device
+        made.check()  # which raises what was wrong on the device
         assert made.learn.is_captured == (graph_type is Graph)
         found.append(torch.cat([p.detach().flatten() for p in made.agent.parameters()]))
     torch.testing.assert_close(*found, rtol=1e-2, atol=1e-3)

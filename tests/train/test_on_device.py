@@ -4,21 +4,18 @@ import numpy as np
 import pytest
 import torch
 from agents.toy_games import WALK
-from choices import fast_are
 from gymnasium.spaces import Box
 from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
 
-from buffers import SharedReplayBuffer
 from buffers.core.generator import HostGenerator
 from buffers.rollout.minibatches import Sampler, shuffle
 from buffers.rollout.storage import RolloutStorage
 from vecenv import ActionError, make_vec, make_vec_agents
-from vecenv.agents import AgentRowsVecEnv
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
-from vecenv.learn import Graph, Ranks, Run, load_checkpoint
-from vecenv.train import OptionsError, networks, ppo, ppo_agents, replay, sac, trainer
+from vecenv.learn import Graph, Ranks, load_checkpoint
+from vecenv.train import OptionsError, ppo, ppo_agents, trainer
 from vecenv.train.options import is_on_device
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -26,26 +23,11 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 ROLLOUT = {"num_steps": 8, "num_minibatches": 2, "compile": "off", "hidden": (8,)}
 PPO = {**ROLLOUT, "num_steps": 16, "total_steps": 3 * 4 * 16, "num_envs": 4}
 AGENTS = {**ROLLOUT, "num_games": 3, "num_epochs": 2, "total_steps": 10_000}
-SAC = {
-    "env_id": "JitPendulum-v1", "num_envs": 3, "total_steps": 90, "learning_starts": 30,
-    "batch_size": 16, "hidden": (12, 9), "capacity": 1000, "eval_episodes": 3, "compile": "off",
-    "env_kwargs": {"max_episode_steps": 7},
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def host_device(monkeypatch):
     return use(monkeypatch, HostDevice())
-
-
-@pytest.fixture
-def staged(monkeypatch):
-    """Let buffers keep what they hold as on a device."""
-
-    def made(*args, make=SharedReplayBuffer, **options):
-        return make(*args, staged=True, **options)
-
-    monkeypatch.setattr(replay, "SharedReplayBuffer", made)
 
 
 def make_ppo(kind, **changes):
@@ -59,18 +41,7 @@ def make_agents(device, **changes):
     options = ppo_agents.Options(**{**AGENTS, **changes})
     torch.manual_seed(1)
     envs = make_vec_agents(WALK, 3, device=device, max_episode_steps=9, debug=True)
-    envs = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
     return ppo_agents.AgentsPPO(options, envs)
-
-
-def make_sac(backend, **changes):
-    options = sac.Options(**{**SAC, "backend": backend, **changes})
-    torch.manual_seed(1)
-    made = sac.SAC(options, sac.SAC.make_envs(options, options.num_envs, on_device=True))
-    # On the CPU a buffer looks at values; here it is to be one on a device.
-    made.buffer._takes_tensors = made.buffer._there is not None
-    made.start()
-    return made
 
 
 class OrderOfTheHost:
@@ -112,15 +83,12 @@ def assert_same_update(cpu, device):
 # ---- PPO ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("recurrent", "graphs"),
-    fast_are([("no", "off"), ("gru", "on")], [("no", "off"), ("gru", "on"), ("lstm", "auto")]),
-)
+@pytest.mark.parametrize(("recurrent", "graphs"), [("no", False), ("gru", True)])
 def test_updates_are_those_of_envs_on_the_cpu(recurrent, graphs, monkeypatch):
     cpu = make_ppo(JitVectorEnv, recurrent=recurrent)
     device = make_ppo(CudaVectorEnv, recurrent=recurrent, graphs=graphs)
     assert not cpu.is_captured
-    assert device.is_captured == (graphs != "off")
+    assert device.is_captured == graphs
     OrderOfTheHost(monkeypatch, device.options.seed)
     for _ in range(3):
         assert_same_update(cpu, device)
@@ -150,8 +118,8 @@ class Twice(Ranks):
 def test_of_several_ranks_all_but_the_sums_is_captured(monkeypatch):
     """Their updates are those of envs on the CPU, too."""
     monkeypatch.setattr(ppo.PPO, "ranks", Twice())
-    cpu, device = make_ppo(JitVectorEnv), make_ppo(CudaVectorEnv, graphs="on")
-    names = ("collect", "compute_advantages", "learn_once")
+    cpu, device = make_ppo(JitVectorEnv), make_ppo(CudaVectorEnv, graphs=True)
+    names = ("collect", "compute_advantages", "learn")
     assert [isinstance(getattr(device, name), Graph) for name in names] == [True, True, False]
     assert not any(isinstance(getattr(cpu, name), Graph) for name in names)
     OrderOfTheHost(monkeypatch, device.options.seed)
@@ -159,43 +127,32 @@ def test_of_several_ranks_all_but_the_sums_is_captured(monkeypatch):
         assert_same_update(cpu, device)
 
 
-@pytest.mark.parametrize("kind", ["ppo", "ppo, calls", "ppo_agents", "sac"])
-def test_no_step_and_with_graphs_no_update_goes_through_the_host(kind, staged, monkeypatch):
-    make: dict = {"ppo": lambda: make_ppo(CudaVectorEnv, graphs="on", recurrent="gru"),
-                  "ppo, calls": lambda: make_ppo(CudaVectorEnv, graphs="off"),
-                  "ppo_agents": lambda: make_agents("cuda"),
-                  "sac": lambda: make_sac("cuda", graphs="on")}  # fmt: skip
+@pytest.mark.parametrize("kind", ["ppo", "ppo, calls", "ppo_agents"])
+def test_no_step_and_with_graphs_no_update_goes_through_the_host(kind, monkeypatch):
+    make: dict = {"ppo": lambda: make_ppo(CudaVectorEnv, graphs=True, recurrent="gru"),
+                  "ppo, calls": lambda: make_ppo(CudaVectorEnv, graphs=False),
+                  "ppo_agents": lambda: make_agents("cuda")}  # fmt: skip
     made = make[kind]()
-    for _ in range(12 if kind == "sac" else 0):
-        made.collect()
-    (made.learn if kind == "sac" else made.update)()
+    made.update()
     with monkeypatch.context() as steps:
-        refuse = refuse_host(steps, allowed=["numpy"] if kind == "sac" else [])
+        refuse = refuse_host(steps, allowed=[])
         steps.setattr(CudaVectorEnv, "_wait", refuse)
-        if kind != "sac":
-            steps.setattr(torch, "from_numpy", refuse)
-        steps.setattr(networks.Tanh, "forward", lambda self, x: x.tanh())  # on a processor NumPy's
+        steps.setattr(torch, "from_numpy", refuse)
         made.collect()
-        if kind == "sac":
+        if kind != "ppo, calls":
+            made.compute_advantages()
             made.learn()
-        for one in {"ppo": [made], "ppo_agents": getattr(made, "learners", {}).values()}.get(
-            kind, ()
-        ):
-            one.compute_advantages()
-            one.learn()
-            one.rollout.advance()
+            made.rollout.advance()
 
 
 def test_what_is_wrong_on_the_device_ends_the_update():
-    with pytest.raises(OptionsError, match=r"--graphs on: the envs are not on the device; leave"):
-        make_ppo(JitVectorEnv, graphs="on")
-    made = make_ppo(CudaVectorEnv, graphs="on")
+    made = make_ppo(CudaVectorEnv, graphs=True)
     made.update()
     with torch.no_grad():
         made.agent.critic[0].weight.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="were not finite"):
         made.update()
-    made = make_ppo(CudaVectorEnv, graphs="on")
+    made = make_ppo(CudaVectorEnv, graphs=True)
     made.agent.to_env = lambda actions: actions + 7
     with pytest.raises(ActionError, match="out of bounds"):
         made.update()
@@ -227,7 +184,7 @@ def test_devices_of_envs_follow_the_networks():
     assert not is_there("CartPole-v1", "auto", "cuda")  # not compiled
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "ppo_agents", "sac"])
+@pytest.mark.parametrize("algorithm", ["ppo", "ppo_agents"])
 def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(
     algorithm, tmp_path, monkeypatch
 ):
@@ -237,16 +194,14 @@ def test_a_run_trains_on_the_device_evaluates_on_the_cpu_and_goes_on(
     )
     module, given, more = {
         "ppo": (ppo, {**ROLLOUT, "env_id": "JitCartPole-v1", "num_envs": 2}, 16),
-        "ppo_agents": (ppo_agents, {**AGENTS, "env": "Spread-v0", "critic": "central"}, 72),
-        "sac": (sac, SAC, 30),
+        "ppo_agents": (ppo_agents, {**AGENTS, "env": "Spread-v0"}, 72),
     }[algorithm]
     given |= {"backend": "cuda", "eval_episodes": 2, "save": tmp_path, "total_steps": 3 * more}
     options = module.Options(**given)
     if algorithm == "ppo_agents":
         options.env_kwargs = {"max_cycles": 9}
-        assert all(len(found.returns) == 2 for found in module.main(options).values())
-    else:
-        assert len(module.main(options).returns) == 2
+    assert len(module.main(options).returns) == 2
+    if algorithm == "ppo":
         assert [type(envs) is CudaVectorEnv for envs in made] == [True, False, False]
     state = load_checkpoint(tmp_path / "checkpoint/last.pt")["state"]
     options.resume, options.total_steps = True, 4 * more
@@ -265,71 +220,6 @@ def test_games_on_a_device_give_the_rollouts_of_the_cpu():
     assert device.is_captured and not cpu.is_captured
     for _ in range(3):
         assert_same_update(cpu, device)
-        for name, learner in cpu.learners.items():
-            other = device.learners[name].rollout
-            torch.testing.assert_close(other.actions, learner.rollout.actions)
-            assert other.terminations.equal(learner.rollout.terminations)
+        torch.testing.assert_close(device.rollout.actions, cpu.rollout.actions)
+        torch.testing.assert_close(device.rollout.rewards, cpu.rollout.rewards)
     assert cpu.episodes
-
-
-def test_games_are_on_the_device_for_the_training_alone():
-    options = ppo_agents.Options(env="Spread-v0", backend="cuda", env_kwargs={"max_cycles": 9})
-    envs = ppo_agents.AgentsPPO.make_envs(options, 2, on_device=True)
-    assert all(map(is_on_device, envs.groups.values()))
-    assert options.env_kwargs == {"max_cycles": 9}
-    there = ppo_agents.AgentsPPO.make_envs(options, 2).groups.values()
-    assert not any(map(is_on_device, there))
-
-
-# ---- SAC ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_step", [1, 3])
-def test_steps_and_updates_of_sac_are_those_of_envs_on_the_cpu(staged, n_step):
-    cpu, device = (make_sac(where, graphs="on", n_step=n_step) for where in ("jit", "cuda"))
-    assert isinstance(device.envs, CudaVectorEnv)
-    for _ in range(25):
-        for made in (cpu, device):
-            made.returns_seen = made.collect()
-            if made.steps > 30:
-                made.scalars = made.learn()
-        np.testing.assert_allclose(device.obs, cpu.obs, rtol=1e-6)
-    assert not device.returns_seen
-    assert device.ended() == pytest.approx(cpu.envs.last_returns, rel=1e-6)
-    assert device.ended() == []
-    for name in cpu.scalars:
-        assert device.scalars[name].item() == pytest.approx(cpu.scalars[name].item(), rel=1e-4)
-    one, other = (made.buffer.get(made.buffer.order()) for made in (cpu, device))
-    for name in ("obs", "next_obs", "actions", "rewards", "terminations", "truncations"):
-        torch.testing.assert_close(getattr(one, name), getattr(other, name))
-    assert one.truncations.any()
-
-
-def test_a_graph_changes_no_number():
-    found = []
-    for graphs in ("off", "on"):
-        made = make_sac("jit", graphs=graphs, prioritized=True)
-        for _ in range(20):
-            made.collect()
-            if made.steps > 30:
-                made.learn()
-        found.append(torch.cat([p.detach().flatten() for p in made.agent.parameters()]))
-    torch.testing.assert_close(*found)
-    with pytest.raises(OptionsError, match="first-ready is for envs in processes"):
-        make_sac("cuda", first_ready=True)
-
-
-def test_losses_that_are_no_numbers_end_a_run_that_waits_for_nothing(tmp_path):
-    made = make_sac("jit", graphs="on", save=tmp_path)
-    while made.steps < 40:
-        made.collect()
-    with torch.no_grad():
-        next(made.agent.critics.parameters()).fill_(torch.nan)
-    message = "of 1 calls were not finite"
-    made.learn()
-    with pytest.raises(FloatingPointError, match=message):
-        made.check()
-    made.learn()
-    with pytest.raises(FloatingPointError, match=message), Run(tmp_path, {}) as run:
-        made.save(run)
-    assert not list((tmp_path / "checkpoint").iterdir())

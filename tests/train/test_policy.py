@@ -22,7 +22,7 @@ RUNS = {
     "gru": ("ppo", {"env_id": "CartPole-v1", "num_envs": 2, "recurrent": "gru"}),
     "masks": ("ppo", {"env_id": "vecenv:Cage2-v0", "num_envs": 2}),
     "sac": ("sac", {"env_id": "Pendulum-v1"}),
-    "dqn": ("dqn", {"env_id": "CartPole-v1", "eval_every": 0}),
+    "dqn": ("dqn", {"env_id": "CartPole-v1"}),
     "r2d2": ("r2d2", {"env_id": "CartPole-v1", "num_envs": 2}),
 }
 
@@ -133,7 +133,7 @@ def test_code_of_a_run_is_run_only_if_it_is_named(tmp_path):
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no .*none; expected a run folder"):
         vecenv.load_policy(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"has no policy\.pt, as the folders that vecenv train"):
+    with pytest.raises(ValueError, match=r"has no policy\.pt, expected a folder or checkpoint"):
         vecenv.load_policy(tmp_path)
     make_run("ppo", tmp_path / "run")
     file = tmp_path / "run" / "policy.pt"

@@ -11,8 +11,6 @@ from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from torch.distributions import Categorical, Normal
 
 from vecenv import SyncVectorEnv, make_vec
-from vecenv.cage.saved import load_network
-from vecenv.files import load_arrays
 from vecenv.learn import evaluate
 from vecenv.train import OptionsError, ppo
 
@@ -111,18 +109,14 @@ def reference_loss(agent, batch, options):
         normal = Normal(outputs, agent.log_std.exp().expand_as(outputs))
         log_probs, entropy = normal.log_prob(actions).sum(1), normal.entropy().sum(1)
     ratio = (log_probs - batch.log_probs[kept]).exp()
-    advantages, old_values, returns = (
-        column[kept] for column in (batch.advantages, batch.values, batch.returns)
-    )
+    advantages, returns = batch.advantages[kept], batch.returns[kept]
     gain = torch.min(advantages * ratio, advantages * ratio.clamp(0.8, 1.2)).mean()
-    clipped = old_values + (values - old_values).clamp(-0.1, 0.1)
-    errors = torch.max((values - returns) ** 2, (clipped - returns) ** 2)
-    return -gain + 0.25 * errors.mean() - 0.1 * entropy.mean()
+    return -gain + 0.25 * ((values - returns) ** 2).mean() - 0.1 * entropy.mean()
 
 
 @pytest.mark.parametrize("space", ACTION_SPACES, ids=str)
 def test_the_loss_is_that_of_cleanrl(space):
-    given = {"entropy_weight": 0.1, "clip_values": 0.1, "value_weight": 0.5}
+    given = {"entropy_weight": 0.1, "value_weight": 0.5}
     trainer = make_trainer(envs=make_envs(action_space=space), **given)
     agent, rollout = trainer.agent, trainer.rollout
     for parameter in agent.parameters():
@@ -139,7 +133,7 @@ def test_the_loss_is_that_of_cleanrl(space):
     torch.testing.assert_close(loss, reference_loss(agent, batch, trainer.options))
 
 
-@pytest.mark.parametrize("kind", fast_are(["no", "lstm"], ["no", "gru", "lstm"]))
+@pytest.mark.parametrize("kind", ["no", "gru"])
 def test_what_is_learned_from_is_what_acted_and_a_memory_forgets_at_borders_of_episodes(kind):
     given = {"recurrent": kind, "memory_size": 5, "sequence_length": 8, "num_minibatches": 2}
     trainer = make_trainer(envs=make_envs(action_space=MultiDiscrete([3, 2])), **given)
@@ -369,23 +363,12 @@ def test_normalization_follows_observations_and_returns():
     assert x[0, :2].abs().max() < 1 and x[0, 2] == 10
 
 
-def test_no_further_pass_once_the_policy_has_moved_too_far():
-    for target_kl, num_passes in ((None, 4), (0.0, 1)):
-        trainer = make_trainer(target_kl=target_kl)
-        trainer.envs.timing.enable()
-        trainer.update()
-        (state,) = trainer.optimizer.state.values()
-        assert state["step"] == num_passes * 8
-        assert set(trainer.envs.timing.log.phases_ns) == {"policy", "learner"}
-
-
 # --------------------------------------------------------------------------- runs and files
 
 
-def test_a_run_leaves_policy_scalars_curve_and_how_to_compute_gradients(tmp_path):
+def test_a_run_leaves_policy_scalars_and_curve(tmp_path):
     main(tmp_path)
-    names = {"policy.npz", "metrics.jsonl", "options.json", "gradient.json", "evaluation.json"}
-    names |= {"policy.pt"}
+    names = {"metrics.jsonl", "options.json", "evaluation.json", "policy.pt"}
     assert {path.name for path in tmp_path.iterdir()} >= names | {"curve.png", "checkpoint"}
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert 600 - 4 * 32 < rows[-1]["steps"] <= 600  # ends before the steps are exceeded
@@ -397,25 +380,16 @@ def test_a_run_leaves_policy_scalars_curve_and_how_to_compute_gradients(tmp_path
     assert all(np.isfinite(value) for row in rows for value in row.values())
 
 
-def test_a_saved_policy_is_played_without_torch_and_loaded_where_it_fits(tmp_path, capsys):
+def test_a_policy_is_loaded_where_it_fits(tmp_path):
     options = {"env_id": "CartPole-v1", "total_steps": 300, "normalize": True, "num_steps": 16}
     result = main(tmp_path / "a", **options)
-    assert "CartPole-v1" in capsys.readouterr().out
-    file = tmp_path / "a" / "policy.npz"
-    saved = load_arrays(file)  # reads arrays and text only
-    assert set(saved) == {"kind", "layers", "scale", "made_for", "tensors"}
-    agent = make_trainer(env_id="CartPole-v1", normalize=True).agent
-    agent.load_state_dict({k: torch.from_numpy(v) for k, v in saved["tensors"].items()})
-    x = np.float32([[0.5, -0.25, 1.0, 0.0]])
-    expected = agent.actor(agent.features(torch.from_numpy(x))).detach()
-    np.testing.assert_allclose(load_network(file).outputs(x), expected, atol=1e-5)
-    options |= {"load": file, "total_steps": 0}
-    assert main(tmp_path / "b", **options).returns == result.returns
-    assert not (tmp_path / "b" / "curve.png").exists()
-    for change, told in (({"env_id": "Acrobot-v1"}, "Discrete(3)"), ({"hidden": (8,)}, "(8,)")):
-        with pytest.raises(SystemExit, match=r"policy\.npz is for \(Box") as caught:
+    for load in (tmp_path / "a", tmp_path / "a" / "checkpoint" / "last.pt"):
+        options |= {"load": load, "total_steps": 0, "overwrite": True}
+        assert main(tmp_path / "b", **options).returns == result.returns
+        assert not (tmp_path / "b" / "curve.png").exists()
+    for change in ({"env_id": "Acrobot-v1"}, {"hidden": (8,)}):
+        with pytest.raises(SystemExit, match=r"last\.pt does not fit: .*actor"):
             main(tmp_path / "c", **{**options, **change})
-        assert told in str(caught.value)
 
 
 def test_actions_that_are_not_supported_are_refused(tmp_path):

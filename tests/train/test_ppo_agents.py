@@ -6,8 +6,9 @@ import types
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete
 
+from vecenv import load_policy
 from vecenv.learn import load_checkpoint
 from vecenv.train import ppo_agents as ppo
 
@@ -24,7 +25,6 @@ class Game:
     def __init__(self, num_agents=3, mortal=True, truncates=True):
         self.possible_agents = [f"unit_{k}" for k in range(num_agents)]
         self.mortal, self.truncates = mortal, truncates
-        self.state_space = Box(-1, 1, (2, 3), np.float32)
 
     def observation_space(self, agent):
         return self.spaces[0]
@@ -44,9 +44,6 @@ class Game:
 
     def observe(self, agent):
         return self.seen[0] * (1 + self.possible_agents.index(agent)) / 5
-
-    def state(self):
-        return self.seen
 
     def step(self, actions):
         acted = list(self.agents)
@@ -70,31 +67,17 @@ class Game:
         pass
 
 
-class Varied(Game):
-    """Three kinds of spaces: masks, choices and numbers; and a box of actions."""
+class Uneven(Game):
+    """The last agent sees more and has fewer choices."""
 
     def observation_space(self, agent):
-        numbers = Box(-2, 2, (2, 2), np.float32)
-        kinds = {
-            "unit_0": Dict({"action_mask": Box(0, 1, (3,), np.int8), "numbers": numbers}),
-            "unit_1": Dict({"action_mask": Box(0, 1, (3,), np.int8), "numbers": numbers}),
-            "unit_2": MultiDiscrete([2, 3], start=[1, 0]),
-        }
-        return kinds[agent]
+        return Box(-1, 1, (5 if agent == "unit_2" else 3,), np.float32)
 
     def action_space(self, agent):
-        return Box(-0.5, np.float32([0.5, 1]), (2,)) if agent == "unit_2" else Discrete(3)
+        return Discrete(2) if agent == "unit_2" else Discrete(4)
 
     def observe(self, agent):
-        if agent == "unit_2":
-            return np.array([1 + self.rng.integers(2), self.rng.integers(3)])
-        self.masks = {**getattr(self, "masks", {}), agent: np.int8([1, 0, 1])}
-        return {"action_mask": self.masks[agent], "numbers": np.ones((2, 2), np.float32)}
-
-    def reward(self, agent, action):
-        assert action in self.action_space(agent)
-        assert agent == "unit_2" or action != 1, "it is masked"
-        return 1.0
+        return np.resize(self.seen[0], 5 if agent == "unit_2" else 3)
 
 
 @pytest.fixture
@@ -113,7 +96,7 @@ def as_module(monkeypatch):
 def make_trainer(game, **changes):
     options = ppo.Options(**{"env": "a_game", "backend": "sync", **SMALL, **changes})
     torch.manual_seed(options.seed)
-    envs = ppo.AgentsPPO.make_envs(options, options.num_games)
+    envs = ppo.AgentsPPO.make_envs(options, options.num_games, on_device=True)
     return ppo.AgentsPPO(options, envs)
 
 
@@ -121,50 +104,44 @@ def lives(factory, trainer, learner):
     """Yield what each agent saw, did and earned in a life, played again without any vector env.
 
     Yields:
-        obs, states (L + 1, ...), actions, rewards (L,), who, terminated.
+        obs (L + 1, ...), actions, rewards (L,), terminated.
     """
-    rollout, num_agents = learner.rollout, learner.envs.num_agents
+    rollout, num_agents = learner.rollout, learner.envs.group.num_agents
     for number in range(trainer.options.num_games):
         game = factory()
         obs, _ = game.reset(seed=trainer.options.seed + number)
-        state, open_lives = game.state(), {}
+        open_lives = {}
         resets_next = False
         for t in range(trainer.options.num_steps):
             if resets_next:
                 obs, _ = game.reset()
-                state, resets_next = game.state(), False
+                resets_next = False
                 continue
             rows = {agent: number * num_agents + game.possible_agents.index(agent) for agent in obs}
             actions = {agent: int(rollout.actions[t, rows[agent]]) for agent in game.agents}
             for agent, action in actions.items():
-                life = open_lives.setdefault(agent, ([obs[agent]], [state], [], []))
-                life[2].append(action)
+                life = open_lives.setdefault(agent, ([obs[agent]], [], []))
+                life[1].append(action)
             sent = {agent: action + 2 for agent, action in actions.items()}
             obs, rewards, ends, cuts, _ = game.step(sent)
-            state = game.state()
             for agent in actions:
-                seen, states, _, earned = open_lives[agent]
+                seen, _, earned = open_lives[agent]
                 seen.append(obs[agent])
-                states.append(state)
                 earned.append(rewards[agent])
                 if ends[agent] or cuts[agent]:
-                    who = game.possible_agents.index(agent)
-                    yield *open_lives.pop(agent), who, ends[agent]
+                    yield *open_lives.pop(agent), ends[agent]
             resets_next = not game.agents
-        for agent, life in open_lives.items():
-            yield *life, game.possible_agents.index(agent), False
+        for life in open_lives.values():
+            yield *life, False
 
 
 def living_rows(trainer, learner):
     """All steps of living agents, with advantages and returns by hand, one life after the other."""
     agent, options = learner.agent, trainer.options
-    columns = {name: [] for name in ("obs", "states", "actions", "advantages", "returns", "who")}
-    for obs, states, actions, rewards, who, terminated in lives(Game, trainer, learner):
+    columns = {name: [] for name in ("obs", "actions", "advantages", "returns")}
+    for obs, actions, rewards, terminated in lives(Game, trainer, learner):
         seen = torch.from_numpy(np.stack(obs))
-        state = torch.from_numpy(np.stack(states)).flatten(1)
-        features = agent.features(seen, torch.full((len(seen),), who))
-        state_seen = state if agent.state_size else None
-        values = agent.value(features, state_seen).detach().double().tolist()
+        values = agent.value(agent.features(seen)).detach().double().tolist()
         values[-1] *= not terminated
         advantage, advantages = 0.0, []
         for t in reversed(range(len(rewards))):
@@ -172,20 +149,16 @@ def living_rows(trainer, learner):
             advantage = delta + options.gamma * options.gae_lambda * advantage
             advantages.insert(0, advantage)
         columns["obs"].append(seen[:-1])
-        columns["states"].append(state[:-1])
         columns["actions"].append(torch.tensor(actions))
         columns["advantages"].append(torch.tensor(advantages))
         columns["returns"].append(torch.tensor(advantages) + torch.tensor(values[:-1]))
-        columns["who"].append(torch.full((len(rewards),), who))
     return {name: torch.cat(parts) for name, parts in columns.items()}
 
 
-@pytest.mark.parametrize("critic", ["own", "central"])
-def test_gradients_are_those_of_the_living_alone(critic, as_module):
+def test_gradients_are_those_of_the_living_alone(as_module):
     env = as_module(Game)
-    changes = {"critic": critic, "indicator": True, "num_games": 5, "num_steps": 40}
-    trainer = make_trainer(Game, env=env, num_epochs=0, **changes)
-    learner, options = trainer.learners["unit"], trainer.options
+    trainer = make_trainer(Game, env=env, num_epochs=0, num_games=5, num_steps=40)
+    learner, options = trainer, trainer.options
     agent = learner.agent
     with torch.no_grad():  # so that policy and values depend on what they see
         for parameter in agent.parameters():
@@ -197,14 +170,12 @@ def test_gradients_are_those_of_the_living_alone(critic, as_module):
     found = [parameter.grad.clone() for parameter in agent.parameters()]
 
     rows = living_rows(trainer, learner)
-    count = len(rows["who"])
+    count = len(rows["actions"])
     assert count == learner.rollout.num_valid < 5 * 3 * 40 - 100, "many are dead"
-    if critic == "central":
-        assert learner.rollout.extras["game"].shape == (40, 5, 6), "stored once for a game"
-    features = agent.features(rows["obs"], rows["who"])
+    features = agent.features(rows["obs"])
     policy = agent.policy(features)
     log_probs = policy.log_prob(rows["actions"][:, None])
-    values = agent.value(features, rows["states"] if critic == "central" else None)
+    values = agent.value(features)
     ratio = (log_probs - log_probs.detach()).exp()
     squares = (values - rows["returns"].float()).square()
     loss = options.value_weight * squares / 2 - ratio * rows["advantages"].float()
@@ -215,36 +186,12 @@ def test_gradients_are_those_of_the_living_alone(critic, as_module):
         torch.testing.assert_close(own, other, rtol=2e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("policies", ["group", "agent"])
-def test_groups_of_other_spaces_learn_side_by_side(policies, as_module, tmp_path):
-    """With masks, choices as observations, and a box of actions."""
-    names = {"group": ["unit", "unit_2"], "agent": ["unit_0", "unit_1", "unit_2"]}[policies]
-    changes = {"policies": policies, "critic": "central", "total_steps": 300, "eval_episodes": 3}
-    options = ppo.Options(
-        env=as_module(Varied), save=tmp_path, backend="sync", **{**SMALL, **changes}
-    )
-    result = ppo.main(options)
-    assert list(result) == names
-    assert all(1 <= found.mean <= 7 * len(names) for found in result.values())
+def test_agents_of_unequal_spaces_are_padded_and_learn_side_by_side(as_module, tmp_path):
+    changes = {"total_steps": 300, "eval_episodes": 3, "save": tmp_path, "indicator": True}
+    options = ppo.Options(env=as_module(Uneven), backend="sync", **{**SMALL, **changes})
+    assert len(ppo.main(options).returns) == 3
     state = load_checkpoint(tmp_path / "checkpoint" / "last.pt")["state"]
-    assert [key.split("/")[0] for key in state if key.endswith("/optimizer")] == names
     assert 150 < state["steps"] <= 300
-
-
-def test_agents_with_a_memory_learn_as_they_acted(as_module):
-    given = {"recurrent": "gru", "memory_size": 5, "sequence_length": 8, "num_steps": 32}
-    given |= {"critic": "central", "indicator": True, "normalize": True}
-    trainer = make_trainer(Game, env=as_module(Game), **given)
-    trainer.update()  # the second rollout begins with states of the first
-    (learner,) = trainer.learners.values()
-    with torch.no_grad():
-        for parameter in learner.agent.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape)
-    trainer.collect()
-    learner.compute_advantages()
-    for batch in learner.minibatches():
-        assert batch.is_first.any() and not batch.is_first.all()
-        _, means = ppo.ppo_loss(learner.agent, batch, trainer.options)
-        assert abs(means["approx_kl"]) < 1e-6 and means["clipfrac"] == 0
-    found = trainer.evaluate(4)["unit"]
-    assert len(found.returns) == 4
+    policy = load_policy(tmp_path)
+    assert policy.observation_space.shape == (5 + 3,)
+    assert policy(np.zeros((6, 8), np.float32), np.ones((6, 4))).shape == (6,)

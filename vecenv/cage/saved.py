@@ -115,7 +115,7 @@ def save_network(
 
 
 def load_network(path: str | Path) -> Network:
-    """Read a network that `save_network` or `vecenv.train.ppo` wrote.
+    """Read a network that `save_network` wrote.
 
     Raises:
         ValueError: The file holds something else.

@@ -166,7 +166,6 @@ def _options_of_training(
     own_run = config.parent if config is not None and "--resume" in words else folder
     folder = own_run if (own_run / "checkpoint" / "last.pt").is_file() else folder
     defaults = own | ({"save": folder} if "save" in fields else {})
-    defaults |= getattr(module, "DEFAULTS", {}).get(chosen.env, {})
     options = read(default=dataclasses.replace(module.Options(), **defaults))
     if not getattr(options, "resume", False):
         return options

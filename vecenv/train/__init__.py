@@ -2,12 +2,8 @@
 
 Each module here has `Options`, a dataclass; a class that trains, such as `vecenv.train.ppo.PPO`;
 `main(options)`, which trains, saves and evaluates; and `load_policy(options, num_envs)`.
-`vecenv train` and `vecenv play` call these, and so can a program:
-
-    from vecenv.train import ppo
-
-    ppo.main(ppo.Options("CartPole-v1", total_steps=50_000))
-    ppo.PPO.replacing(loss=my_loss).main(ppo.Options("CartPole-v1"))
+`vecenv train` and `vecenv play` call these, and so can a program: `ppo.main(ppo.Options("Env-v0"))`
+or `ppo.PPO.replacing(loss=my_loss).main(ppo.Options("Env-v0"))`.
 
 ```
     Options ---> envs.make_envs ---> vector env ---- collect ----> buffer

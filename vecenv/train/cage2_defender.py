@@ -2,13 +2,11 @@
 
     vecenv train Cage2-v0
 
-Blue sees the challenge's 52 bits, what it remembers of earlier ones and of its own actions
-(`vecenv.cage.BlueMemory`), and chooses from 44 actions instead of 145: the next decoy on a host
-rather than one of eight. One policy plays against both attackers, which its memory tells apart.
+Blue sees the challenge's 52 bits and what it remembers (`vecenv.cage.BlueMemory`), and chooses from
+44 actions instead of 145: the next decoy on a host rather than one of eight.
 
-The score of the challenge is the sum of mean returns over 30, 50 and 100 steps. These are the first
-steps of the same episode, so rewards of the first 30 steps count three times, up to step 50 twice,
-and then once: with these weights on the rewards PPO maximises the score itself.
+The score is the sum of mean returns over 30, 50 and 100 steps, the first ones of the same episode:
+with weights of three, two and one on the rewards PPO maximises the score itself.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import torch
 from rich.console import Console
 
 from vecenv import VecEnv, cage
-from vecenv.learn import evaluating
+from vecenv.learn import Run, evaluating
 from vecenv.train import ppo
 from vecenv.train.options import OptionsError
 
@@ -29,8 +27,7 @@ __all__ = ["STEP_COLUMN", "WINNER", "Cage2Defender", "Options", "load_policy", "
 
 CELLS = (30, 50, 100)  # lengths of the challenge's episodes
 STEP_COLUMN = cage.BlueMemory(1).step_column  # of an observation: steps made, of a hundred
-# Mean return of the challenge's winner over 100 steps, of B_line and Meander, as published.
-WINNER = {"the challenge's winner": (-13.76 - 16.60) / 2}
+WINNER = {"the challenge's winner": (-13.76 - 16.60) / 2}  # of B_line, Meander, as published
 
 
 @dataclass
@@ -68,11 +65,18 @@ class Cage2Defender(ppo.PPO):
         rollout.truncations.zero_()
         super().compute_advantages()
 
+    def finish(self, run: Run) -> None:
+        """Save the policy, which `vecenv evaluate` plays without torch."""
+        arrays = [p.detach().cpu().numpy() for p in self.agent.actor.parameters()]
+        layers = [(w.T, b) for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
+        scenario = cage.cage2_scenario(self.options.rules)
+        cage.save_defender(self.options.save / "policy.npz", layers, scenario)
+
     @staticmethod
     def check_options(options: Options) -> None:
         """Refuse what a defender can't have."""
-        if options.normalize:
-            raise OptionsError("a defender plays without normalised inputs: leave --normalize out")
+        if options.normalize or options.recurrent != "no":
+            raise OptionsError("a defender has tanh layers: leave --normalize and --recurrent out")
 
     @classmethod
     def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> VecEnv:
@@ -83,17 +87,14 @@ class Cage2Defender(ppo.PPO):
 
     @classmethod
     def main(cls, options: Options) -> cage.Evaluation:
-        """Train, play the nine cells of the challenge, and save."""
+        """Train, save, and play the nine cells of the challenge."""
         cls.run(options)
-        policy, scenario = options.save / "defender.npz", cage.cage2_scenario(options.rules)
-        layers = cage.load_defender(options.save / "policy.npz", scenario).layers
-        cage.save_defender(policy, layers, scenario)
-        with evaluating(f"{options.eval_episodes} episodes a cell"):
-            result = cage.evaluate(str(policy), episodes=options.eval_episodes, rules=options.rules)
+        policy, count = str(options.save / "policy.npz"), options.eval_episodes
+        with evaluating(f"{count} episodes a cell"):
+            result = cage.evaluate(policy, episodes=count, rules=options.rules)
         Console().print(result)
         result.to_json(options.save / "evaluation.json")
-        print(f"policy, curve and table: {options.save}")
-        print(f"to watch it: vecenv watch --policy {policy}")
+        print(f"policy, curve and table: {options.save}; vecenv watch --policy {policy} shows it")
         return result
 
 

@@ -1,36 +1,28 @@
-"""DQN for Discrete actions, and observations of any common kind.
-
-    vecenv train CartPole-v1 --algo dqn
-
-Double and dueling networks, rewards over n steps, and prioritized replay are options.
-"""
+"""Double and dueling DQN for Discrete actions: `vecenv train CartPole-v1 --algo dqn`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from gymnasium.spaces import Discrete
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LinearLR
 
 from vecenv import VecEnv
 from vecenv.core.batches import leaf_by_leaf
-from vecenv.learn import Adam, Run, load_checkpoint
 from vecenv.train.networks import Encoders, rectified
-from vecenv.train.options import OptionsError
+from vecenv.train.options import GradientOptions, OptionsError
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
 from vecenv.train.trainer import Trainer
 
-__all__ = ["DEFAULTS", "DQN", "Agent", "Options", "QNetwork", "dqn_loss", "load_policy", "main"]
+__all__ = ["DQN", "Agent", "Options", "QNetwork", "dqn_loss", "load_policy", "main"]
 
 
 @dataclass
-class Options(ReplayOptions):
+class Options(GradientOptions, ReplayOptions):
     """Options of DQN."""
 
     update_ratio: float = 0.25  # updates per env step made after learning_starts
@@ -41,38 +33,24 @@ class Options(ReplayOptions):
     frame_stack: int = 0  # observations are stacks of so many frames, stored once each; 0: whole
     max_grad_norm: float = 10.0  # longer gradients are shortened to this
     tau: float = 0.01  # step of the target towards the network in an update, as a fraction
-    double: bool = True  # the network picks the next action, the target says what it is worth
-    dueling: bool = True  # a value of the observation, and advantages of actions over their mean
     hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers, after convolutions if any
-    eval_every: int = 10_000  # env steps between evaluations; the best policy is kept; 0: none
-    eval_episodes: int = 100  # episodes of that policy at the end; half as many on the way
-
-
-BREAKOUT: Any = {"total_steps": 1_000_000, "num_envs": 32, "update_ratio": 0.1, "batch_size": 64}
-BREAKOUT |= {"hidden": (128,), "learning_rate": 5e-4, "exploration_steps": 100_000}
-BREAKOUT |= {"eval_every": 50_000, "n_step": 3, "learning_starts": 5000}
-DEFAULTS: Any = {"breakout:Breakout-v0": BREAKOUT}  # of other envs
-DEFAULTS["breakout:BreakoutFrames-v0"] = BREAKOUT | {"frame_stack": 4}
 
 
 class QNetwork(nn.Module):
-    """Values of all actions: (B, *obs_shape) to (B, A)."""
+    """Values of all actions, one of the observation and advantages: (B, *obs_shape) to (B, A)."""
 
     def __init__(self, space: Any, num_actions: int, options: Options) -> None:
         super().__init__()
         self.encoders = Encoders(space)
         widths = self.encoders.num_features, *options.hidden
         self.body = rectified(*widths)
-        self.advantages = nn.Linear(widths[-1], num_actions)
-        self.value = nn.Linear(widths[-1], 1) if options.dueling else None
+        self.advantages, self.value = nn.Linear(widths[-1], num_actions), nn.Linear(widths[-1], 1)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Return values float32 (B, A)."""
         x = self.body(self.encoders(obs))
-        values = self.advantages(x).float()
-        if self.value is not None:
-            values = values - values.mean(1, keepdim=True) + self.value(x).float()
-        return values
+        advantages = self.advantages(x).float()
+        return advantages - advantages.mean(1, keepdim=True) + self.value(x).float()
 
 
 class Agent(TargetAgent):
@@ -83,7 +61,11 @@ class Agent(TargetAgent):
         if not isinstance(space, Discrete):
             raise OptionsError(f"actions are {space}, expected Discrete; use a wrapper")
         super().__init__(QNetwork(envs.single_observation_space, int(space.n), options))
-        self.is_double = options.double
+        self.start = int(space.start)
+
+    def to_env(self, actions: Any) -> Any:
+        """Turn actions, which count from 0, into those that the env takes."""
+        return actions + self.start
 
     @torch.no_grad()
     def act(self, obs: Tensor) -> Tensor:
@@ -91,11 +73,13 @@ class Agent(TargetAgent):
         return self.network(obs).argmax(1)
 
     def errors(self, batch: Batch) -> Tensor:
-        """Return what values of the actions taken (B,) are above those found a step later."""
+        """Return how far values of the actions taken (B,) are above those found a step later.
+
+        The network picks the next action, the target says what it is worth.
+        """
         with torch.no_grad():
-            next_values = self.target(batch.next_obs)
-            picks = self.network(batch.next_obs) if self.is_double else next_values
-            next_values = next_values.gather(1, picks.argmax(1, keepdim=True)).squeeze(1)
+            picks = self.network(batch.next_obs).argmax(1, keepdim=True)
+            next_values = self.target(batch.next_obs).gather(1, picks).squeeze(1)
             goals = batch.rewards + batch.discounts * next_values
         return self.network(batch.obs).gather(1, batch.actions[:, None]).squeeze(1) - goals
 
@@ -103,7 +87,7 @@ class Agent(TargetAgent):
 def dqn_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
     """Return half the mean square of the errors, and scalars."""
     errors = agent.errors(batch)
-    return (batch.importance * errors.square()).mean() / 2, {"error": errors.abs().mean()}
+    return errors.square().mean() / 2, {"error": errors.abs().mean()}
 
 
 class DQN(Replay):
@@ -113,93 +97,44 @@ class DQN(Replay):
     make_agent = Agent
     loss = staticmethod(dqn_loss)
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE  # but the steps, over which the learning rate falls
-    STATE = (*Replay.STATE, "schedule")
 
     def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
         super().__init__(options, envs, agent)
-        space, obs_space = envs.single_action_space, envs.single_observation_space
-        self.num_actions, self.first_action = int(space.n), int(space.start)
+        space, obs_space = Discrete(envs.single_action_space.n), envs.single_observation_space
         # Pictures are stored once, and each of a stack.
         stores_next = obs_space.shape is None or len(obs_space.shape) == 1
         kept: Any = {"frame_stack": options.frame_stack or None, "store_next": stores_next}
-        self.set_up(obs_space, space, is_captured=False, **kept)
-        how: Any = {"lr": options.learning_rate, "max_grad_norm": options.max_grad_norm}
-        self.optimizer = Adam(self.gradient.parameters(), **how)
-        self.schedule = LinearLR(self.optimizer, 1.0, 0.01, max(self.total_updates, 1))
-
-    def start(self) -> None:
-        """Reset the envs."""
-        super().start()
-        if self.envs.has_action_masks:
-            print("dqn ignores the env's action masks: it may take actions that these forbid")
+        kept |= {"n_step": options.n_step, "device": options.device}
+        self.set_up(obs_space, space, False, **kept)
 
     def choose(self, obs: Any) -> np.ndarray:
         """Return the best actions, some of them replaced by random ones."""
         options, count = self.options, self.envs.num_envs
-        random = self.rng.integers(self.num_actions, size=count) + self.first_action
+        random = self.rng.integers(self.envs.single_action_space.n, size=count)
         if self.steps < options.learning_starts:
             return random
         progress = min(self.steps / max(options.exploration_steps, 1), 1.0)
         first, last = options.exploration
         is_random = self.rng.random(count) < first + (last - first) * progress
         x = leaf_by_leaf(lambda part: torch.from_numpy(part).to(options.device), obs)
-        return np.where(is_random, random, self.agent.act(x).cpu().numpy() + self.first_action)
-
-    def draw(self) -> Batch:
-        """Return transitions of the buffer, valid until the next call; actions count from 0."""
-        batch = super().draw()
-        return batch._replace(actions=batch.actions.long() - self.first_action)
+        return np.where(is_random, random, self.agent.act(x).cpu().numpy())
 
     def learn(self) -> dict[str, Tensor]:
-        """Make an update, and let the learning rate fall."""
-        scalars = super().learn()
-        self.schedule.step()
-        return scalars
-
-    def save_if_due(self, run: Run, before: int) -> None:
-        """Save after an evaluation on the way, whose best policy is kept, or from time to time."""
-        options = self.options
-        if (every := options.eval_every) and before // every < self.steps // every:
-            result = self.evaluate(max(options.eval_episodes // 2, 1), seed=2_000_000)
-            self.save(run, result.mean)
-        else:
-            super().save_if_due(run, before)
-
-    def finish(self, run: Run) -> None:
-        """Go back to the best policy: DQN forgets, and the last one may be a bad one."""
-        super().finish(run)
-        best = load_checkpoint(self.checkpoint_of(self.options.save))
-        self.agent.load_state_dict(best["state"]["agent"])
-
-    @classmethod
-    def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
-        """Make envs on the CPU, wherever the network is: choices are made there."""
-        return super().make_envs(replace(options, device="cpu"), num_envs, on_device=on_device)
+        """Make an update, at a learning rate that falls to a hundredth."""
+        left = 1 - 0.99 * min(self.num_updates / self.total_updates, 1.0)
+        self.optimizer.set_lr(self.options.learning_rate * left)
+        return super().learn()
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:
         """Return the best actions as a function of observations; a `report` gets all values."""
-        space: Any = envs.single_action_space
 
         def act(obs: Tensor, report: dict[str, Any] | None = None) -> Tensor:
             if report is not None:  # what `vecenv play --html` shows beside the action
                 report["action_values"] = agent.network(obs).numpy()
-            return agent.act(obs) + int(space.start)
+            return agent.to_env(agent.act(obs))
 
         return act
-
-    @staticmethod
-    def check_options(options: Options) -> None:
-        """Refuse stacks of frames in files."""
-        if options.frame_stack and options.storage == "memmap":
-            told = "files hold whole observations"
-            raise OptionsError(f"--frame-stack is for --storage memory: {told}")
-
-    @staticmethod
-    def checkpoint_of(folder: Path) -> Path:
-        """Return the checkpoint of the best policy that was evaluated, or the last one."""
-        best = folder / "checkpoint" / "best.pt"
-        return best if best.exists() else best.with_name("last.pt")
 
 
 load_policy, main = DQN.load_policy, DQN.main

@@ -1,12 +1,4 @@
-"""Networks for any space: observations into vectors, vectors through hidden layers, into actions.
-
-```
-observation, or each part of a Dict --- encode ---> features of all parts side by side
-    numbers: as they are, or normalised             |
-    choices: a one and zeros                        v
-    pictures: convolutions                      hidden layers ---> actions, values
-```
-"""
+"""Networks for any space: observations into vectors, and these through layers into actions."""
 
 from __future__ import annotations
 
@@ -17,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 from torch.distributions import Normal
 from torch.nn import functional as F
@@ -25,12 +17,11 @@ from torch.nn import functional as F
 from vecenv.learn import Moments
 from vecenv.train.options import OptionsError
 
-__all__ = ["Choices", "Encoders", "Memory", "Normals", "Numbers", "Pictures", "Tanh", "linear"]
-__all__ += ["mlp", "rectified", "sizes_of"]
+__all__ = ["Choices", "Encoders", "Memory", "Normals", "Numbers", "Pictures", "linear", "mlp"]
+__all__ += ["rectified", "sizes_of"]
 
-# Convolutions (channels, size, stride) for pictures whose shorter side has at least so many cells.
-# Of a side of 5 to 96 cells they leave 1 to 9. The first row is that of Mnih et al., "Human-level
-# control through deep reinforcement learning", 2015, the last that of Young and Tian, "MinAtar".
+# Convolutions (channels, size, stride) for pictures whose shorter side has at least so many cells;
+# 1 to 9 are left of 5 to 96. The first row is that of Mnih et al., 2015, the last that of MinAtar.
 _CONVOLUTIONS = (
     (36, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),
     (18, ((32, 4, 2), (64, 4, 2), (64, 3, 1))),
@@ -67,7 +58,7 @@ class Choices:
 
 
 class Normals(Normal):
-    """K independent normal distributions; actions are float32 (B, K)."""
+    """K independent normal distributions, (B, K); log-densities and entropies are sums, (B,)."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return log-densities (B,) of actions (B, K)."""
@@ -76,20 +67,6 @@ class Normals(Normal):
     def entropy(self) -> Tensor:
         """Return entropies (B,)."""
         return super().entropy().sum(-1)
-
-
-class Tanh(nn.Tanh):
-    """`nn.Tanh`; of many numbers on a processor, while nothing is differentiated, NumPy's.
-
-    NumPy takes a tenth of the time for each number, and torch has less to do for a few.
-    """
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return the tangents, in the shape of the input."""
-        is_small = input.numel() <= 1024 or input.device.type != "cpu"
-        if is_small or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return super().forward(input)
-        return torch.from_numpy(np.tanh(input.numpy()))
 
 
 def linear(num_inputs: int, num_outputs: int, gain: float = 2**0.5) -> nn.Linear:
@@ -103,7 +80,7 @@ def linear(num_inputs: int, num_outputs: int, gain: float = 2**0.5) -> nn.Linear
 def mlp(*widths: int, gain: float) -> nn.Sequential:
     """Return orthogonal layers with tanh between them; `gain` is of the last one."""
     *inner, last = pairwise(widths)
-    hidden = [part for a, b in inner for part in (linear(a, b), Tanh())]
+    hidden = [part for a, b in inner for part in (linear(a, b), nn.Tanh())]
     return nn.Sequential(*hidden, linear(*last, gain))
 
 
@@ -112,27 +89,17 @@ def rectified(*widths: int, layer: Callable[[int, int], nn.Module] = nn.Linear) 
     return nn.Sequential(*(part for a, b in pairwise(widths) for part in (layer(a, b), nn.ReLU())))
 
 
-class Memory(nn.Module):
-    """A GRU or LSTM; its state (B, S) is one vector, of which the first numbers are the output."""
+class Memory(nn.GRUCell):
+    """A GRU whose state (B, S), which is its output, too, begins anew with an episode."""
 
-    def __init__(self, num_inputs: int, size: int, kind: str) -> None:
-        super().__init__()
-        self.is_lstm, self.size = kind == "lstm", size
-        self.state_size = 2 * size if self.is_lstm else size
-        self.cell = (nn.LSTMCell if self.is_lstm else nn.GRUCell)(num_inputs, size)
-        for name, parameter in self.cell.named_parameters():
+    def __init__(self, num_inputs: int, size: int) -> None:
+        super().__init__(num_inputs, size)
+        for name, parameter in self.named_parameters():
             nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
 
-    def forward(self, x: Tensor, state: Tensor, is_first: Tensor) -> Tensor:
-        """Return states (B, S) after x (B, F); where `is_first` (B,) it begins anew."""
-        state = state.masked_fill(is_first[:, None], 0.0)
-        if self.is_lstm:
-            return torch.cat(self.cell(x, tuple(state.chunk(2, 1))), 1)
-        return self.cell(x, state)
-
-    def features(self, state: Tensor) -> Tensor:
-        """Return the outputs (B, size) of states (B, S)."""
-        return state[:, : self.size]
+    def after(self, x: Tensor, state: Tensor, is_first: Tensor) -> Tensor:
+        """Return states (B, S) after x (B, F); where `is_first` (B,) they begin from zeros."""
+        return self(x, state.masked_fill(is_first[:, None], 0.0))
 
 
 class Numbers(nn.Module):
@@ -163,8 +130,7 @@ class Numbers(nn.Module):
 class Pictures(nn.Module):
     """Convolutions over pictures (B, H, W, C) or (B, C, H, W), whichever has fewer channels.
 
-    How many, and their strides, follow from the shorter side, 5 at least, so that 1 to 9 cells of
-    it are left; `docs/learning.md` has a table. uint8 is divided by 255.
+    They follow from the shorter side, as docs/learning.md says. uint8 is divided by 255.
     """
 
     def __init__(self, space: Any) -> None:
@@ -172,15 +138,14 @@ class Pictures(nn.Module):
         self.is_last = space.shape[-1] < space.shape[0]
         self.scale = 255.0 if space.dtype == np.uint8 else 1.0
         height, width, channels = np.roll(space.shape, 0 if self.is_last else -1).tolist()
-        side = min(height, width)
-        if side < 5:
+        if (side := min(height, width)) < 5:
             wanted = "5 cells a side at least; --wrappers gymnasium.wrappers:FlattenObservation"
             raise OptionsError(f"pictures are {space.shape}, expected {wanted}")
-        modules: list[nn.Module] = []
+        self.layers = nn.Sequential()
         for count, size, stride in next(rows for least, rows in _CONVOLUTIONS if side >= least):
-            modules += [nn.Conv2d(channels, count, size, stride), nn.ReLU()]
+            self.layers.extend([nn.Conv2d(channels, count, size, stride), nn.ReLU()])
             height, width, channels = *((n - size) // stride + 1 for n in (height, width)), count
-        self.layers = nn.Sequential(*modules, nn.Flatten())
+        self.layers.append(nn.Flatten())
         self.num_features = channels * height * width
 
     def forward(self, image: Tensor) -> Tensor:
@@ -192,38 +157,38 @@ class Pictures(nn.Module):
 class Encoders(nn.ModuleDict):
     """An encoder for an observation ("obs"), or one for each part of a Dict but "action_mask".
 
-    If it normalizes, numbers that are no pictures get mean 0 and variance 1. OptionsError for a
-    part that is none of Box, Discrete, MultiDiscrete and MultiBinary.
+    With `normalizes` numbers that are no pictures get mean 0 and variance 1.
     """
 
     def __init__(self, space: Any, normalizes: bool = False) -> None:
-        parts = dict(space) if isinstance(space, Dict) else {"obs": space}
         super().__init__()
-        for name, part in parts.items():
-            if isinstance(part, Box) and len(part.shape) == 3:
-                self[name] = Pictures(part)
-            elif isinstance(part, Box | Discrete | MultiDiscrete | MultiBinary):
-                if name != "action_mask":
-                    self[name] = Numbers(part, normalizes)
-            else:
+        for name, part in _parts(space).items():
+            if not isinstance(part, Box | Discrete | MultiDiscrete | MultiBinary):
                 told = f"the observation {name!r} is {part}, expected Box, Discrete, MultiDiscrete"
                 raise OptionsError(f"{told}, MultiBinary or a Dict of these; use a wrapper")
+            if isinstance(part, Box) and len(part.shape) == 3:
+                self[name] = Pictures(part)
+            elif name != "action_mask":
+                self[name] = Numbers(part, normalizes)
         encoders: Any = self.values()
         self.num_features = sum(encode.num_features for encode in encoders)
-        self.has_pictures = any(isinstance(encode, Pictures) for encode in self.values())
+        self.has_pictures = any(isinstance(encode, Pictures) for encode in encoders)
 
     def forward(self, obs: Any) -> Tensor:
         """Return vectors (B, num_features) of observations (B, ...), or a dict of these."""
-        parts = obs if isinstance(obs, Mapping) else {"obs": obs}
-        encoded = [encode(parts[name]) for name, encode in self.items()]
+        encoded = [encode(_parts(obs)[name]) for name, encode in self.items()]
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, 1)
 
     def absorb(self, obs: Any, **ranks: Any) -> None:
         """Take observations (B, ...) into the moments that normalise them."""
-        parts = obs if isinstance(obs, Mapping) else {"obs": obs}
         for name, encode in self.items():
-            if isinstance(encode, Numbers) and encode.moments is not None:
-                encode.moments.update(parts[name], **ranks)
+            if (moments := getattr(encode, "moments", None)) is not None:
+                moments.update(_parts(obs)[name], **ranks)
+
+
+def _parts(obs: Any) -> Mapping[str, Any]:
+    """Return the parts of an observation, or of its space, by name."""
+    return obs if isinstance(obs, Mapping) else {"obs": obs}
 
 
 def sizes_of(space: Any) -> list[int]:

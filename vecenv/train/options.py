@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 __all__ = ["EnvOptions", "GradientOptions", "OptionsError", "RunOptions", "is_on_device"]
-__all__ += ["make_placed", "named"]
 
 
 class OptionsError(ValueError):
@@ -54,6 +52,7 @@ class EnvOptions:
     num_envs: int = 8  # envs stepped side by side, by all processes of torchrun together
     backend: str | None = None  # of vecenv.make_vec; "jit" steps compiled envs on the CPU
     num_workers: int | None = None  # processes (async) or actors (ray) for the envs
+    vector_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)  # of its class
     wrappers: tuple[str, ...] = ()  # of every env, "module:name" each, the innermost first
     log_infos: tuple[str, ...] = ()  # numbers in infos whose means are logged, by their names
 
@@ -63,19 +62,13 @@ def make_placed(
 ) -> Any:
     """Make envs: compiled ones where the networks are, unless a backend is named.
 
-    Args:
-        make: `make(num_envs, backend=...)` returns envs; ValueError if they are not compiled.
-        options: `backend` and, if there is one, `device` of them count.
-        num_envs: How many.
-        on_device: Whether they may be on a device; those to play in are on the CPU.
-        **given: Further arguments of `make`; with `wrappers` envs are none that are compiled.
-
-    Raises:
-        OptionsError: The envs are on another device than the networks.
+    `make(num_envs, backend=..., **given)` returns them; ValueError if there are none compiled. Of
+    `options` count `backend` and `device`; `on_device` says that envs may be there. Envs with
+    `wrappers` are not compiled. OptionsError if envs are not where the networks are.
     """
     backend, wanted = options.backend, torch.device(getattr(options, "device", "cpu"))
     if backend in (None, "auto") and wanted.type != "cpu" and "wrappers" not in given:
-        try:  # which makes none of another kind
+        try:  # compiled ones only
             make(1, backend="jit").close()
             backend = "cuda"
         except ValueError:
@@ -96,16 +89,3 @@ def make_placed(
 def is_on_device(envs: Any) -> bool:
     """Whether results of these envs, or rows of agents, are tensors where they are computed."""
     return hasattr(envs, "device")
-
-
-def named(name: str) -> Any:
-    """Import what "module:name" names.
-
-    Raises:
-        OptionsError: There is no such thing.
-    """
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise OptionsError(f"--wrappers {name}: {error}; expected module:name") from None

@@ -5,18 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from contextlib import suppress
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Space
-from gymnasium.vector.utils import batch_space
 
 from buffers.core.arguments import tree_leaves
 from buffers.core.spaces import build_tree, describe_space, space_leaves, space_of
@@ -25,6 +22,7 @@ from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.masks import mask_width
 from vecenv.learn import load_checkpoint, load_options, load_weights
 from vecenv.learn.checkpoint import save_checkpoint
+from vecenv.train.options import OptionsError
 
 __all__ = ["Policy", "load_policy", "save_spaces", "sb3_player"]
 
@@ -37,21 +35,20 @@ class Policy:
     """What to do for observations: arrays in, arrays out.
 
     `policy(obs)` is deterministic. It keeps the memory of a recurrent policy for each row of the
-    batch; `starts` says where episodes begin.
-
-    Attributes:
-        observation_space: Of one env.
-        action_space: Of one env.
-        name: What trained it, and in which env.
+    batch; `starts` says where episodes begin. `observation_space` and `action_space` are of one
+    env, `name` says what trained it, and where.
     """
 
-    def __init__(self, spaces: PlaySpaces, make: Any, name: str) -> None:
-        self.observation_space = spaces.single_observation_space
-        self.action_space = spaces.single_action_space
-        self.name, self._spaces, self._make, self._act = name, spaces, make, None
+    _make: Any = None  # returns a function that plays `num_envs` envs
 
-    def __repr__(self) -> str:
-        return f"Policy({self.name}: {self.observation_space} to {self.action_space})"
+    def __init__(self, observation_space: Space, action_space: Space, name: str) -> None:
+        self.observation_space = self.single_observation_space = observation_space
+        # By these names it stands for a vector env where only spaces and masks are asked for.
+        self.action_space: Any = action_space
+        self.single_action_space: Any = action_space
+        self.has_action_masks = isinstance(action_space, Discrete | MultiDiscrete | MultiBinary)
+        self.name, self.num_envs, self.has_memory, self.wants_masks = name, 1, False, False
+        self._act: Any = None
 
     def reset(self) -> None:
         """Forget what was seen: episodes begin with the next observations."""
@@ -60,7 +57,7 @@ class Policy:
     def __call__(
         self, obs: Any, masks: Any = None, starts: Any = None, *, sample: bool = False
     ) -> np.ndarray:
-        """Return actions.
+        """Return actions (N, *action_shape), or of one env without N, as it takes them.
 
         Args:
             obs: Observations (N, *obs_shape), nested like the space, or of one env, without N.
@@ -69,59 +66,37 @@ class Policy:
             starts: Where an episode begins with this observation, bool (N,), or one bool. None:
                 everywhere in the first call and after `reset`, then nowhere.
             sample: Draw from the policy, by torch's global generator, instead of taking the
-                likeliest actions.
-
-        Returns:
-            (N, *action_shape), or (*action_shape) of one env, as the env takes them; new memory.
+                likeliest actions; TypeError if there is nothing to draw from.
 
         Raises:
             ValueError: A shape does not fit, or N has changed where the policy has a memory of its
                 rows and `starts` is not all True.
-            TypeError: The policy has nothing to be sampled from.
         """
         x, count, is_one = _read(self.observation_space, obs)
-        spaces = self._spaces
-        begins = np.full(count, self._act is None) if starts is None else np.asarray(starts, bool)
-        begins = np.broadcast_to(begins.reshape(1) if begins.ndim == 0 else begins, (count,))
-        if self._act is None or count != spaces.num_envs:
-            if self._act is not None and spaces.has_memory and not begins.all():
+        is_new = self._act is None
+        begins = np.broadcast_to(is_new if starts is None else np.asarray(starts, bool), (count,))
+        if is_new or count != self.num_envs:
+            if not is_new and self.has_memory and not begins.all():
                 raise ValueError(
-                    f"obs has {count} rows, after {spaces.num_envs}, of which the policy has a "
+                    f"obs has {count} rows, after {self.num_envs}, of which the policy has a "
                     "memory: call reset(), or say by starts that all rows begin an episode"
                 )
-            spaces.resize(count)
-            self._act = self._make(spaces)
-        spaces.take(masks, is_one)
+            self.num_envs = count
+            self._act = self._make()
+        self._take(masks, is_one)
         names = inspect.signature(self._act).parameters
         if sample and "sample" not in names:
             raise TypeError(f"{self.name} has values, not probabilities: leave sample out")
         given = {"starts": torch.from_numpy(begins.copy()), "sample": sample}
-        actions = np.asarray(self._act(x, **{k: v for k, v in given.items() if k in names}))
+        given = {name: value for name, value in given.items() if name in names}
+        actions = np.asarray(self._act(x, **given))
         return actions[0] if is_one else actions
 
-
-class PlaySpaces:
-    """Stands for a vector env where a policy only wants to know its spaces and masks."""
-
-    has_memory = wants_masks = False
-
-    def __init__(self, single_observation_space: Space, single_action_space: Space) -> None:
-        self.single_observation_space = single_observation_space
-        self.single_action_space: Any = single_action_space
-        masked = Discrete | MultiDiscrete | MultiBinary
-        self.has_action_masks = isinstance(single_action_space, masked)
-        self.resize(1)
-
-    def resize(self, num_envs: int) -> None:
-        """Stand for so many envs."""
-        self.num_envs = num_envs
-        self.action_space = batch_space(self.single_action_space, num_envs)
-
-    def take(self, masks: Any, is_one: bool) -> None:
+    def _take(self, masks: Any, is_one: bool) -> None:
         """Keep the masks of the next call; None stands for all ones."""
-        if masks is not None and not self.has_action_masks:
-            raise ValueError(f"masks are given, but {self.single_action_space} has none")
         if not self.has_action_masks:
+            if masks is not None:
+                raise ValueError(f"masks are given, but {self.action_space} has none")
             return
         if masks is None and self.wants_masks:
             _logger.warning(
@@ -129,7 +104,7 @@ class PlaySpaces:
                 "actions that are not allowed; give masks=, as of `action_masks()`"
             )
             self.wants_masks = False  # said once
-        expected = self.num_envs, mask_width(self.single_action_space)
+        expected = self.num_envs, mask_width(self.action_space)
         self._masks = np.ones(expected, np.int8) if masks is None else np.asarray(masks, np.int8)
         if is_one and self._masks.ndim == 1:
             self._masks = self._masks[None]
@@ -137,7 +112,7 @@ class PlaySpaces:
             raise ValueError(f"masks has the shape {self._masks.shape}, expected {expected}")
 
     def action_masks(self) -> np.ndarray:
-        """Return the masks (N, A) of this call."""
+        """Return the masks (N, A) of the latest call."""
         return self._masks
 
 
@@ -151,9 +126,9 @@ def _read(space: Space, obs: Any) -> tuple[Any, int, bool]:
             wanted = f"expected {shape} or (N, {shape})"
             raise ValueError(f"{path} has the shape {array.shape}, {wanted}")
         arrays.append(array)
-    if is_one := arrays[0].shape == leaves[0].shape:
-        arrays = [array[None] for array in arrays]
-    return build_tree(space, list(map(torch.from_numpy, arrays))), len(arrays[0]), is_one
+    is_one = arrays[0].shape == leaves[0].shape
+    tensors = [torch.from_numpy(array[None] if is_one else array) for array in arrays]
+    return build_tree(space, tensors), len(tensors[0]), is_one
 
 
 def load_policy(
@@ -167,8 +142,7 @@ def load_policy(
         code: The file of a trainer of your own, if one made the run: it is imported. The folder
             remembers the path, but only a file that is named here is ever run.
         vecnormalize: Statistics of stable-baselines3's VecNormalize for a .zip, a pickle; None for
-            those beside it, see `vecenv.cage.saved.find_vecnormalize`. The log says if there are
-            none.
+            those beside it. The log says if there are none.
 
     Raises:
         FileNotFoundError: There is no such run, or it has saved nothing yet.
@@ -189,58 +163,55 @@ def load_policy(
         raise ValueError(f"vecnormalize is for models of stable-baselines3, {path} is none")
     home = next((p for p in (path, *path.parents[:2]) if (p / POLICY_FILE).is_file()), None)
     if home is None:
-        raise ValueError(
-            f"{path} has no {POLICY_FILE}, as the folders that vecenv train writes; expected such "
-            "a folder, a checkpoint in it, or a .zip of stable-baselines3"
-        )
+        wanted = "a folder or checkpoint of vecenv train, or a .zip of stable-baselines3"
+        raise ValueError(f"{path} has no {POLICY_FILE}, expected {wanted}")
     try:
         kept = load_checkpoint(home / POLICY_FILE)
-        made_by = str(kept["trainer"])
-        if kept["spaces"] is None:
+        made_by, spaces = str(kept["trainer"]), kept["spaces"]
+        if spaces is None:
             raise ValueError("it has no spaces of arrays: vecenv play plays policies of games")
-        spaces = PlaySpaces(*map(space_of, kept["spaces"]))
+        name = f"{made_by.removeprefix(LIBRARY)}, trained in {kept['env']}"
+        obs_space, action_space = map(space_of, spaces)
+        policy = Policy(obs_space, action_space, name)
+        policy.wants_masks = bool(kept["masks"])
     except Exception as error:  # whatever the parts of a space raise
         raise ValueError(f"{home / POLICY_FILE} can't be read: {error!s:.200}") from None
     trainer = _trainer_of(home, made_by, code)
     options = load_options(home, trainer.Options)
     options.save, options.device = home, "cpu"
-    file = path if path.is_file() else trainer.checkpoint_of(home)
-    if not file.exists():
-        raise FileNotFoundError(
-            f"{home} has no policy yet: there is no {file}, which the training saves at its end "
-            "and from time to time (--save-every)"
-        )
-    agent = trainer.make_agent(spaces, options)
-    load_agent(agent, file)
-
-    def make(envs: PlaySpaces) -> Any:
-        act = trainer.player(envs, agent, options)
-        takes_starts = "starts" in inspect.signature(act).parameters
-        envs.has_memory = takes_starts and getattr(agent, "memory", True) is not None
-        return torch.no_grad()(act)
-
-    spaces.wants_masks = bool(kept.get("masks"))
-    name = f"{trainer.__module__.rpartition('.')[2]}, trained in {kept.get('env')}"
-    return Policy(spaces, make, name)
+    agent = trainer.make_agent(policy, options)
+    load_agent(agent, path)
+    policy._make = lambda: torch.no_grad()(trainer.player(policy, agent, options))
+    starts = "starts" in inspect.signature(policy._make()).parameters
+    policy.has_memory = starts and getattr(agent, "memory", True) is not None
+    return policy
 
 
-def load_agent(agent: Any, file: Path) -> None:
-    """Put the weights of a checkpoint into an agent.
+def load_agent(agent: Any, path: Path) -> None:
+    """Put the weights of a checkpoint, or a run's last one, into an agent.
 
-    Raises:
-        ValueError: They are of another agent.
+    OptionsError if they are of another one, FileNotFoundError if there are none yet.
     """
+    file = path / "checkpoint" / "last.pt" if path.is_dir() else path
+    if not file.exists():
+        told = "saves at its end and from time to time (--save-every)"
+        raise FileNotFoundError(f"{path} has no policy yet, no {file}, which the training {told}")
     try:
         load_weights(agent, load_checkpoint(file)["state"]["agent"])
     except ValueError as error:
         told = "load it with the code that trained it (code= of load_policy, --algo of vecenv play)"
-        raise ValueError(f"{file} does not fit: {error}; {told}") from error
+        raise OptionsError(f"{file} does not fit: {error}; {told}") from error
 
 
 def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:
     """Return the trainer's class of the module that made a run; run no code that is not named."""
     if code is not None:
-        module = _import_file(Path(code))
+        path = Path(code)
+        spec = spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None or not path.is_file():
+            raise FileNotFoundError(f"code is {str(code)!r}, but there is no such Python file")
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
     elif made_by.startswith(LIBRARY) and made_by.removeprefix(LIBRARY).isidentifier():
         module = import_module(made_by)
     else:
@@ -250,20 +221,9 @@ def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:
         )
     trainer = getattr(getattr(module, "load_policy", None), "__self__", None)
     if trainer is None:
-        raise ValueError(
-            f"{module.__name__} has no `load_policy` of a Trainer, as the trainers of vecenv.train "
-            "have: its policies can't be loaded without envs"
-        )
+        told = "has no `load_policy` of a Trainer: its policies can't be loaded without envs"
+        raise ValueError(f"{module.__name__} {told}")
     return trainer
-
-
-def _import_file(path: Path) -> ModuleType:
-    spec = spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"code is {str(path)!r}, but there is no such Python file")
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _load_sb3(path: Path, vecnormalize: str | Path | None) -> Policy:
@@ -271,42 +231,36 @@ def _load_sb3(path: Path, vecnormalize: str | Path | None) -> Policy:
     loaded = load_sb3_model(path, vecnormalize)
     if vecnormalize is None and find_vecnormalize(path) is None:
         _logger.warning(
-            "no vecnormalize.pkl is beside %s: it is given observations as they are, which is "
-            "wrong if it was trained under VecNormalize; name its file by vecnormalize=",
+            "no vecnormalize.pkl is beside %s: its observations are taken as they are, which is "
+            "wrong if it was trained under VecNormalize; name the file by vecnormalize=",
             path,
         )
-    model = loaded[0]
-    spaces = PlaySpaces(model.observation_space, model.action_space)
-    spaces.has_memory = hasattr(model.policy, "lstm_actor")
-    spaces.wants_masks = loaded[1]
+    model, uses_masks, _ = loaded
     name = f"{type(model).__name__} of stable-baselines3"
-    return Policy(spaces, lambda envs: sb3_player(envs, *loaded), name)
+    policy = Policy(model.observation_space, model.action_space, name)
+    policy.has_memory, policy.wants_masks = hasattr(model.policy, "lstm_actor"), uses_masks
+    policy._make = lambda: sb3_player(policy, *loaded)
+    return policy
 
 
 def save_spaces(folder: Path, trainer: type, options: Any, envs: Any) -> None:
-    """Write what `load_policy` needs of a run besides options and weights.
-
-    Args:
-        folder: Of the run.
-        trainer: The class that trains, of the library or of a user's file.
-        options: `env_id` of them is kept as the user wrote it.
-        envs: Of games nothing is kept of the spaces, which are those of their groups.
-    """
+    """Write what `load_policy` needs of a run besides options and weights; no spaces of games."""
     module = trainer.__module__
-    if not module.startswith(LIBRARY):
+    if not module.startswith(LIBRARY):  # a file of the user's
         module = str(Path(getattr(sys.modules[module], "__file__", None) or module).resolve())
     found: Any = [getattr(envs, f"single_{kind}_space", None) for kind in ("observation", "action")]
-    with suppress(ValueError):  # of spaces that are none of arrays
-        found = [describe_space(space) for space in found if space_leaves(space, "obs") is not None]
-    spaces = found if isinstance(found[0], list) else None
+    try:
+        spaces = [describe_space(space) for space in found if space_leaves(space, "obs")]
+    except ValueError:
+        spaces = None
     masks = getattr(options, "masks", True) and getattr(envs, "has_action_masks", False)
     kept = {"trainer": module, "env": env_of(options), "spaces": spaces, "masks": bool(masks)}
     save_checkpoint(folder / POLICY_FILE, kept)
 
 
 def env_of(options: Any) -> str:
-    """Return the env of a trainer's options as the user wrote it; "" if they have none."""
-    env = getattr(options, "env_id", None) or getattr(options, "env", "")
+    """Return the env of a trainer's options as the user wrote it; without one, the run's name."""
+    env = getattr(options, "env_id", None) or getattr(options, "env", None) or options.save.name
     point = getattr(gym.registry.get(env), "entry_point", None)
     if isinstance(point, str) and point.replace(":", ".") == env:
         return point  # a factory, which is registered under a name of its own
@@ -314,14 +268,7 @@ def env_of(options: Any) -> str:
 
 
 def sb3_player(envs: Any, model: Any, uses_masks: bool, normalized: Any) -> Any:
-    """Return a function of observations that asks a model, as `load_sb3_model` returns it.
-
-    Args:
-        envs: Their `action_masks()` are asked for, if the model uses masks.
-        model: Of stable-baselines3 or sb3-contrib.
-        uses_masks: Whether it takes masks.
-        normalized: Normalises arrays of observations.
-    """
+    """Return a function of observations that asks a model, as `load_sb3_model` returns it."""
     state: Any = None
 
     def act(obs: Any, starts: Any, *, sample: bool = False) -> np.ndarray:

@@ -1,20 +1,13 @@
-"""PPO on any vector env: vectors, pictures or dicts of them in, any common kind of action out.
-
-    vecenv train CartPole-v1 --algo ppo
-    torchrun --nproc-per-node 2 -m vecenv train CartPole-v1 --algo ppo
-
-J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017 (arXiv 1707.06347).
-"""
+"""PPO on any vector env, of J. Schulman et al., 2017: `vecenv train CartPole-v1 --algo ppo`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -25,18 +18,14 @@ from torch.nn import functional as F
 from buffers import RolloutBuffer
 from vecenv import RayVectorEnv, VecEnv, mask_width
 from vecenv.core.batches import leaf_by_leaf
-from vecenv.files import load_arrays, save_arrays
-from vecenv.learn import Adam, Moments, Ranks, Run, quick_products
+from vecenv.learn import Adam, Graph, Moments, Run, quick_products
 from vecenv.train import networks
 from vecenv.train.networks import Choices, Encoders, Memory, Normals, mlp
 from vecenv.train.options import EnvOptions, GradientOptions, OptionsError, RunOptions, is_on_device
-from vecenv.train.trainer import Trainer, means_of
+from vecenv.train.policy import load_agent
+from vecenv.train.trainer import Trainer
 
-__all__ = ["DEFAULTS", "PPO", "Agent", "Options", "RolloutOptions", "main", "ppo_loss"]
-
-DEFAULTS: Any = {  # of other envs
-    "vecenv:Cage2-v0": {"total_steps": 5_000_000, "num_envs": 256, "masks": False}
-}
+__all__ = ["PPO", "Agent", "Options", "RolloutOptions", "main", "ppo_loss"]
 
 
 @dataclass
@@ -44,23 +33,21 @@ class RolloutOptions(RunOptions, GradientOptions):
     """Options of trainers that learn from rollouts."""
 
     num_steps: int = 128  # steps of each env between two updates
-    num_epochs: int = 4  # passes over the rollout in an update, at most
+    num_epochs: int = 4  # passes over the rollout in an update
     num_minibatches: int = 8  # gradient steps in a pass
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
     clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
     value_weight: float = 1.0  # of half the squared error of the values in the loss
     entropy_weight: float = 0.0  # of the entropy bonus in the loss
+    entropy_falls: bool = False  # its weight falls linearly to 0, as the learning rate does
     max_grad_norm: float = 0.5  # longer gradients are shortened to this
     hidden: tuple[int, ...] | None = None  # units of layers; see docs/learning.md for the default
-    target_kl: float | None = None  # no further pass once the policy has moved further than this
-    clip_values: float | None = None  # changing a value by more than this does not pay
-    entropy_falls: bool = False  # its weight falls linearly to 0, as the learning rate does
-    recurrent: Literal["no", "gru", "lstm"] = "no"  # a memory between observations and networks
+    recurrent: Literal["no", "gru"] = "no"  # a memory between observations and networks
     memory_size: int = 128  # units of the memory
     sequence_length: int = 32  # steps through which gradients of a memory go, at most
     normalize: bool = False  # observations to mean 0 and variance 1, returns to variance 1
     masks: bool = True  # take allowed actions only, if the env says which these are
-    graphs: Literal["auto", "on", "off"] = "auto"  # CUDA graphs; "auto": of envs on the device
+    graphs: bool = True  # rollouts and passes of envs on a device as CUDA graphs
     save_every: int = 200_000  # env steps between two checkpoints
 
 
@@ -69,20 +56,12 @@ class Options(RolloutOptions, EnvOptions):
     """Options of PPO."""
 
     learning_rate: float = 1.5e-3  # of Adam at the start; it falls linearly to 0
-    ray_address: str | None = None  # of a Ray cluster; without one, ray runs on this machine
-    ray_lost: Literal["raise", "wait", "share"] = "raise"  # lost actors, or replace them
     rank_timeout: float = 600.0  # seconds that a process of torchrun may keep the others waiting
-    load: Path | None = None  # policy.npz of an earlier run to begin with
+    load: Path | None = None  # run, or checkpoint, whose policy to begin with
 
 
 class Agent(nn.Module):
     """Actor and critic: hidden layers each, or behind pictures the same ones.
-
-    Args:
-        envs: Their single spaces count.
-        options: `hidden`, `recurrent`, `memory_size`, `normalize`, `entropy_weight`; of several
-            agents, whose rows are side by side, also `indicator`: tell which one each row is of.
-        state_size: Of a central critic, which sees so many numbers of a game's state besides.
 
     Attributes:
         encoders: By parts of the observation, see `vecenv.train.networks`.
@@ -91,10 +70,6 @@ class Agent(nn.Module):
         actor, critic: From vectors (B, F) to outputs (B, sum(sizes)), and to (B, 1).
         sizes: Numbers of choices of each part of an action; 1 for a real number.
         returns: Moments of returns, in units of whose deviation the critic's values are.
-        kind: Of which spaces and layers it is, as text.
-
-    Raises:
-        OptionsError: A space is not supported.
     """
 
     entropy_weight: Tensor
@@ -102,33 +77,26 @@ class Agent(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(self, envs: Any, options: RolloutOptions, state_size: int = 0) -> None:
+    def __init__(self, envs: Any, options: RolloutOptions) -> None:
         super().__init__()
-        space: Any = envs.single_observation_space
         self.action_space: Any = envs.single_action_space
-        self.num_agents = envs.num_agents if getattr(options, "indicator", False) else 0
-        self.state_size = state_size
-        self.encoders = Encoders(space, options.normalize)
-        num_features = self.encoders.num_features + self.num_agents
-        has_pictures, hidden = self.encoders.has_pictures, options.hidden
-        if hidden is None:  # behind pictures about as many units as numbers that come in
-            width = min(max(2 ** int(math.log2(num_features)), 128), 512)
-            hidden = (width,) if has_pictures else (64, 64)
-        self.trunk, widths = nn.Sequential(), hidden
-        if has_pictures and hidden:
-            self.trunk = networks.rectified(num_features, *hidden, layer=networks.linear)
-            num_features, widths = hidden[-1], ()
+        self.encoders = Encoders(envs.single_observation_space, options.normalize)
+        num_features, widths = self.encoders.num_features, options.hidden
+        self.trunk = nn.Sequential()
+        if self.encoders.has_pictures:
+            if widths is None:  # about as many units as numbers that come in
+                widths = (min(max(2 ** int(math.log2(num_features)), 128), 512),)
+            self.trunk = networks.rectified(num_features, *widths, layer=networks.linear)
+            num_features, widths = [num_features, *widths][-1], ()
+        widths = (64, 64) if widths is None else widths
         self.memory: Memory | None = None
-        kinds = f"hidden {hidden}, normalize {options.normalize}"
         if options.recurrent != "no":
-            kinds += f", {options.recurrent} {options.memory_size}"
-            self.memory = Memory(num_features, options.memory_size, options.recurrent)
+            self.memory = Memory(num_features, options.memory_size)
             num_features = options.memory_size
-        self.kind = f"{(space, self.action_space)}, {kinds}"
         self.is_discrete = isinstance(self.action_space, Discrete | MultiDiscrete)
         self.sizes = networks.sizes_of(self.action_space)
         self.actor = mlp(num_features, *widths, sum(self.sizes), gain=0.01)
-        self.critic = mlp(num_features + state_size, *widths, 1, gain=1.0)
+        self.critic = mlp(num_features, *widths, 1, gain=1.0)
         if not self.is_discrete:
             self.log_std = nn.Parameter(torch.zeros(len(self.sizes)))
         self.returns = Moments()
@@ -140,16 +108,9 @@ class Agent(nn.Module):
         # It may change, and a compiled loss would have to be compiled anew for another constant.
         self.register_buffer("entropy_weight", torch.tensor(options.entropy_weight), False)
 
-    def features(self, obs: Any, rows: Tensor | None = None) -> Tensor:
-        """Return vectors (B, F) of observations (B, ...), or a dict of these.
-
-        `rows`, int64 (B,), are theirs of a rollout, if they are not those of whole steps.
-        """
-        found = self.encoders(obs)
-        if self.num_agents:  # rows are steps, games and agents, in this order
-            rows = torch.arange(len(found), device=found.device) if rows is None else rows
-            found = torch.cat([found, F.one_hot(rows % self.num_agents, self.num_agents)], 1)
-        return self.trunk(found)
+    def features(self, obs: Any) -> Tensor:
+        """Return vectors (B, F) of observations (B, ...), or a dict of these."""
+        return self.trunk(self.encoders(obs))
 
     def policy(self, features: Tensor, mask: Tensor | None = None) -> Choices | Normals:
         """Return the distribution of actions at features (B, F), as of `features` or `step`.
@@ -167,50 +128,34 @@ class Agent(nn.Module):
             outputs = torch.cat([F.pad(x, (0, most - n), value=-2e9) for x, n in parts], 1)
         return Choices(outputs.view(-1, len(self.sizes), most))
 
-    def value(self, features: Tensor, state: Tensor | None = None) -> Tensor:
-        """Return values, float32 (B,), in units of the returns' deviation, at features (B, F).
-
-        A central critic sees `state` besides, float32 (G, S) of games of B / G rows each.
-        """
-        if state is not None:
-            state = state.repeat_interleave(len(features) // len(state), 0)
-            features = torch.cat([features, state], 1)
+    def value(self, features: Tensor) -> Tensor:
+        """Return values, float32 (B,), in units of the returns' deviation, at features (B, F)."""
         return self.critic(features).squeeze(1).float()
 
-    def step(
-        self, obs: Any, state: Any = None, is_first: Any = None, rows: Any = None
-    ) -> tuple[Tensor, Any]:
+    def step(self, obs: Any, state: Any = None, is_first: Any = None) -> tuple[Tensor, Any]:
         """Return vectors (B, F) for observations (B, ...), and the memory's state after them.
 
-        Args:
-            obs: The observations, or a dict of these; with a memory also L steps of S sequences,
-                (L, S, ...), of which there are vectors (L * S, F).
-            state: Of the memory before them, float32 (B, M) or (S, M).
-            is_first: Where the memory begins anew, bool (B,) or (L, S).
-            rows: As of `features`.
+        With a memory there are its state before them, float32 (B, M), and where it begins anew,
+        bool (B,). Of L steps of S sequences, (L, S, ...), there are vectors (L * S, F).
         """
         if self.memory is None:
-            return self.features(obs, rows), None
+            return self.features(obs), None
         if is_first.ndim == 2:
             obs = leaf_by_leaf(lambda x: x.flatten(0, 1), obs)
-            rows = None if rows is None else rows.flatten()
         begins, states = is_first.reshape(-1, is_first.shape[-1]), []
-        features = self.features(obs, rows).unflatten(0, begins.shape)
+        features = self.features(obs).unflatten(0, begins.shape)
         for seen, first in zip(features, begins, strict=True):
-            states.append(state := self.memory(seen, state, first))
-        return self.memory.features(torch.cat(states)), state
+            states.append(state := self.memory.after(seen, state, first))
+        return torch.cat(states), state
 
     def act(
         self, obs: Any, quantiles: Any = None, mask: Any = None, *memory: Any
     ) -> tuple[Tensor, Tensor | None]:
         """Return actions (B, K) and the new state of the memory, None without one.
 
-        Args:
-            obs: Observations (B, ...), or a dict of these.
-            quantiles: float32 (B, K), in 0..1: where in the distribution the actions are; None for
-                the likeliest ones.
-            mask: Which choices are possible, 0 or not (B, sum(sizes)); None for all.
-            *memory: Its state, float32 (B, S), and where it begins anew with an episode, bool (B,).
+        They are those of observations (B, ...) at `quantiles`, float32 (B, K) in 0..1, of the
+        distribution; None stands for the likeliest ones. `mask` is as of `policy`, `memory` its
+        state and where it begins anew, as of `step`.
         """
         features, state = self.step(obs, *memory)
         policy = self.policy(features, mask)
@@ -218,40 +163,32 @@ class Agent(nn.Module):
 
     def to_env(self, actions: Any) -> Any:
         """Turn actions into those that the env takes: an array, or a tensor on a device."""
-        own = self if isinstance(actions, Tensor) else self.action_space
+        own: Any = self if isinstance(actions, Tensor) else self.action_space
         if self.is_discrete:
             return actions + own.start
-        if isinstance(actions, Tensor):
-            return actions.clamp(self.low, self.high)
-        return np.clip(actions, own.low, own.high).astype(own.dtype, copy=False)
+        found: Any = actions.clip(own.low, own.high)
+        return found if own is self else found.astype(own.dtype, copy=False)
 
 
 def ppo_loss(agent: Agent, batch: Any, options: RolloutOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of a minibatch, a mean over rows, and other means over rows to look at.
 
-    Args:
-        agent: With a memory, batches are sequences.
-        batch: A `buffers.rollout` batch: `obs`, `actions`, `log_probs`, `values`, `advantages`,
-            `returns`, `weights` (0 for rows that only fill it up), `indices` and `extras`.
-        options: `clip`, `clip_values`, `value_weight` and `entropy_weight`.
+    `batch` is one of `buffers.rollout`, of sequences for an agent with a memory. Rows that only
+    fill it up have `weights` of 0.
     """
     first = (None, None)
     if agent.memory is not None:  # sequences (L, S, ...)
         first = batch.initial_states["state"], batch.is_first
-    features, _ = agent.step(batch.obs, *first, batch.indices)
-    columns = [batch.extras.get(name) for name in ("action_mask", "game")]
-    mask, game = (None if x is None else x.flatten(0, -2) for x in columns)
-    policy, values = agent.policy(features, mask), agent.value(features, game)
-    values = values.view_as(batch.returns)
+    features, _ = agent.step(batch.obs, *first)
+    if (mask := batch.extras.get("action_mask")) is not None:
+        mask = mask.flatten(0, -2)
+    policy, values = agent.policy(features, mask), agent.value(features)
     log_probs = policy.log_prob(batch.actions.view(len(features), -1)).view_as(batch.returns)
     log_ratio = log_probs - batch.log_probs
     ratio = log_ratio.exp()
     gain = batch.advantages * ratio
     clipped = batch.advantages * ratio.clamp(1 - options.clip, 1 + options.clip)
-    errors = (values - batch.returns).square()
-    if options.clip_values is not None:
-        change = (values - batch.values).clamp(-options.clip_values, options.clip_values)
-        errors = torch.maximum(errors, (batch.values + change - batch.returns).square())
+    errors = (values.view_as(batch.returns) - batch.returns).square()
     rows = {"policy_loss": -torch.minimum(gain, clipped), "value_loss": errors / 2}
     loss = rows["policy_loss"] + options.value_weight * rows["value_loss"]
     rows["entropy"] = -batch.log_probs  # of the policy that acted: a mean over its own actions
@@ -266,93 +203,67 @@ def ppo_loss(agent: Agent, batch: Any, options: RolloutOptions) -> tuple[Tensor,
 class PPO(Trainer):
     """Collects rollouts and learns from them; see `Trainer` for what can be replaced.
 
-    Args:
-        options: How.
-        envs: The caller's to close; they are reset.
-        agent: On the device of the options; None makes one.
-
-    Attributes:
-        episodes: Returns of the episodes that ended in the last update, of all ranks.
-        lengths: Steps of those of this rank.
-        rollout: The `RolloutBuffer`.
-        memory: State of the agent's memory, float32 (N, S); None without one.
-        game: Of agents with a central critic, the states of their games, float32 (G, S): memory
-            that always has the latest ones.
+    `rollout` is the `RolloutBuffer`, `memory` the state of the agent's memory, float32 (N, M), or
+    None; `lengths` are the steps of the episodes that ended on this rank in the last update.
     """
 
     Options = Options
     make_agent = Agent
     loss = staticmethod(ppo_loss)
-    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE.union(
-        ("total_steps", "num_workers", "ray_address", "ray_lost", "rank_timeout")
-    )
+    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps", "rank_timeout"}
     STATE = (*Trainer.STATE, "rollout", "memory")
-    game: Tensor | None = None
+    rollout: Any = None
+    memory: Tensor | None = None
 
     def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
         super().__init__(options, envs, agent)
         if (file := getattr(options, "load", None)) is not None:
-            load_agent(file, self.agent, identity_of(envs))
-        ranks = self.ranks
+            load_agent(self.agent, file)
+        ranks, cell, make_agent = self.ranks, self.agent.memory, self.make_agent
         self.first = ranks.rank * envs.num_envs  # of these envs, among those of all ranks
         self.rollout_steps = ranks.size * envs.num_envs * options.num_steps
-        if options.graphs == "on" and not is_on_device(envs):
-            raise OptionsError("--graphs on: the envs are not on the device; leave it out")
-        self.is_captured = options.graphs != "off" and is_on_device(envs)
-        obs, self.memory, cell = self.reset(), None, self.agent.memory
+        captures = options.graphs and not options.profile  # which would see little of it
+        self.is_captured = captures and is_on_device(envs)
         if cell is not None:
-            self.memory = torch.zeros(envs.num_envs, cell.state_size, device=options.device)
-        self.rollout = self.make_rollout()
-        self.rollout.start(obs)
+            self.memory = torch.zeros(envs.num_envs, cell.hidden_size, device=options.device)
+        self.start()
         if isinstance(envs, RayVectorEnv):
             if cell is not None:
                 told = "actors keep no memory between rollouts; use another backend"
                 raise OptionsError(f"--recurrent {options.recurrent} with --backend ray: {told}")
-            make_agent = self.make_agent
             envs.set_policy(lambda actor_envs: Actor(actor_envs, options, make_agent))
-        count = options.num_minibatches
+        count, rows = options.num_minibatches, envs.num_envs * options.num_steps
         calls = options.total_steps // self.rollout_steps * options.num_epochs * count
-        given: Any = {"ranks": ranks, "deferred": self.is_captured}
-        given["may_split"] = cell is None  # steps of a sequence depend on each other
-        given["log"] = print if ranks.rank == 0 else None
-        rows = envs.num_envs * options.num_steps // count
-        self.gradient = self.make_gradient(calls, rows, **given)
-        self.threads = ThreadPoolExecutor(2)  # where what acting has left out is computed
+        given: Any = {"ranks": ranks, "log": print if ranks.rank == 0 else None}
+        # Steps of a sequence depend on each other.
+        given |= {"may_split": cell is None, "deferred": self.is_captured}
+        self.gradient = self.make_gradient(calls, rows // count, **given)
         given = {"max_grad_norm": options.max_grad_norm, "deferred": self.is_captured}
         weights = self.gradient.parameters()
         self.optimizer = Adam(weights, lr=options.learning_rate, eps=1e-5, **given)
         if self.is_captured:  # from here on these are replayed, and wait for nothing
             # Of several ranks the sums are left out: torch does not watch those in a graph, and
             # would wait for a rank that has ended for ever.
-            names = ["collect", "compute_advantages", "learn_once"][: 3 if ranks.size == 1 else 2]
-            self.capture(*names, generators=[self.rollout.generator])
-
-    def reset(self) -> Any:
-        """Reset the envs; return their observations."""
-        return self.envs.reset(seed=self.options.seed + self.steps + self.first)[0]
+            names = ["collect", "compute_advantages", "learn"][: 3 if ranks.size == 1 else 2]
+            given = {"generators": [self.rollout.generator], "log": print}
+            for name in names:
+                setattr(self, name, Graph(getattr(self, name), options.device, **given))
 
     def start(self) -> None:
         """Reset the envs, and begin a rollout."""
-        self.rollout.start(self.reset())
-
-    def make_rollout(self) -> RolloutBuffer:
-        """Return the buffer, on the device of the options."""
         options, envs = self.options, self.envs
-        given: Any = {name: getattr(options, name) for name in ("gamma", "gae_lambda", "device")}
-        given |= {name: getattr(envs, name) for name in ("autoreset_mode", "allocate")}
-        given |= {"seed": options.seed + self.ranks.rank, "extra_columns": self.extra_columns()}
-        if self.game is not None:  # stored once for all agents of a game
-            given["game_columns"] = {"game": Box(-np.inf, np.inf, self.game.shape[1:])}
-            given["agents_per_game"] = envs.num_agents
-        spaces = envs.single_observation_space, envs.single_action_space
-        return RolloutBuffer(options.num_steps, envs.num_envs, *spaces, **given)
+        obs, _ = envs.reset(seed=options.seed + self.steps + self.first)
+        if self.rollout is None:
+            names = "gamma", "gae_lambda", "device"
+            given: Any = {name: getattr(options, name) for name in names}
+            given |= {name: getattr(envs, name) for name in ("autoreset_mode", "allocate")}
+            given |= {"seed": options.seed + self.ranks.rank, "extra_columns": self.extra_columns()}
+            spaces = envs.single_observation_space, envs.single_action_space
+            self.rollout = RolloutBuffer(options.num_steps, envs.num_envs, *spaces, **given)
+        self.rollout.start(obs)
 
     def extra_columns(self) -> dict[str, Any]:
-        """Return spaces of further columns of the rollout, by names.
-
-        "action_mask" and "state" of a memory are filled when the agent acts; a subclass that adds
-        others fills these in `fill`. Ray's actors record masks, and act whatever is added.
-        """
+        """Return spaces of further columns of the rollout; a subclass fills its own in `fill`."""
         columns = dict[str, Any]()
         if self.options.masks and self.envs.has_action_masks:
             columns["action_mask"] = MultiBinary(mask_width(self.envs.single_action_space))
@@ -363,31 +274,35 @@ class PPO(Trainer):
     @torch.inference_mode()
     def collect(self) -> None:
         """Step all envs `num_steps` times, then compute what no step needed."""
-        self.begin_rollout()
-        envs, rollout = self.envs, self.rollout
+        envs, rollout, count, end = (
+            self.envs,
+            self.rollout,
+            self.envs.num_envs,
+            self.rollout.num_steps,
+        )
+        # The quantiles (T, N, K) of all actions, which so depend on no number of ranks.
+        shape = (end := rollout.num_steps), count * self.ranks.size, len(self.agent.sizes)
+        drawn = torch.rand(shape, device=rollout.device if self.is_captured else "cpu")
+        drawn = drawn[:, self.first :][:, :count].clamp_(2**-24, 1 - 2**-24)
+        self.quantiles = drawn.to(rollout.device)
         if isinstance(envs, RayVectorEnv):
-            slots = [rollout.slot(t) for t in range(rollout.num_steps)]
+            slots = [rollout.slot(t) for t in range(end)]
             fields = {k: x for k, x in rollout.extras.items() if k == "action_mask"}
             fields["actions"] = rollout.actions
             envs.collect(slots, self.agent.state_dict(), inputs=[self.quantiles], fields=fields)
         else:
-            for t in range(rollout.num_steps):
+            for t in range(end):
                 envs.step(self.act(t), out=rollout.slot(t))
-        self.end_rollout()
-
-    def begin_rollout(self) -> None:
-        """Draw the quantiles (T, N, K) of all actions, which so depend on no number of ranks."""
-        rollout, count = self.rollout, self.envs.num_envs
-        device = rollout.device if self.is_captured else "cpu"
-        shape = rollout.num_steps, count * self.ranks.size, len(self.agent.sizes)
-        drawn = torch.rand(shape, device=device)[:, self.first :][:, :count]
-        self.quantiles = drawn.clamp_(2**-24, 1 - 2**-24).to(rollout.device)
+        # Steps whose rows fit the processor's cache; on a device as many as make it busy.
+        size = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // count)
+        with quick_products(size * count, device=rollout.device):
+            for t in range(0, end, size):
+                self.fill(slice(t, min(t + size, end)))
+        rollout.count_episodes()  # of rewards as they came
 
     def act(self, t: int) -> Any:
         """Draw the actions (N, *action_shape) of step t; note masks and states of memories."""
         rollout, state, mask, is_first = self.rollout, self.memory, None, None
-        if self.game is not None:
-            rollout.extras["game"][t] = self.game
         with self.timing.phase("policy"):
             if (masks := rollout.extras.get("action_mask")) is not None:
                 mask = masks[t].copy_(torch.as_tensor(self.envs.action_masks()))
@@ -399,58 +314,33 @@ class PPO(Trainer):
                 state.copy_(found[1])  # where a graph reads it
         return self.agent.to_env(rollout.env_actions(t))
 
-    def end_rollout(self) -> None:
-        """Compute the columns that no step needed."""
-        rollout, count = self.rollout, self.envs.num_envs
-        # Steps whose rows fit the processor's cache; on a device as many as make it busy.
-        size = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // count)
-        end = rollout.num_steps
-        parts = [slice(t, min(t + size, end)) for t in range(0, end, size)]
-        with quick_products(size * count, device=rollout.device):
-            list(map(self.fill, parts) if self.is_captured else self.threads.map(self.fill, parts))
-        rollout.count_episodes()  # of rewards as they came
-
     @torch.inference_mode()
     def fill(self, steps: slice) -> None:
-        """Compute log-probabilities and values of some steps; other threads those of others."""
+        """Compute log-probabilities and values of some steps."""
         rollout, agent, first = self.rollout, self.agent, None
         columns = {k: x[steps].flatten(0, 1) for k, x in rollout.extras.items()}
         if agent.memory is not None:
-            every = range(rollout.num_steps)[steps]
-            first = torch.cat([rollout.is_first_at(t) for t in every])
+            first = torch.cat([rollout.is_first_at(t) for t in range(rollout.num_steps)[steps]])
         obs = leaf_by_leaf(lambda x: x[steps].flatten(0, 1), rollout.obs)
         features, _ = agent.step(obs, columns.get("state"), first)
         policy = agent.policy(features, columns.get("action_mask"))
         log_probs = policy.log_prob(rollout.actions[steps].reshape(len(features), -1))
         rollout.log_probs[steps] = log_probs.view(-1, rollout.num_envs)
-        values = agent.value(features, columns.get("game"))
-        rollout.values[steps] = values.view(-1, rollout.num_envs)
-
-    def update(self) -> dict[str, float]:
-        """Collect a rollout and learn from it; return scalars under their usual names."""
-        self.collect()
-        self.num_updates += 1
-        scalars = {f"losses/{name}": x for name, x in self.improve(self.steps).items()}
-        if len(self.lengths):
-            scalars["charts/episodic_length"] = float(np.mean(self.lengths))
-        return scalars
+        rollout.values[steps] = agent.value(features).view(-1, rollout.num_envs)
 
     @torch.inference_mode()
     def compute_advantages(self) -> None:
         """Fill advantages, and returns in the critic's unit, their standard deviation."""
         rollout, agent, end = self.rollout, self.agent, self.rollout.num_steps
         features, _ = agent.step(rollout.obs_at(end), self.memory, rollout.is_first_at(end))
-        last_values, unit = agent.value(features, self.game), agent.returns.std()
+        last_values, unit = agent.value(features), agent.returns.std()
         rollout.values *= unit
         rollout.compute_advantages(last_values * unit)
         rollout.values /= unit
         rollout.returns /= unit
 
     def minibatches(self) -> Any:
-        """Yield batches of one size of all steps, or sequences of them; the next takes its memory.
-
-        Advantages have mean 0 and variance 1.
-        """
+        """Yield batches of all steps, or sequences; the next one takes the memory of the last."""
         rollout, count = self.rollout, self.options.num_minibatches
         given: Any = {"normalize_advantages": self.ranks.size == 1}
         if self.agent.memory is None:
@@ -463,13 +353,12 @@ class PPO(Trainer):
                 self.ranks.normalize_(batch.advantages, batch.weights)
             yield batch
 
-    def improve(self, steps: int) -> dict[str, float]:
-        """Learn from the rollout, and begin the next one; return scalars.
-
-        With `steps`, those made before the rollout, the learning rate falls.
-        """
+    def update(self) -> dict[str, float]:
+        """Collect a rollout, learn from it, and begin the next one; return scalars by name."""
+        self.collect()
+        self.num_updates += 1
         options, rollout, agent, ranks = self.options, self.rollout, self.agent, self.ranks
-        left = max(0.0, 1 - steps / options.total_steps)
+        left = max(0.0, 1 - self.steps / options.total_steps)
         self.optimizer.set_lr(options.learning_rate * left)
         if options.entropy_falls:
             agent.entropy_weight.fill_(options.entropy_weight * left)
@@ -491,79 +380,54 @@ class PPO(Trainer):
                 agent.encoders.absorb(obs, ranks=ranks)
             rollout.advance()
         self.steps += sum(ranks.gather(len(returns)))
-        return {name: float(value) for name, value in means.items()}
+        scalars = {f"losses/{name}": float(value) for name, value in means.items()}
+        if len(self.lengths):
+            scalars["charts/episodic_length"] = float(np.mean(self.lengths))
+        return scalars
 
     def learn(self) -> dict[str, Tensor]:
         """Make the gradient steps of an update; return means over them of the loss's scalars."""
-        options, found = self.options, list[dict[str, Tensor]]()
-        for _ in range(options.num_epochs):
-            means = self.learn_once()
-            found.append({name: mean.clone() for name, mean in means.items()})
-            if options.target_kl is not None and means["approx_kl"] > options.target_kl:
-                break
-        return means_of(found)
-
-    def learn_once(self) -> dict[str, Tensor]:
-        """Make the gradient steps of a pass over the rollout; return means of the scalars."""
         found = list[dict[str, Tensor]]()
-        for batch in self.minibatches():
-            found.append(self.gradient(batch))
-            self.optimizer.step()
+        for _ in range(self.options.num_epochs):
+            for batch in self.minibatches():
+                found.append(self.gradient(batch))
+                self.optimizer.step()
         if not found:
             raise OptionsError("a rollout has no step to learn from, only resets: more --num-steps")
-        return means_of(found)
+        return {name: torch.stack([x[name] for x in found]).mean() for name in found[0]}
 
     def restore(self, run: Run, **given: Any) -> bool | None:
         """Go on where the run's checkpoint was made, all ranks from that of the first one."""
-        ranks, modules = self.ranks, (self.agent, self.optimizer)
-        size = (run.read_json("ranks") if self.options.resume else None) or ranks.size
-        if size != ranks.size:
-            told = f"of {size} processes, here are {ranks.size}"
-            expected = f"resume it with torchrun --nproc-per-node {size}"
-            raise OptionsError(f"{run.folder} is {told}: {expected}")
-        run.write_json("ranks", size)
-        begins_anew = super().restore(run, **given)
+        begins_anew, modules = super().restore(run, **given), (self.agent, self.optimizer)
+        if (ranks := self.ranks).size == 1:
+            return begins_anew
         own = self.steps, self.num_updates, torch.get_rng_state()
-        first, states = ranks.of_first((own, [x.state_dict() for x in modules] if size > 1 else []))
-        if first[0] != self.steps:  # the checkpoint of this rank is an earlier one
-            self.steps, self.num_updates, stream = first
-            torch.set_rng_state(stream)
-            for module, state in zip(modules, states, strict=True):
-                module.load_state_dict(state)
-            if self.memory is not None:
-                self.memory.zero_()
-            begins_anew = True
-        return begins_anew
-
-    def finish(self, run: Run) -> None:
-        """Save the policy, which `vecenv evaluate` plays and `--load` begins with."""
-        if self.ranks.rank == 0:
-            save_agent(self.options.save / "policy.npz", self.agent, identity_of(self.envs))
-
-    @staticmethod
-    def vector_kwargs(options: Options) -> dict[str, Any]:
-        """Return what Ray is told, if it is asked for."""
-        given = {"address": options.ray_address, "shares_cpus": options.ray_lost == "share"}
-        return given | {"on_error": "restart" if options.ray_lost != "raise" else None}
+        first, states = ranks.of_first((own, [module.state_dict() for module in modules]))
+        if first[0] == self.steps:
+            return begins_anew
+        self.steps, self.num_updates, stream = first  # the one of this rank is an earlier one
+        torch.set_rng_state(stream)
+        for module, state in zip(modules, states, strict=True):
+            module.load_state_dict(state)
+        return True
 
     @staticmethod
     def player(envs: Any, agent: Agent, options: RolloutOptions) -> Callable[..., np.ndarray]:
         """Return the likeliest actions as a function of observations, and where episodes begin.
 
-        These are tensors (N, ...), or dicts of them, and bool (N,); the actions are an array. Given
-        a dict as `report`, the function puts values and probabilities into it. `sample` draws from
-        the policy by torch's global generator.
+        These are tensors (N, ...), nested like the space, and bool (N,), actions an array. With
+        `sample` it draws by torch's generator; a dict `report` gets values and probabilities.
         """
         state, device = None, options.device
         if agent.memory is not None:
-            state = torch.zeros(envs.num_envs, agent.memory.state_size, device=device)
+            state = torch.zeros(envs.num_envs, agent.memory.hidden_size, device=device)
 
         def act(obs: Any, starts: Tensor, report: Any = None, *, sample: bool = False) -> Any:
             nonlocal state
             mask = quantiles = None
             if sample:
-                quantiles = torch.rand(len(starts), len(agent.sizes)).clamp(2**-24, 1 - 2**-24)
-                quantiles = quantiles.to(device)
+                drawn = torch.rand(len(starts), len(agent.sizes))
+                quantiles = drawn.clamp_(2**-24, 1 - 2**-24).to(device)
             if options.masks and envs.has_action_masks:
                 mask = torch.as_tensor(envs.action_masks(), device=device)
             if report is not None:  # what `vecenv play --html` shows beside the action
@@ -574,26 +438,10 @@ class PPO(Trainer):
                     parts = zip(policy.logits.softmax(-1).unbind(1), agent.sizes, strict=True)
                     report["probabilities"] = [part[:, :n].numpy() for part, n in parts]
             actions, state = agent.act(obs, quantiles, mask, state, starts)
-            return agent.to_env(actions.cpu().numpy().reshape(envs.action_space.shape))
+            shape = len(starts), *(envs.single_action_space.shape or ())
+            return agent.to_env(actions.cpu().numpy().reshape(shape))
 
         return act
-
-    @classmethod
-    def run_in(cls, folder: Path, options: Options, num_envs: int) -> tuple[Run, Self]:
-        """Train and save; other processes of torchrun than the first end then."""
-        with Ranks.join(options.device, timeout=options.rank_timeout) as ranks:
-            try:
-                num_envs = ranks.share_of(num_envs)
-            except ValueError as error:
-                raise OptionsError(f"--num-envs: {error}") from None
-            options = replace(options, device=str(ranks.device))
-            if ranks.rank > 0:
-                folder, options.tensorboard = folder / f"rank{ranks.rank}", False
-            made: Any = super(PPO, cls.replacing(ranks=ranks))
-            found = made.run_in(folder, options, num_envs)
-            if ranks.rank > 0:
-                raise SystemExit(0)  # the first one does the rest
-        return found
 
 
 class Actor:
@@ -608,42 +456,11 @@ class Actor:
         """Return actions (n, *action_shape), and the masks that they were drawn with."""
         mask, found = None, dict[str, Any]()
         if self.takes_masks and self.envs.has_action_masks:  # known from the first reset on
-            mask = torch.from_numpy(np.array(self.envs.action_masks(), np.int8))
-            found["action_mask"] = mask.numpy()
+            found["action_mask"] = np.array(self.envs.action_masks(), np.int8)
+            mask = torch.from_numpy(found["action_mask"])
         x = leaf_by_leaf(torch.as_tensor, obs)
         actions, _ = self.agent.act(x, torch.as_tensor(quantiles), mask)
         return actions.view(-1, *(self.envs.single_action_space.shape or ())), found
-
-
-def identity_of(envs: VecEnv) -> dict[str, Any]:
-    """Return the tables and rules that CAGE 2 envs play by; of others nothing."""
-    owner = getattr(envs.unwrapped, "on_host", envs.unwrapped)
-    return getattr(getattr(owner, "scenario", None), "identity", dict)()
-
-
-def save_agent(file: Path, agent: Any, identity: dict[str, Any]) -> None:
-    """Write the agent; `vecenv evaluate` plays it, without torch, if it is one of tanh layers."""
-    tensors = {name: tensor.cpu().numpy() for name, tensor in agent.state_dict().items()}
-    saved = {"kind": agent.kind, "tensors": tensors, "made_for": identity or None}
-    encode, *others = agent.encoders.values()
-    is_plain = isinstance(encode, networks.Numbers) and not (encode.choices or others)
-    is_plain = is_plain and agent.memory is None and isinstance(agent.actor, nn.Sequential)
-    if is_plain and len(agent.trunk) == 0:
-        arrays = [array for name, array in tensors.items() if name.startswith("actor.")]
-        saved["layers"] = [[w.T, b] for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
-        scale = [] if (x := encode.moments) is None else [x.mean, x.std()]
-        saved["scale"] = [x.flatten().cpu().numpy() for x in scale] or None
-    save_arrays(file, saved)
-
-
-def load_agent(file: Path, agent: Any, identity: dict[str, Any]) -> None:
-    """Take over the weights of an earlier run."""
-    saved = load_arrays(file)
-    if saved["kind"] != agent.kind:
-        raise OptionsError(f"{file} is for {saved['kind']}; expected {agent.kind}")
-    if (made_for := saved.get("made_for") or identity) != identity:
-        print(f"{file} was trained in {made_for}; it goes on in {identity}")
-    agent.load_state_dict({name: torch.from_numpy(a) for name, a in saved["tensors"].items()})
 
 
 load_policy, main = PPO.load_policy, PPO.main

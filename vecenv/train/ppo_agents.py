@@ -1,27 +1,24 @@
-"""PPO for games with several agents: IPPO, or MAPPO with a central critic.
+"""PPO for games with several agents: `vecenv train agents:mpe2.simple_spread_v3`.
 
-    vecenv train agents:mpe2.simple_spread_v3
-    vecenv train agents:mpe2.simple_spread_v3 --critic central
-
-Agents of equal spaces are a group; each group has a policy, a rollout and an optimizer of its own.
-It is learned by PPO, whose envs are the rows of the group's agents in all games.
+They share a policy. The rows of a vector env are the agents of all games, of which PPO learns as of
+envs. Unequal spaces are padded to be equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from vecenv import make_vec_agents
-from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
+from vecenv import EnvCreationError, make_vec_agents
+from vecenv.agents import AgentsVecEnv
 from vecenv.train import ppo
-from vecenv.train.options import make_placed
+from vecenv.train.options import OptionsError, make_placed
 from vecenv.train.ppo import Agent, ppo_loss
-from vecenv.train.trainer import Trainer
 
 __all__ = ["Agent", "AgentsPPO", "Options", "load_policy", "main", "ppo_loss"]
 
@@ -32,9 +29,7 @@ class Options(ppo.RolloutOptions):
 
     env: str = "mpe2.simple_spread_v3"  # what make_vec_agents takes: an id, or a module
     env_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)  # of the game
-    critic: Literal["own", "central"] = "own"  # sees what its agent does, or the game's state, too
-    policies: Literal["group", "agent"] = "group"  # one for agents of equal spaces, or one for each
-    indicator: bool = False  # tell a group's policy which of its agents it acts for
+    indicator: bool = False  # tell the policy which agent it acts for; unequal ones are told apart
     total_steps: int = 300_000  # steps of agents to train for, at most; 0 evaluates only
     num_games: int = 8  # games stepped side by side
     backend: str | None = None  # of the games, see vecenv.make_vec
@@ -43,147 +38,52 @@ class Options(ppo.RolloutOptions):
     num_minibatches: int = 4  # gradient steps in a pass
     learning_rate: float = 2e-3  # of Adam at the start; it falls linearly to 0
     gamma: float = 0.95  # discount
-    eval_episodes: int = 100  # games of the deterministic policies at the end
+    eval_episodes: int = 100  # games of the deterministic policy at the end
 
 
-class AgentsPPO(Trainer):
-    """Plays the games and lets each group learn from its rows; see `Trainer`.
-
-    `make_agent(group, options)` makes the agent of a group, whose rows are like envs; beside a
-    central critic it is given the size of its games' states, too. `loss` is given that agent.
-
-    Args:
-        options: How.
-        envs: The games, the caller's to close; they are reset.
-        agent: An `nn.ModuleList` of one for each group; None makes it.
-
-    Attributes:
-        agent: Agents of the groups, in their order.
-        steps: Steps made by agents; those of dead ones do not count.
-        learners: By group, PPO whose `envs` are the rows of its agents.
-        game: States of the games, float32 (G, S), for a central critic; else None.
-    """
+class AgentsPPO(ppo.PPO):
+    """PPO whose envs are the agents of games; steps of dead ones do not count."""
 
     Options = Options
-    make_agent = Agent
-    loss = staticmethod(ppo_loss)
-    MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps", "num_workers"}
-    STATE = ("agent", "envs", "steps", "num_updates", "game")
     NUM_RECENT: ClassVar = 100
 
-    def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
-        super().__init__(options, envs, agent)
-        num_rows = sum(group.num_envs for group in envs.groups.values())
-        self.rollout_steps, self.game = options.num_steps * num_rows, None
-        self.learners: dict[str, ppo.PPO] = {}
-        self.start()
-        replaced: Any = {"loss": self.loss, "game": self.game}
-        replaced["reset"] = lambda one: self.obs[one.envs.name]
-        for (name, group), one in zip(envs.groups.items(), self.agent, strict=True):
-            learner = ppo.PPO.replacing(earlier=(self.earlier or {}).get(name), **replaced)
-            self.learners[name] = learner(options, group, one)
-        self.is_captured = all(one.is_captured for one in self.learners.values())
-        if self.is_captured:
-            self.capture("collect")
-
     @classmethod
-    def new_agent(cls, envs: AgentsVecEnv, options: Options) -> nn.ModuleList:
-        """Make the agents of all groups on the device of the options."""
-        size = []
-        if options.critic == "central":
-            envs.reset(seed=options.seed)
-            size = [torch.as_tensor(envs.state())[0].numel()]
-        made = [cls.make_agent(group, options, *size) for group in envs.groups.values()]
-        return nn.ModuleList(made).to(options.device)
-
-    def start(self) -> None:
-        """Reset all games, and begin rollouts."""
-        self.obs, _ = self.envs.reset(seed=self.options.seed + self.steps)
-        self.look()
-        for name, learner in self.learners.items():
-            learner.rollout.start(self.obs[name])
-
-    def look(self) -> None:
-        """Take note of the games' states for a central critic, in memory that stays."""
-        if self.options.critic == "central":
-            found = torch.as_tensor(self.envs.state()).flatten(1).float().to(self.options.device)
-            self.game = found.clone() if self.game is None else self.game.copy_(found)
-
-    @torch.inference_mode()
-    def collect(self) -> None:
-        """Step all games `num_steps` times."""
-        learners = self.learners
-        for learner in learners.values():
-            learner.begin_rollout()
-        for t in range(self.options.num_steps):
-            actions = {name: one.act(t) for name, one in learners.items()}
-            slots = {name: one.rollout.slot(t) for name, one in learners.items()}
-            self.envs.step(actions, out=slots)
-            self.look()
-        for learner in learners.values():
-            learner.end_rollout()
-
-    def update(self) -> dict[str, float]:
-        """Collect a rollout and learn from it; return scalars by group."""
-        before, scalars, self.episodes = self.steps, dict[str, float](), []
-        self.collect()
-        for name, learner in self.learners.items():
-            self.steps -= learner.steps
-            means = learner.improve(before)
-            self.steps += learner.steps
-            if returns := learner.episodes:
-                scalars[f"{name}/episodic_return"] = sum(returns) / len(returns)
-            scalars |= {f"{name}/{key}": value for key, value in means.items()}
-            self.episodes += returns
-        self.num_updates += 1
-        return scalars
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return what a checkpoint has, by its name there."""
-        found = super().snapshot()
-        for group, one in self.learners.items():
-            parts = {"optimizer": one.optimizer, "rollout": one.rollout, "memory": one.memory}
-            found |= {f"{group}/{k}": part for k, part in parts.items() if part is not None}
-        return found
-
-    def describe(self) -> dict[str, Any]:
-        """Return how gradients are computed, by group."""
-        return {name: learner.gradient.describe() for name, learner in self.learners.items()}
-
-    @classmethod
-    def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> AgentsVecEnv:
-        """Make the games; compiled ones where the networks are, if asked."""
-        kwargs: Any = dict(options.env_kwargs)
-        if options.policies == "agent":
-            kwargs["groups"] = str  # each agent a group of its own name
-        if options.critic == "central":
-            kwargs["central_state"] = True
+    def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
+        """Make the games, to train in as rows of agents; compiled ones where the networks are."""
+        kwargs: Any = {**options.env_kwargs, "agent_indicator": options.indicator}
         if options.num_workers is not None:
             kwargs["vector_kwargs"] = {"num_workers": options.num_workers}
-
-        def make(num_games: int, **where: Any) -> Any:
-            return make_vec_agents(options.env, num_games, **where, **kwargs)
-
+        make = partial(make_vec_agents, options.env, **kwargs)
         envs = make_placed(make, options, num_envs, on_device=on_device)
-        # One group is an ordinary vector env of its rows; here all goes by group.
-        return envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
+        if isinstance(envs, AgentsVecEnv):  # of several groups
+            envs.close()
+            try:
+                envs = make_placed(partial(make, pad=True), options, num_envs, on_device=on_device)
+            except (ValueError, EnvCreationError) as error:
+                raise OptionsError(f"agents have unequal spaces: {error}") from None
+        return envs if on_device else envs.agents
+
+    @classmethod
+    def new_agent(cls, envs: Any, options: Options) -> Any:
+        """Make the agent of the rows on the device of the options."""
+        (group,) = envs.groups.values()
+        return super().new_agent(group, options)
 
     @staticmethod
-    def player(envs: AgentsVecEnv, agent: Any, options: Options) -> Callable[..., Any]:
+    def player(envs: Any, agent: Any, options: Any) -> Callable[..., Any]:
         """Return the likeliest actions, by group, as a function of observations by group.
 
-        `envs` are asked for masks, and who has acted: a memory is of an agent's life.
+        `envs` say who has acted: a memory is of an agent's life. A `Policy` is asked for rows.
         """
-        groups = envs.groups.values()
-        players = [ppo.PPO.player(*pair, options) for pair in zip(groups, agent, strict=True)]
+        if not isinstance(envs, AgentsVecEnv):
+            return ppo.PPO.player(envs, agent, options)
+        (group,) = envs.groups.values()
+        play = ppo.PPO.player(group, agent, options)
 
         def act(obs: Any, starts: Tensor, *, sample: bool = False) -> dict[str, Any]:
-            found = {}
-            for group, play in zip(groups, players, strict=True):
-                was_dead = torch.as_tensor(~group.valid, device=starts.device)
-                begins = starts.repeat_interleave(group.num_agents) | was_dead
-                found[group.name] = play(obs[group.name], begins, sample=sample)
-            return found
+            was_dead = torch.as_tensor(~group.valid, device=starts.device)
+            begins = starts.repeat_interleave(group.num_agents) | was_dead
+            return {group.name: play(obs[group.name], begins, sample=sample)}
 
         return act
 

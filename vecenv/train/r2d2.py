@@ -1,9 +1,7 @@
 """A Q-learner with a memory: sequences with burn-in, stored states and priorities, as in R2D2.
 
-    vecenv train memory:TMaze-v0 --algo r2d2 --env-kwargs length 10
-
-S. Kapturowski et al., "Recurrent Experience Replay in Distributed Reinforcement Learning", 2019,
-without its actors, its rescaled values and its noise.
+Of S. Kapturowski et al., 2019, without its actors, its rescaled values and its noise:
+`vecenv train memory:TMaze-v0 --algo r2d2 --env-kwargs length 10`.
 """
 
 from __future__ import annotations
@@ -17,29 +15,27 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor, nn
 
-from buffers import SequenceBatch
+from buffers import PrioritizedReplayBuffer, SequenceBatch
 from vecenv import VecEnv
-from vecenv.train.options import EnvOptions, OptionsError, RunOptions
-from vecenv.train.replay import Replay, TargetAgent
+from vecenv.train.networks import rectified
+from vecenv.train.options import OptionsError
+from vecenv.train.replay import Replay, ReplayOptions, TargetAgent
 
 __all__ = ["R2D2", "Agent", "Options", "QNetwork", "load_policy", "main", "r2d2_loss", "td_errors"]
 
 
 @dataclass
-class Options(RunOptions, EnvOptions):
+class Options(ReplayOptions):
     """Options of R2D2."""
 
     num_envs: int = 16  # envs stepped side by side
-    update_every: int = 32  # env steps between two updates
+    update_ratio: float = 1 / 32  # updates per env step made after learning_starts
     learning_starts: int = 2000  # env steps with random actions at the start
     exploration: tuple[float, float] = (0.4, 0.01)  # share of random actions in first and last env
     capacity: int = 50_000  # of the replay buffer, in steps
     batch_size: int = 32  # sequences per update
     sequence_length: int = 24  # steps of a sequence, burn-in included
     burn_in: int = 4  # of these, steps that only bring the state up to date
-    prioritized: bool = True  # draw sequences by their errors
-    eta: float = 0.9  # share of the largest error of a sequence in its priority; rest: the mean
-    recurrent: bool = True  # False: the same network without a memory
     hidden: int = 64  # units of encoder and memory
     n_step: int = 5  # rewards summed before the value of an observation
     max_grad_norm: float = 10.0  # longer gradients are shortened to this
@@ -52,17 +48,14 @@ class QNetwork(nn.Module):
     def __init__(self, space: Any, num_actions: int, options: Options) -> None:
         super().__init__()
         inputs, size = int(np.prod(space.shape)), options.hidden
-        self.encoder = nn.Sequential(nn.Flatten(2), nn.Linear(inputs, size), nn.ReLU())
-        self.memory = nn.GRU(size, size, batch_first=True) if options.recurrent else None
-        self.body = nn.Sequential(nn.Linear(size, size), nn.ReLU())
+        self.encoder = nn.Sequential(nn.Flatten(2), *rectified(inputs, size))
+        self.memory, self.body = nn.GRU(size, size, batch_first=True), rectified(size, size)
         self.value, self.advantages = nn.Linear(size, 1), nn.Linear(size, num_actions)
 
     def forward(self, obs: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return values (B, L, A), and states (B, L, H) after each of obs (B, L, ...)."""
-        states = features = self.encoder(obs.float())
-        if self.memory is not None:
-            states = features = self.memory(features, state[None])[0]
-        x = self.body(features)
+        states, _ = self.memory(self.encoder(obs.float()), state[None])
+        x = self.body(states)
         advantages = self.advantages(x)
         return self.value(x) + advantages - advantages.mean(2, keepdim=True), states
 
@@ -70,10 +63,10 @@ class QNetwork(nn.Module):
 class Agent(TargetAgent):
     """The network and its slow copy, the target."""
 
-    def __init__(self, envs: VecEnv, options: Options) -> None:
+    def __init__(self, envs: Any, options: Options) -> None:
         space, actions = envs.single_observation_space, envs.single_action_space
-        is_known = isinstance(space, Box) and len(space.shape) > 0
-        if not (is_known and isinstance(actions, Discrete) and actions.start == 0):
+        is_known = isinstance(space, Box) and len(space.shape) and isinstance(actions, Discrete)
+        if not (is_known and actions.start == 0):
             wanted = "Box with an axis, and Discrete from 0; use a wrapper"
             raise OptionsError(f"the spaces are {(space, actions)}, expected {wanted}")
         super().__init__(QNetwork(space, int(actions.n), options))
@@ -103,80 +96,59 @@ def td_errors(agent: Agent, batch: SequenceBatch, options: Options) -> tuple[Ten
 def r2d2_loss(
     agent: Agent, batch: SequenceBatch, options: Options
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of sequences, and errors (B, L) and states (B, L, H) for the buffer."""
-    errors, states = td_errors(agent, batch, options)
-    learn = batch.learn_mask
-    weights = learn if batch.weights is None else learn * batch.weights[:, None]
-    loss = (weights * errors.square()).sum() / learn.sum() / 2
-    return loss, {"errors": errors.detach(), "states": states}
+    """Return the loss of sequences, weighted as they were drawn, and scalars."""
+    errors, _ = td_errors(agent, batch, options)
+    weights = batch.learn_mask * batch.weights[:, None]
+    loss = (weights * errors.square()).sum() / batch.learn_mask.sum() / 2
+    return loss, {"error": errors.detach()[batch.learn_mask].abs().mean()}
 
 
 class R2D2(Replay):
-    """R2D2; see `Trainer` for what can be replaced.
-
-    Gradients are those of autograd: the loss is no mean over rows that could be split.
-    """
+    """R2D2; see `Trainer` for what can be replaced. It computes on the CPU, by autograd."""
 
     Options = Options
     make_agent = Agent
     loss = staticmethod(r2d2_loss)
-    STATE = (*Replay.STATE, "state")
+    STATE = (*Replay.STATE, "state", "is_over")
+    BUFFER = PrioritizedReplayBuffer
 
     def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
+        if not (min(options.exploration) > 0 <= options.burn_in < options.sequence_length):
+            told = f"--exploration {options.exploration}, --burn-in {options.burn_in}: expected"
+            raise OptionsError(f"{told} shares above 0, and less than --sequence-length")
         super().__init__(options, envs, agent)
-        space, actions = envs.single_observation_space, envs.single_action_space
-        self.weights = list(self.agent.network.parameters())
-        self.optimizer = torch.optim.Adam(self.weights, lr=options.learning_rate)
-        column = {"state": Box(-np.inf, np.inf, (options.hidden,))}
-        self.make_buffer(space, actions, extra_columns=column, track_episodes=True)
+        kept: Any = {"extra_columns": {"state": Box(-np.inf, np.inf, (options.hidden,))}}
+        spaces = envs.single_observation_space, envs.single_action_space
+        self.set_up(*spaces, False, track_episodes=True, **kept)
         # Each env explores in its own way.
         self.random_share = np.geomspace(*options.exploration, num=envs.num_envs)
         self.state = torch.zeros(envs.num_envs, options.hidden)  # of the memory
 
-    def start(self) -> None:
-        """Reset the envs and the memory."""
-        super().start()
-        self.state.zero_()
-
     @torch.no_grad()
     def choose(self, obs: Any) -> np.ndarray:
-        """Return the best actions, some of them replaced by random ones."""
+        """Return the best actions, some of them replaced by random ones; note the states before."""
         is_early = self.steps < self.options.learning_starts
         is_random = self.rng.random(len(obs)) < np.where(is_early, 1.0, self.random_share)
         random = self.rng.integers(self.envs.single_action_space.n, size=len(obs))
-        values, states = self.agent.network(torch.from_numpy(obs)[:, None], self.state)
-        self.noted, self.next_state = {"state": self.state.numpy()}, states[:, 0]
+        state = self.state.masked_fill(torch.from_numpy(self.is_over)[:, None], 0.0)
+        values, states = self.agent.network(torch.from_numpy(obs)[:, None], state)
+        self.noted, self.state = {"state": state.numpy()}, states[:, 0]
         return np.where(is_random, random, values[:, 0].argmax(1).numpy())
 
-    def collect(self) -> list[float]:
-        """Step all envs; return the returns of ended episodes, which are forgotten."""
-        found = super().collect()
-        self.state = self.next_state.masked_fill(torch.from_numpy(self.is_over)[:, None], 0.0)
-        return found
-
-    def num_due(self, before: int) -> int:
-        """Return how many updates are due."""
-        every, is_early = self.options.update_every, self.steps < self.options.learning_starts
-        return 0 if is_early else self.steps // every - before // every
-
-    def learn(self) -> dict[str, Tensor]:
-        """Draw sequences, make a step of Adam, move the target, and tell the buffer."""
+    def draw(self) -> SequenceBatch:
+        """Return sequences of the buffer."""
         options = self.options
         how: Any = {"burn_in": options.burn_in, "pad": True, "initial_states": "state"}
-        size, length = options.batch_size, options.sequence_length
-        batch = self.buffer.sample_sequences(size, length, **how)
-        loss, found = self.loss(self.agent, batch, options)
-        if not loss.isfinite():
-            raise FloatingPointError(f"the loss is {float(loss)} after {self.steps} steps")
-        self.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.weights, options.max_grad_norm)
-        self.optimizer.step()
-        self.agent.follow(options.tau)
-        if options.prioritized:
-            self.buffer.update_sequence_priorities(batch, found["errors"], eta=options.eta)
-        self.buffer.refresh_states(batch, state=found["states"])
-        return {"loss": loss.detach(), "error": found["errors"][batch.learn_mask].abs().mean()}
+        return self.buffer.sample_sequences(options.batch_size, options.sequence_length, **how)
+
+    @torch.no_grad()
+    def learn(self) -> dict[str, Tensor]:
+        """Make an update, and tell the buffer the new errors and states."""
+        scalars = super().learn()
+        errors, states = td_errors(self.agent, self.batch, self.options)
+        self.buffer.update_sequence_priorities(self.batch, errors, eta=0.9)
+        self.buffer.refresh_states(self.batch, state=states)
+        return scalars
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:
@@ -185,21 +157,11 @@ class R2D2(Replay):
 
         def act(obs: Tensor, starts: Tensor) -> Tensor:
             nonlocal state
-            state = state.masked_fill(torch.as_tensor(starts)[:, None], 0.0)
-            values, states = agent.network(obs[:, None], state)
+            values, states = agent.network(obs[:, None], state.masked_fill(starts[:, None], 0.0))
             state = states[:, 0]
             return values[:, 0].argmax(1)
 
         return act
-
-    @staticmethod
-    def check_options(options: Options) -> None:
-        """Refuse shares of random actions that are 0, and a burn-in as long as sequences."""
-        if not min(options.exploration) > 0:
-            raise OptionsError(f"--exploration {options.exploration}: expected numbers above 0")
-        if not 0 <= options.burn_in < (length := options.sequence_length):
-            wanted = f"expected 0 or more and less than --sequence-length {length}"
-            raise OptionsError(f"--burn-in {options.burn_in}: {wanted}")
 
 
 load_policy, main = R2D2.load_policy, R2D2.main

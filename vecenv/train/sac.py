@@ -1,16 +1,15 @@
 """SAC for Box observations and bounded Box actions: `vecenv train Pendulum-v1`.
 
-T. Haarnoja et al., "Soft Actor-Critic Algorithms and Applications", 2018 (arXiv 1812.05905).
+Of T. Haarnoja et al., 2018 (arXiv 1812.05905).
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,16 +19,16 @@ from torch.distributions import Normal
 
 from vecenv import VecEnv
 from vecenv.core.batches import leaf_by_leaf
-from vecenv.learn import Adam
+from vecenv.learn import Graph
 from vecenv.train.networks import Encoders, rectified
-from vecenv.train.options import OptionsError
+from vecenv.train.options import GradientOptions, OptionsError
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent
 
-__all__ = ["SAC", "Agent", "Critics", "Options", "load_policy", "main", "sac_loss", "to_env"]
+__all__ = ["SAC", "Agent", "Critics", "Options", "load_policy", "main", "sac_loss"]
 
 
 @dataclass
-class Options(ReplayOptions):
+class Options(GradientOptions, ReplayOptions):
     """Options of SAC."""
 
     env_id: str = "Pendulum-v1"  # registered id, also "module:id"
@@ -38,77 +37,61 @@ class Options(ReplayOptions):
     hold: int = 1  # steps for which each of the random actions at the start is held
     alpha: float | None = None  # entropy weight; None learns it, for minus the action's size
     hidden: tuple[int, ...] = (256, 256)  # units of the ReLU layers of each network
-    first_ready: bool = False  # envs step while the learner learns; for the backend async
-    graphs: Literal["auto", "on", "off"] = "auto"  # an update as a CUDA graph; auto: on a device
-
-
-class Linears(nn.Module):
-    """`count` linear layers side by side, (count, B, K) to (count, B, N), as one product."""
-
-    def __init__(self, count: int, inputs: int, outputs: int) -> None:
-        super().__init__()
-        bound = inputs**-0.5  # as nn.Linear
-        self.weight = nn.Parameter(torch.empty(count, inputs, outputs).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(count, 1, outputs).uniform_(-bound, bound))
-
-    def forward(self, x: Tensor, *, frozen: bool = False) -> Tensor:
-        """Return x @ weight + bias; frozen: gradients pass to x, not to weight and bias."""
-        weight, bias = (x.detach() if frozen else x for x in (self.weight, self.bias))
-        if weight.shape[2] == 1:  # libraries are slow at one column
-            return (x * weight.mT).float().sum(-1, keepdim=True) + bias
-        return torch.baddbmm(bias, x, weight)
+    graphs: bool = True  # an update on a device as a CUDA graph
 
 
 class Critics(nn.Module):
-    """`count` networks that tell the value of an action at an observation."""
+    """`count` networks that tell the value of an action; a layer is one product.
+
+    `layers` are weights (count, K, N) and biases (count, 1, N) in turn.
+    """
 
     def __init__(self, count: int, *widths: int) -> None:
         super().__init__()
-        self.count = count
-        self.layers = nn.ModuleList(Linears(count, a, b) for a, b in pairwise(widths))
+        shapes = [(n, a, b) for a, b in pairwise(widths) for n in (a, 1)]
+        drawn = [torch.empty(count, n, b).uniform_(-(a**-0.5), a**-0.5) for n, a, b in shapes]
+        self.layers = nn.ParameterList(drawn)  # bounds as of nn.Linear
 
     def forward(self, obs: Tensor, actions: Tensor, *, frozen: bool = False) -> Tensor:
-        """Return values (count, B)."""
-        x = torch.cat([obs.flatten(1), actions], 1)
-        *hidden, last = self.layers
-        x = x.expand(self.count, *x.shape)
-        for layer in hidden:
-            x = layer(x, frozen=frozen).relu()
-        return last(x, frozen=frozen).squeeze(-1).float()
+        """Return values (count, B); frozen: gradients pass to the actions, not to the weights."""
+        layers = [x.detach() if frozen else x for x in self.layers]
+        *hidden, (weight, bias) = zip(layers[::2], layers[1::2], strict=True)
+        x = torch.cat([obs.flatten(1), actions], 1).expand(len(weight), -1, -1)
+        for w, b in hidden:
+            x = torch.baddbmm(b, x, w).relu()
+        # Libraries are slow at one column.
+        return ((x * weight.mT).float().sum(-1, keepdim=True) + bias).squeeze(-1).float()
 
 
 class Agent(TargetAgent):
-    """Actor, two critics and their targets, and the entropy's weight. Actions are -1 to 1."""
-
-    FOLLOWS: ClassVar = ("critics", "targets")
+    """Actor, critics (`network`), their targets, the entropy's weight. Actions are -1 to 1."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
-        super().__init__()
         space: Any = envs.single_action_space
-        is_row = isinstance(space, Box) and len(space.shape) == 1 and space.is_bounded()
-        with np.errstate(over="ignore"):  # some bounds stand for none, as the largest floats
+        is_row = isinstance(space, Box) and len(space.shape) == 1
+        is_row = is_row and space.dtype in (np.float32, np.float64)
+        with np.errstate(all="ignore"):  # some bounds stand for none, as the largest floats
             is_row = is_row and bool(np.isfinite(space.high - space.low).all())
-        if not (is_row and space.dtype in (np.float32, np.float64)):
+        if not is_row:
             wanted = "a bounded Box of floats with one axis; use a wrapper"
             raise OptionsError(f"actions are {space}, expected {wanted}")
-        self.encoders = Encoders(envs.single_observation_space)  # without weights
-        if self.encoders.has_pictures:
+        encoders = Encoders(envs.single_observation_space)  # without weights
+        if encoders.has_pictures:
             raise OptionsError("observations have pictures, which SAC has no layers for; take PPO")
-        num_inputs, self.num_actions = self.encoders.num_features, len(space.low)
+        num_inputs, num_actions = encoders.num_features, len(space.low)
         widths = num_inputs, *options.hidden
-        layers = *rectified(*widths), nn.Linear(widths[-1], 2 * self.num_actions)
+        layers = *rectified(*widths), nn.Linear(widths[-1], 2 * num_actions)
+        super().__init__(Critics(2, num_inputs + num_actions, *options.hidden, 1))
+        self.encoders, self.num_actions = encoders, num_actions
+        self.low, self.high = space.low, space.high
         self.actor = nn.Sequential(nn.Flatten(), *layers)
-        self.critics = Critics(2, num_inputs + self.num_actions, *options.hidden, 1)
-        self.targets = copy.deepcopy(self.critics).requires_grad_(False)
-        log_alpha = torch.tensor(math.log(1.0 if options.alpha is None else options.alpha))
+        if not (alpha := 1.0 if options.alpha is None else options.alpha) > 0:
+            raise OptionsError(f"--alpha {alpha}: expected a number above 0; 1e-9 is nearly none")
+        log_alpha = torch.tensor(math.log(alpha))
         self.log_alpha = nn.Parameter(log_alpha, requires_grad=options.alpha is None)
 
     def draw(self, obs: Tensor, noise: Tensor | float) -> tuple[Tensor, Tensor]:
-        """Draw actions at observations (B, ...), with normal noise, float32 (B, A).
-
-        Returns:
-            Actions from -1 to 1, float32 (B, A), and their log-densities, float32 (B,).
-        """
+        """Return actions (B, A) drawn with normal noise (B, A), and their log-densities (B,)."""
         mean, log_std = self.actor(self.encoders(obs)).float().chunk(2, -1)
         normal = Normal(mean, log_std.clamp(-20, 2).exp(), validate_args=False)
         raw = mean + normal.scale * noise
@@ -121,28 +104,29 @@ class Agent(TargetAgent):
         """Return actions (B, A) for obs (B, *obs_shape); without noise the most likely ones."""
         return self.draw(obs, noise)[0]
 
-    def errors(self, batch: Batch) -> Tensor:
-        """Return how far the critics, (2, B), are above the rewards and the value after them.
+    def to_env(self, actions: Any) -> np.ndarray:
+        """Turn actions (N, A) from -1 to 1 into those of the env."""
+        return (self.low + (actions + 1) * (0.5 * (self.high - self.low))).clip(self.low, self.high)
 
-        That is the lower of the targets' values of an action drawn there, and its entropy.
-        """
+    def errors(self, batch: Batch) -> Tensor:
+        """Return how far the critics (2, B) are above the lower of the targets and its entropy."""
         with torch.no_grad():
             actions, log_probs = self.draw(batch.next_obs, batch.next_noise)
-            values = self.targets(self.encoders(batch.next_obs), actions).amin(0)
+            values = self.target(self.encoders(batch.next_obs), actions).amin(0)
             values = values - self.log_alpha.exp() * log_probs
             goals = batch.rewards + batch.discounts * values
-        return self.critics(self.encoders(batch.obs), batch.actions) - goals
+        return self.network(self.encoders(batch.obs), batch.actions) - goals
 
 
 def sac_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the sum of three losses, of which each weight gets the gradient of one, and scalars.
 
-    As in the code of the paper's authors, all three are of the weights before the update.
+    As in the paper's code, all three are of the weights before the update.
     """
     alpha = agent.log_alpha.exp().detach()
-    critic_loss = (batch.importance * agent.errors(batch).square()).sum(0).mean() / 2
+    critic_loss = agent.errors(batch).square().sum(0).mean() / 2
     actions, log_probs = agent.draw(batch.obs, batch.noise)
-    values = agent.critics(agent.encoders(batch.obs), actions, frozen=True).amin(0)
+    values = agent.network(agent.encoders(batch.obs), actions, frozen=True).amin(0)
     actor_loss = (alpha * log_probs - values).mean()
     entropy = -log_probs.detach().mean()
     alpha_loss = agent.log_alpha * (entropy + agent.num_actions)
@@ -157,113 +141,49 @@ class SAC(Replay):
     make_agent = Agent
     loss = staticmethod(sac_loss)
     LOG_STEPS: ClassVar = 200
-    STATE = (*Replay.STATE, "generator", "held", "num_episodes")
+    STATE = (*Replay.STATE, "generator", "held")
 
     def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
         super().__init__(options, envs, agent)
-        if options.first_ready and self.is_on_device:
-            raise OptionsError("--first-ready is for envs in processes; leave it out, or --device")
         space, device = envs.single_action_space, torch.device(options.device)
-        is_captured = options.graphs == "on" or (options.graphs, device.type) == ("auto", "cuda")
-        actions, rate = Box(-1, 1, space.shape, space.dtype), options.learning_rate
-        self.set_up(envs.single_observation_space, actions, is_captured)
-        self.optimizer = Adam(self.gradient.parameters(), lr=rate, deferred=is_captured)
+        # In a profile it would see the first update only.
+        is_captured = options.graphs and not options.profile and device.type == "cuda"
+        actions = Box(-1, 1, space.shape, space.dtype)
+        how: Any = {"n_step": options.n_step, "device": device}
+        self.set_up(envs.single_observation_space, actions, is_captured, **how)
         self.noise = torch.zeros(2, options.batch_size, *space.shape, device=device)
         self.generator = torch.Generator(device).manual_seed(options.seed)
-        self.ids = np.arange(envs.num_envs)
         self.held = np.zeros(envs.action_space.shape, space.dtype)  # random actions at the start
-        self.num_episodes = np.zeros(len(self.ids), np.int32)  # seen of envs on a device
-        self.bounds: Any = space.low, space.high
-        if self.is_on_device:
-            self.bounds = [torch.tensor(bound, device=device) for bound in self.bounds]
         if is_captured:  # from here on it is replayed, and waits for nothing
-            drawn_with = [self.buffer.generator, self.generator] if device.type == "cuda" else []
-            self.capture("learn", generators=drawn_with)
+            generators = [self.buffer.generator, self.generator]
+            self.learn: Any = Graph(self.learn, device, generators=generators, log=print)
 
-        if options.first_ready:  # envs that are stepping can't be saved
-            self.STATE = tuple(name for name in self.STATE if name != "envs")
-
-    def start(self) -> None:
-        """Reset the envs."""
-        super().start()
-        self.num_episodes[:] = 0
-        if self.options.first_ready:
-            self.send(self.obs, self.ids)
-
-    def choose(self, obs: Any, ids: Any = ...) -> Any:
-        """Return actions from -1 to 1 of the envs `ids`, random ones at the start."""
+    def choose(self, obs: Any) -> np.ndarray:
+        """Return actions from -1 to 1, random ones at the start."""
         options, device, held = self.options, self.noise.device, self.held
         if self.steps < options.learning_starts:
-            if self.steps // len(self.ids) % options.hold == 0:
-                held[ids] = self.rng.uniform(-1, 1, held[ids].shape)
-            return torch.from_numpy(held[ids]).to(device) if self.is_on_device else held[ids]
+            if self.steps // len(held) % options.hold == 0:
+                held[:] = self.rng.uniform(-1, 1, held.shape)
+            return held
         x = leaf_by_leaf(lambda part: torch.as_tensor(part).to(device), obs)
-        noise = torch.randn(held[ids].shape, generator=self.generator, device=device)
-        actions = self.agent.act(x, noise)
-        if self.is_on_device:
-            return actions.to(self.bounds[0].dtype)
-        return actions.cpu().numpy().astype(held.dtype, copy=False)
-
-    def to_env(self, actions: Any) -> Any:
-        """Turn actions from -1 to 1 into those that the env takes."""
-        return to_env(actions, *self.bounds)
-
-    def send(self, obs: Any, ids: np.ndarray) -> None:
-        """Begin steps of the envs `ids` (n,), with actions for their observations."""
-        with self.timing.phase("policy"):
-            actions = self.choose(obs, ids)
-        self.envs.send(self.to_env(actions), ids)
-        self.writer.sent(actions, ids)
-
-    def collect(self) -> list[float]:
-        """Step all envs, or take those that are ready; return the returns of ended episodes."""
-        if not self.options.first_ready:
-            return super().collect()
-        batch = self.envs.recv(max(1, len(self.ids) // 2), timeout=60)
-        self.writer.received(batch)
-        self.send(batch.obs, batch.env_ids)
-        self.steps += len(batch.env_ids)
-        flags = batch.terminations, batch.truncations
-        return self.note_returns(batch.rewards, flags, batch.env_ids)
-
-    def ended(self) -> list[float]:
-        """Wait for envs on a device, and return the newest of the returns of those that ended."""
-        if not self.is_on_device:
-            return []
-        counts = self.envs.num_episodes.cpu().numpy()
-        found = self.envs.last_returns.cpu().numpy()[counts != self.num_episodes].tolist()
-        self.num_episodes = counts
-        return found
+        noise = torch.randn(held.shape, generator=self.generator, device=device)
+        return self.agent.act(x, noise).cpu().numpy().astype(held.dtype, copy=False)
 
     def draw(self) -> Batch:
         """Return transitions of the buffer, valid until the next call, and fresh noise."""
-        batch, noise = super().draw(), self.noise.normal_(generator=self.generator)
-        names = "obs", "next_obs", "actions"
-        seen = {k: leaf_by_leaf(lambda part: part.float(), getattr(batch, k)) for k in names}
-        return batch._replace(**seen, noise=noise[0], next_noise=noise[1])
+        batch, (now, later) = super().draw(), self.noise.normal_(generator=self.generator)
+        return batch._replace(actions=batch.actions.float(), noise=now, next_noise=later)
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:
         """Return the most likely actions, or with `sample` drawn ones, of observations."""
-        space: Any = envs.single_action_space
 
         def act(obs: Any, *, sample: bool = False) -> np.ndarray:
-            drawn = torch.randn(envs.num_envs, *space.shape) if sample else torch.zeros(())
-            noise = drawn.to(options.device)
-            return to_env(agent.act(obs, noise).cpu().numpy(), space.low, space.high)
+            shape = (envs.num_envs, agent.num_actions) if sample else ()
+            noise = torch.randn(shape) if sample else torch.zeros(())
+            return agent.to_env(agent.act(obs, noise.to(options.device)).cpu().numpy())
 
         return act
-
-    @staticmethod
-    def check_options(options: Options) -> None:
-        """Refuse an entropy weight that is none."""
-        if (alpha := options.alpha) is not None and not alpha > 0:
-            raise OptionsError(f"--alpha {alpha}: expected a number above 0; 1e-9 is nearly none")
-
-
-def to_env(actions: Any, low: Any, high: Any) -> Any:
-    """Turn actions (N, A) from -1 to 1 into those between bounds (A,): arrays, or tensors."""
-    return (low + (actions + 1) * (0.5 * (high - low))).clip(low, high)
 
 
 load_policy, main = SAC.load_policy, SAC.main

@@ -5,22 +5,24 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from torch import Tensor, cuda
+from torch import cuda
 
 from vecenv import RayVectorEnv, learn, make_vec
 from vecenv.agents import AgentsVecEnv
-from vecenv.learn import Gradient, Graph, Ranks, Run, evaluate, evaluate_games
-from vecenv.train.options import OptionsError, is_on_device, make_placed, named
+from vecenv.core.importing import import_object
+from vecenv.learn import Gradient, Ranks, Run, evaluate, evaluate_games
+from vecenv.train.options import OptionsError, is_on_device, make_placed
 from vecenv.train.policy import env_of, load_agent, save_spaces
 from vecenv.wrappers import RecordInfos
 
-__all__ = ["Trainer", "means_of", "title_of"]
+__all__ = ["Trainer", "title_of"]
 
 
 class Trainer:
@@ -36,23 +38,16 @@ class Trainer:
     - `evaluate(self, episodes, seed=None, sample=False)` returns an `EvaluationResult`.
 
     A trainer of another kind has `start(self)`, which resets the envs, `update(self)`, which
-    collects and learns and returns scalars to be logged, and the static method
-    `player(envs, agent, options)`, which returns the deterministic policy as
-    `vecenv.learn.evaluate` calls it.
+    collects and learns and returns scalars to be logged, and the static `player(envs, agent,
+    options)`, the deterministic policy as `vecenv.learn.evaluate` calls it.
 
     Args:
-        options: An `Options` of the trainer's module.
+        options: An `Options` of the trainer's module; OptionsError if they do not fit the envs.
         envs: The caller's to close.
         agent: On the device of the options; None makes one.
 
-    Attributes:
-        agent: The module that learns.
-        steps: Env steps made; those on which autoreset resets do not count.
-        num_updates: Updates made.
-        episodes: Returns of the episodes that ended in the last update.
-
-    Raises:
-        OptionsError: The options do not fit the envs.
+    `agent` is the module that learns, `steps` the env steps made, without those on which autoreset
+    resets, `num_updates` the updates, `episodes` the returns that ended in the last one.
     """
 
     Options: ClassVar[type]
@@ -64,17 +59,14 @@ class Trainer:
     # Options that a resumed run may be given other values of.
     MAY_CHANGE: ClassVar = frozenset(
         ("save", "save_every", "overwrite", "tensorboard", "profile", "eval_episodes")
-    )
+    ).union(("num_workers", "vector_kwargs"))
     STATE: tuple[str, ...] = ("agent", "optimizer", "envs", "steps", "num_updates")
     BASELINES: ClassVar[dict[str, float] | None] = None  # returns of others, beside the curve
     AUTORESET: ClassVar[str | None] = None  # mode of the envs to train in; None is the default
-    RETURN: ClassVar = "charts/episodic_return"  # names in the metrics
-    SPEED: ClassVar = "charts/SPS"
+    ON_DEVICE: ClassVar = True  # envs to train in may be where the networks are
     LOG_STEPS: ClassVar = 1  # env steps between two lines of the metrics, at least
     NUM_RECENT: ClassVar = 20  # episodes of the return that is shown
-    KEEPS_BEST: ClassVar = True  # the checkpoint with the highest of these
 
-    earlier: Any = None  # `Gradient.describe` of the run that goes on
     ranks = Ranks()  # processes that learn together
     optimizer: Any = None
     gradient: Any = None
@@ -86,9 +78,8 @@ class Trainer:
         try:
             self.agent: Any = self.new_agent(envs, options) if agent is None else agent
         except OptionsError as error:
-            raise OptionsError(f"{name_of(options)}: {error}") from None
+            raise OptionsError(f"{env_of(options)}: {error}") from None
         self.episodes = list[float]()
-        self.graphs = dict[str, Graph[Any]]()
 
     @classmethod
     def replacing(cls, **functions: Any) -> type[Self]:
@@ -113,49 +104,32 @@ class Trainer:
     @classmethod
     def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> Any:
         """Make envs to play in, on the CPU, or to train in: compiled ones where networks are."""
-        asked = {"num_workers": options.num_workers, **cls.vector_kwargs(options)}
-        given: Any = {"vector_kwargs": {name: value for name, value in asked.items() if value}}
+        asked = {"num_workers": options.num_workers, **options.vector_kwargs}
+        given: Any = {"vector_kwargs": {name: x for name, x in asked.items() if x is not None}}
         if on_device and cls.AUTORESET is not None:
             given["autoreset_mode"] = cls.AUTORESET
-        if options.wrappers:
-            given["wrappers"] = [named(wrapper) for wrapper in options.wrappers]
-
-        def make(num_envs: int, **given: Any) -> Any:
-            return make_vec(options.env_id, num_envs, **given, **options.env_kwargs)
-
-        envs = make_placed(make, options, num_envs, on_device=on_device, **given)
-        if on_device and (names := getattr(options, "log_infos", ())):
-            if is_on_device(envs) or isinstance(envs, RayVectorEnv):
-                envs.close()
-                raise OptionsError(
-                    f"--log-infos {' '.join(names)}: infos of envs on a device or in Ray's actors "
-                    "stay there; leave it out, or use another backend"
-                )
-            envs = RecordInfos(envs, names)
-        return envs
-
-    @staticmethod
-    def vector_kwargs(options: Any) -> dict[str, Any]:
-        """Return further arguments of the backend's class, of which those that are set count."""
-        return {}
+        try:
+            if options.wrappers:
+                given["wrappers"] = [import_object("--wrappers", x) for x in options.wrappers]
+        except (ValueError, ImportError) as error:
+            raise OptionsError(str(error)) from None
+        make = partial(make_vec, options.env_id, **options.env_kwargs)
+        envs = make_placed(make, options, num_envs, on_device=on_device and cls.ON_DEVICE, **given)
+        if not (on_device and options.log_infos):
+            return envs
+        if is_on_device(envs) or isinstance(envs, RayVectorEnv):
+            envs.close()
+            told = "infos of envs on a device or in Ray's actors stay there; leave it out"
+            raise OptionsError(f"--log-infos: {told}, or use another backend")
+        return RecordInfos(envs, options.log_infos)
 
     def make_gradient(self, num_calls: int, num_rows: int, **given: Any) -> Gradient:
-        """Return the gradient of the loss, for so many calls with batches of so many rows.
-
-        `given` are `num_weights` and `may_split` of `gradient_options`, and as of `Gradient`.
-        """
-        options, how = self.options, dict[str, Any](num_calls=num_calls, num_rows=num_rows)
-        how |= {k: given.pop(k) for k in ("num_weights", "may_split") if k in given}
-        given |= learn.gradient_options(options.compile, earlier=self.earlier, **how)
-        given = {"dtype": getattr(options, "dtype", "float32"), "log": print, **given}
+        """Return the gradient of the loss, as `gradient_options` chooses, or as `given`."""
+        how = {k: given.pop(k) for k in ("num_weights", "may_split") if k in given}
+        options, how = self.options, {"num_calls": num_calls, "num_rows": num_rows, **how}
+        chosen = learn.gradient_options(getattr(options, "compile", "off"), **how)
+        given = {"dtype": getattr(options, "dtype", "float32"), "log": print, **given, **chosen}
         return Gradient(self.agent, partial(self.loss, options=options), **given)
-
-    def capture(self, *names: str, **given: Any) -> None:
-        """Let methods be replayed as CUDA graphs from here on; `given` as of `Graph`."""
-        given |= {"log": print}
-        for name in names:
-            self.graphs[name] = Graph(getattr(self, name), self.options.device, **given)
-            setattr(self, name, self.graphs[name])
 
     def train(self, run: Run) -> None:
         """Update until the steps are made, or until a signal says to stop, and save."""
@@ -175,12 +149,15 @@ class Trainer:
                 stops = any([self.on_update(scalars), *map(self.on_episode, self.episodes)])
                 if before // every < self.steps // every:
                     recent, speed = run.recent_return(self.NUM_RECENT), progress.speed(self.steps)
-                    shown = {self.RETURN: recent, self.SPEED: speed}
+                    shown = {"charts/episodic_return": recent, "charts/SPS": speed}
                     if self.optimizer is not None:
                         shown["charts/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-                    run.log(self.steps, shown | self.recorded_infos() | scalars)
+                    if isinstance(self.envs, RecordInfos):
+                        shown |= {f"infos/{name}": x for name, x in self.envs.take().items()}
+                    run.log(self.steps, shown | scalars)
                     progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
-                self.save_if_due(run, before)
+                if run.is_due(self.steps):
+                    self.save(run)
             else:
                 progress.fill(self.steps)  # what no rollout fits into is left out
             progress.show(self.steps)
@@ -188,52 +165,30 @@ class Trainer:
             print(f"stopped after {self.steps} steps; go on with {run.resume_command}")
         self.save(run)
 
-    def recorded_infos(self) -> dict[str, float]:
-        """Return the means of the infos that the options name, since the last time."""
-        if not isinstance(self.envs, RecordInfos):
-            return {}
-        return {f"infos/{name}": mean for name, mean in self.envs.take().items()}
-
     def on_update(self, scalars: Mapping[str, Any]) -> bool | None:
         """Do something after each update, with what it logs; return True to stop the training."""
 
     def on_episode(self, episode_return: float) -> bool | None:
         """Do something with the return of each episode; return True to stop the training."""
 
-    def save_if_due(self, run: Run, before: int) -> None:
-        """Save from time to time; `before` is the steps made before the last update."""
-        if run.is_due(self.steps):
-            self.save(run, run.recent_return(self.NUM_RECENT) if self.KEEPS_BEST else None)
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return what a checkpoint has, by its name there."""
-        return {name: getattr(self, name) for name in self.STATE}
-
-    def describe(self) -> Any:
-        """Return how gradients are computed, which a resumed run keeps."""
-        return self.gradient and self.gradient.describe()
-
     def check(self) -> None:
         """Raise what was found on the device since the last time, for which nobody has waited."""
-        if self.gradient is not None:
-            self.gradient.check()
-        if is_on_device(self.envs):
-            self.envs.check()
+        parts: Any = self.gradient, self.envs if is_on_device(self.envs) else None
+        for part in filter(None, parts):
+            part.check()
 
-    def save(self, run: Run, score: float | None = None) -> None:
-        """Write a checkpoint, as the best one too if no score was higher."""
+    def save(self, run: Run) -> None:
+        """Write a checkpoint."""
         self.check()
-        if how := self.describe():
-            run.write_json("gradient", how)
-        run.save(self.snapshot(), score=score)
+        run.save({name: getattr(self, name) for name in self.STATE})
 
     def restore(self, run: Run, *, later: tuple[str, ...] = ()) -> bool | None:
         """Go on where the run's checkpoint was made; attributes in `later` are left as they are.
 
-        Returns:
-            Whether envs could not be restored, and begin anew; None if there is no checkpoint.
+        Returns whether envs could not be restored, and begin anew; None without a checkpoint.
         """
-        own, kinds = self.snapshot(), (np.random.Generator, torch.Generator)
+        own = {name: getattr(self, name) for name in self.STATE}
+        kinds = np.random.Generator, torch.Generator
         parts = {k: x for k, x in own.items() if hasattr(x, "state_dict") or isinstance(x, kinds)}
         state = run.restore({name: x for name, x in parts.items() if name not in later})
         if state is None:
@@ -249,16 +204,10 @@ class Trainer:
         """Leave in the folder what a finished training has beside its checkpoints."""
 
     def evaluate(self, episodes: int, seed: int | None = None, *, sample: bool = False) -> Any:
-        """Play the policy in envs of its own.
+        """Play episodes, or games, with the policy in envs of its own.
 
-        Args:
-            episodes: How many, or how many games.
-            seed: Of the first env; None for another one than any of the training.
-            sample: Draw from the policy, as in the training, not the likeliest actions.
-
-        Returns:
-            An `EvaluationResult`; of several agents one for each group. None if `sample` is asked
-            of a policy without probabilities.
+        The first env is seeded with `seed`; None takes another one than any of the training. With
+        `sample` actions are drawn, which is None for a policy without probabilities.
         """
         options = self.options
         with closing(self.make_envs(options, min(100, episodes))) as envs:
@@ -267,8 +216,10 @@ class Trainer:
                 return None
             act = partial(act, sample=True) if sample else act
             first = 1_000_000 + options.seed if seed is None else seed
-            play = evaluate_games if isinstance(envs, AgentsVecEnv) else evaluate
-            return play(act, envs, episodes, seed=first, device=getattr(options, "device", "cpu"))
+            how: Any = {"seed": first, "device": getattr(options, "device", "cpu")}
+            if isinstance(envs, AgentsVecEnv):  # of one group
+                return next(iter(evaluate_games(act, envs, episodes, **how).values()))
+            return evaluate(act, envs, episodes, **how)
 
     @staticmethod
     def check_options(options: Any) -> None:
@@ -281,48 +232,56 @@ class Trainer:
         # The run has given back the signals: one is enough now.
         with learn.evaluating(f"{options.eval_episodes} episodes"):
             result = trainer.evaluate(options.eval_episodes)
-            sampled = trainer.evaluate(options.eval_episodes, sample=True)
-        numbers, told = _facts_of(result)
-        if sampled is not None:
-            numbers["sampled"], drawn = _facts_of(sampled)
-            told += f" (drawn as in the training: {drawn})"
+            drawn = trainer.evaluate(options.eval_episodes, sample=True)
+        facts: Any = {"mean": result.mean, "ci95": result.ci95}
+        if drawn is not None:
+            facts["sampled"] = {"mean": drawn.mean, "ci95": drawn.ci95}
         with _refusing():
-            run.write_json("evaluation", numbers)
+            run.write_json("evaluation", facts)
+        told = f"{result} (drawn as in the training: {drawn})" if drawn else f"{result}"
         print(f"{title_of(options)}: {told}; {run.seconds:.0f} s, see {options.save}")
         return result
 
     @classmethod
     def run(cls, options: Any) -> tuple[Run, Self]:
-        """Train in the folder of the options, and save; what does not fit is a SystemExit."""
+        """Train and save; what does not fit is a SystemExit, as is the end of all but one rank."""
         torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
         torch.set_num_threads(options.torch_threads)
         torch.manual_seed(options.seed)
+        device, limit = getattr(options, "device", "cpu"), getattr(options, "rank_timeout", None)
         with _refusing():
-            if (device := getattr(options, "device", "cpu")) != "cpu" and not cuda.is_available():
+            if device != "cpu" and not cuda.is_available():
                 raise OptionsError(f"--device {device}: torch finds no such device; leave it out")
             cls.check_options(options)
-            num_envs = getattr(options, "num_envs", None) or options.num_games
-            return cls.run_in(options.save, options, num_envs)
+            if limit is None:
+                return cls.run_in(options.save, options, Ranks())
+            with Ranks.join(device, timeout=limit) as ranks:
+                folder = options.save / f"rank{ranks.rank}" if ranks.rank else options.save
+                found = cls.run_in(folder, replace(options, device=str(ranks.device)), ranks)
+                if ranks.rank > 0:
+                    raise SystemExit(0)  # the first one does the rest
+            return found
 
     @classmethod
-    def run_in(cls, folder: Path, options: Any, num_envs: int) -> tuple[Run, Self]:
-        """Do what `run` does in a folder, with so many envs."""
-        settings: Any = {"tensorboard": options.tensorboard, "overwrite": options.overwrite}
-        settings |= {"save_every": options.save_every, "may_change": cls.MAY_CHANGE}
-        with Run(folder, options, options.resume, **settings) as run:
-            earlier = run.read_json("gradient") if options.resume else None
+    def run_in(cls, folder: Path, options: Any, ranks: Ranks) -> tuple[Run, Self]:
+        """Do what `run` does in a folder, in one of several processes."""
+        try:
+            num_envs = ranks.share_of(getattr(options, "num_envs", None) or options.num_games)
+        except ValueError as error:
+            raise OptionsError(f"--num-envs: {error}") from None
+        given: Any = {"overwrite": options.overwrite, "save_every": options.save_every}
+        given["tensorboard"] = options.tensorboard and ranks.rank == 0
+        with Run(folder, options, options.resume, may_change=cls.MAY_CHANGE, **given) as run:
             envs = cls.make_envs(options, num_envs, on_device=True)
-            trainer = cls.replacing(earlier=earlier)(options, envs)
+            trainer = cls.replacing(ranks=ranks)(options, envs)
             save_spaces(folder, cls, options, envs)
-            if trainer.ranks.rank == 0:
+            if ranks.rank == 0:
                 print(f"{num_envs} envs of {type(getattr(envs, 'unwrapped', envs)).__name__}")
             if options.profile:
                 envs.timing.enable()
             trainer.train(run)
             if options.profile and envs.timing.log.phases_ns:
-                names = ", ".join(trainer.graphs)  # calls that are replayed are not timed
-                note = names and f"\nof {names}, CUDA graphs, the table has the first calls only"
-                print(f"{envs.timing.report()}{note}")
+                print(envs.timing.report())
             trainer.finish(run)
             if isinstance(envs, RecordInfos) and (missing := envs.missing):
                 seen = ", ".join(sorted(envs.seen)) or "none"
@@ -337,35 +296,13 @@ class Trainer:
         torch.set_num_threads(options.torch_threads)  # those of the training
         envs = cls.make_envs(options, num_envs)
         agent = cls.new_agent(envs, options)
-        load_agent(agent, cls.checkpoint_of(options.save))
+        load_agent(agent, options.save)
         return envs, cls.player(envs, agent, options)
-
-    @staticmethod
-    def checkpoint_of(folder: Path) -> Path:
-        """Return the checkpoint that has the policy of a run."""
-        return folder / "checkpoint" / "last.pt"
-
-
-def _facts_of(result: Any) -> tuple[dict[str, Any], str]:
-    groups = result if isinstance(result, dict) else {"": result}
-    numbers: dict[str, Any] = {k: {"mean": x.mean, "ci95": x.ci95} for k, x in groups.items()}
-    told = "; ".join(f"{name} {found}".strip() for name, found in groups.items())
-    return numbers.get("", numbers), told
-
-
-def means_of(found: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of each of the scalars that several gradients have returned."""
-    return {name: torch.stack([scalars[name] for scalars in found]).mean() for name in found[0]}
-
-
-def name_of(options: Any) -> str:
-    """Return what the options call the env."""
-    return env_of(options) or options.save.name
 
 
 def title_of(options: Any) -> str:
     """Return what a run is called in pictures and reports."""
-    return f"{name_of(options)}, seed {options.seed}"
+    return f"{env_of(options)}, seed {options.seed}"
 
 
 @contextmanager

@@ -249,7 +249,8 @@ class _FunctionPolicy:
         return self._function(obs)
 
     def reset(self) -> None:
-        """Do nothing: it remembers nothing."""
+        """Let it forget, if it can."""
+        getattr(self._function, "reset", lambda: None)()
 
 
 def find_policy(
@@ -260,7 +261,7 @@ def find_policy(
     Args:
         policy: Name of a ready-made policy ("react_restore" or "react-restore"; "random" is
             "uniform"; "defender" the trained one that comes along); name of a file with a saved
-            policy, of `vecenv.train.ppo`, of `save_defender` or of stable-baselines3; an object
+            policy, of `save_defender` or of stable-baselines3; a `vecenv.load_policy`; an object
             with `act` and `reset`; a function from observations (N, ...) to actions (N,); a class
             of either, which is called, with `scenario` and `seed` if it has parameters of these
             names; or "module:object" for one of these, looked for in the working directory too.
