@@ -185,7 +185,7 @@ def test_weighted_rows_in_two_threads_have_the_gradient_of_autograd():
     before = torch.get_float32_matmul_precision(), torch.get_num_threads()
     batch = make_batch(weights=weights)
     assert_equal(gradient, batch)
-    assert gradient.path == "compiled" and gradient.describe()["threads"] == 2, gradient.reason
+    assert gradient.path == "compiled" and gradient.num_threads == 2, gradient.reason
     assert "two halves of the rows by two threads" in said[-1]
     num_said = len(said)
 
@@ -229,7 +229,7 @@ def test_gradients_are_those_of_autograd(kind, threads, dtype):
         tolerance = 1e-4 if dtype == torch.float32 else 0.2
         assert_equal(gradient, make_batch(kind, rows=rows, seed=seed), tolerance)
     assert gradient.path == "compiled", gradient.reason
-    assert gradient.describe()["threads"] == threads, gradient.reason
+    assert gradient.num_threads == threads, gradient.reason
 
 
 def test_the_tanh_of_compiled_gradients_is_that_of_torch_but_for_rounding():
@@ -374,7 +374,7 @@ def test_a_loss_that_is_no_mean_is_left_to_autograd_in_the_first_call(scalar):
 def test_rows_that_have_no_halves_are_computed_by_one_thread():
     gradient = Gradient(make_layers(), square_loss, compile=True, threads=2)
     assert_equal(gradient, {name: x[1:] for name, x in make_square_batch(0).items()})
-    assert gradient.path == "compiled" and gradient.describe()["threads"] == 1
+    assert gradient.path == "compiled" and gradient.num_threads == 1
     assert "one thread: two need equal halves of rows" in gradient.reason
 
 
@@ -662,7 +662,7 @@ def test_products_of_many_rows_are_quick_where_they_are_exact(monkeypatch):
         torch.set_float32_matmul_precision("highest")
 
 
-def test_options_follow_sizes_and_an_earlier_run(monkeypatch):
+def test_options_follow_sizes(monkeypatch):
     monkeypatch.setattr(gradient_module, "usable_cores", lambda: 2)
     small: Any = {"num_calls": 15_000, "num_rows": 256}
     assert gradient_options("auto", **small) == {"compile": False, "threads": 1}
@@ -673,10 +673,6 @@ def test_options_follow_sizes_and_an_earlier_run(monkeypatch):
         "threads": 2,
     }
     assert gradient_options("off", **wide, may_split=False) == {"compile": False, "threads": 1}
-    earlier = {"path": "compiled", "threads": 2}
-    assert gradient_options("off", **small, earlier=earlier) == {"compile": True, "threads": 2}
-    earlier = {"path": None, "threads": 1}  # it ended before its first call
-    assert gradient_options("on", **small, earlier=earlier) == {"compile": True, "threads": 1}
     monkeypatch.setattr(gradient_module, "usable_cores", lambda: 1)
     assert gradient_options("on", **wide) == {"compile": True, "threads": 1}
 
@@ -774,7 +770,7 @@ def test_autograd_paths_have_the_gradient_of_backward(kind, dtype):
     gradient = Gradient(make_agent(kind), ppo_loss, dtype=dtype)
     rows = 1024 if kind == "mlp" else ROWS  # of which products may have another precision
     assert_equal(gradient, make_batch(kind, rows=rows), 1e-4 if dtype == torch.float32 else 0.2)
-    assert gradient.describe() == {"path": "autograd", "threads": 1, "reason": ""}
+    assert (gradient.path, gradient.num_threads, gradient.reason) == ("autograd", 1, "")
 
 
 @pytest.mark.usefixtures("graphs_as_they_are")

@@ -12,7 +12,7 @@ except ModuleNotFoundError as _error:
     raise ModuleNotFoundError(_needed, name="torch") from None
 
 from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint, load_weights
-from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluate_games, evaluating
+from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluating
 from vecenv.learn.gradient import Gradient, gradient_options, quick_products
 from vecenv.learn.graphs import Graph
 from vecenv.learn.moments import Moments
@@ -33,7 +33,6 @@ __all__ = [
     "RunError",
     "draw_curve",
     "evaluate",
-    "evaluate_games",
     "evaluating",
     "gradient_options",
     "load_checkpoint",

@@ -7,7 +7,6 @@ runs code, so nobody else's pickles are given to anything that would.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import hmac
 import io
@@ -18,7 +17,7 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,15 +53,14 @@ def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
         TypeError: It holds something else, which is named.
         OSError: It can't be written; the file that was there is as before.
     """
-    packed = _pack(dict(content), "state")
-    with whole_file(path) as aside:
-        try:
-            with aside.open("wb") as file:
-                torch.save({"format": FORMAT, "content": packed}, file)
-                file.flush()
-                os.fsync(file.fileno())  # or a power cut might leave an empty file
-        except RuntimeError as error:  # of torch's writer, when the disk refuses
-            raise OSError(f"{path}: {str(error).splitlines()[0]:.200}") from error
+    packed = {"format": FORMAT, "content": _pack(dict(content), "state")}
+    try:
+        with whole_file(path) as aside, aside.open("wb") as file:
+            torch.save(packed, file)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut might leave an empty file
+    except RuntimeError as error:  # of torch's writer, when the disk refuses
+        raise OSError(f"{path}: {str(error).splitlines()[0]:.200}") from error
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -82,7 +80,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
             raise ValueError(f"it has the format {found!r:.99}, expected {FORMAT!r}")
         return dict(_unpack(saved["content"]))
     except Exception as error:  # torch raises many kinds
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which a cut file gives
+        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
             raise
         raise CheckpointError(
             f"{path} is no checkpoint, or damaged, or of another version of vecenv "
@@ -105,10 +103,8 @@ def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             kinds[name] = _kind_of(part)
         for entry, tensor in state.items() if isinstance(part, nn.Module) else ():
             if isinstance(tensor, Tensor) and not torch.isfinite(tensor).all():
-                raise CheckpointError(
-                    f"{name} has NaN or infinity in {entry}, so no checkpoint is written; the one "
-                    "before is kept: go on from it with other options (a lower learning rate)"
-                )
+                what = f"{name} has NaN or infinity in {entry}, so no checkpoint is written"
+                raise CheckpointError(f"{what}; go on from the one before with other options")
     streams: dict[str, Any] = {
         "torch": torch.get_rng_state(),
         "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 - code of users' may use it
@@ -140,10 +136,8 @@ def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path
             torch.cuda.set_rng_state_all(streams["cuda"][: torch.cuda.device_count()])
     except Exception as error:  # any class's load_state_dict, or setter of a random stream
         problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise CheckpointError(
-            f"{path} does not fit {name}: {' '.join(problem.split()):.500}; make {name} as it was, "
-            "or begin anew in another folder"
-        ) from error
+        what = f"{path} does not fit {name}: {' '.join(problem.split()):.500}"
+        raise CheckpointError(f"{what}; make {name} as it was, or begin anew") from error
     return not_restored
 
 
@@ -159,26 +153,22 @@ def _state_of(part: Any) -> Any:
     return part
 
 
-def _kind_of(envs: VectorEnv) -> dict[str, Any]:
+def _kind_of(envs: VectorEnv) -> str:
     """What has to be the same for a state of envs to be loaded."""
-    return {
-        "number of envs": envs.num_envs,
-        "observation space": str(envs.single_observation_space),
-        "action space": str(envs.single_action_space),
-        "autoreset mode": str(envs.metadata.get("autoreset_mode")),
-    }
+    spaces = f"{envs.single_observation_space}, {envs.single_action_space}"
+    return f"{envs.num_envs} envs of {spaces}, {envs.metadata.get('autoreset_mode')}"
 
 
 def _restore(part: Any, state: Any, kind: Any) -> None:
     """Bring a part into a state; if it does not fit, its class says so in whatever way."""
     if isinstance(part, VectorEnv) and kind != _kind_of(part):
-        raise ValueError(f"it is of envs with {kind!s:.400}, expected {_kind_of(part)!s:.400}")
+        raise ValueError(f"it is of {kind!s:.400}, expected {_kind_of(part):.400}")
     if isinstance(part, torch.Generator):
         part.set_state(state)
     elif isinstance(part, np.random.Generator):
         part.bit_generator.state = _checked(state)
     else:
-        cast("Any", part).load_state_dict(state)
+        part.load_state_dict(state)
     found: Any = part.state if isinstance(part, torch.optim.Optimizer) else {}
     for p, of_parameter in found.items():
         for name, x in of_parameter.items():  # torch's fused kernels write beyond shorter ones
@@ -193,8 +183,8 @@ def load_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
     try:
         module.load_state_dict(state)
     except RuntimeError as error:
-        told = f"{' '.join(str(error).split())} The code that makes it, or an option, has changed"
-        raise ValueError(f"its weights are not of this {type(module).__name__}: {told}") from error
+        told = f"its weights are not of this {type(module).__name__}, made by other code or options"
+        raise ValueError(f"{told}: {' '.join(str(error).split())}") from error
 
 
 def _checked(state: Any) -> Any:
@@ -222,20 +212,18 @@ def _pack(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         items = [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
-    signature, file = False, io.BytesIO()
+    signature = False
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        np.lib.format.write_array(file, value, allow_pickle=False)
+        np.lib.format.write_array(file := io.BytesIO(), value, allow_pickle=False)
+        content = file.getvalue()
     elif isinstance(value, bytes):
-        signature = _signature(value, create=True)
-        file.write(value)
+        signature, content = _signature(value, create=True), value
     else:
-        found = getattr(value, "layout", getattr(value, "dtype", ""))
         raise TypeError(
-            f"{where} is {type(value).__name__} {found}, expected dense tensors, arrays, numbers, "
-            "strings, bools, bytes, None, and dicts, lists and tuples of them"
+            f"{where} is {type(value).__name__}, expected dense tensors, arrays, numbers, strings, "
+            "bools, bytes, None, and dicts, lists and tuples of them"
         )
-    content = np.frombuffer(bytearray(file.getvalue()), np.uint8)
-    return {_MARK: (signature, torch.from_numpy(content))}
+    return {_MARK: (signature, torch.from_numpy(np.frombuffer(bytearray(content), np.uint8)))}
 
 
 def _unpack(packed: Any) -> Any:

@@ -39,18 +39,14 @@ class Refusal(Exception):
     """Why a gradient is not compiled, in a sentence."""
 
 
-# -- batches and losses ----------------------------------------------------------------------------
-
-
 def _parts_of(batch: Any, name: str) -> list[tuple[Any, str, Any]] | None:
     """Return what a nest holds: keys, whole names, values; None of what is no nest."""
-    if isinstance(batch, Mapping):
-        return [(key, f"{name}[{key!r}]", x) for key, x in batch.items()]
     if hasattr(batch, "_asdict"):  # of `buffers`, and named tuples
         extras = {"extras": x} if (x := getattr(batch, "extras", None)) else {}
         return [(key, f"{name}.{key}", x) for key, x in {**batch._asdict(), **extras}.items()]
-    if isinstance(batch, tuple | list):
-        return [(key, f"{name}[{key}]", x) for key, x in enumerate(batch)]
+    if isinstance(batch, Mapping | tuple | list):
+        items = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
+        return [(key, f"{name}[{key!r}]", x) for key, x in items]
     return None
 
 
@@ -67,9 +63,9 @@ def _with_columns(batch: Any, columns: Mapping[str, Any], name: str = "batch") -
     if (parts := _parts_of(batch, name)) is None:
         return columns.get(name, batch)
     found = {key: _with_columns(x, columns, inner_name) for key, inner_name, x in parts}
-    if isinstance(batch, Mapping):
-        return found
-    return batch._replace(**found) if hasattr(batch, "_asdict") else type(batch)(found.values())
+    if hasattr(batch, "_replace"):
+        return batch._replace(**found)
+    return found if isinstance(batch, Mapping) else type(batch)(found.values())
 
 
 def row_weights(columns: Mapping[str, Any]) -> Any:
@@ -111,8 +107,8 @@ class CompiledGradient:
         self._names = list[str]()
         for name, x in columns.items():
             if not isinstance(x, (Tensor, *_PLAIN)):
-                kind = type(x).__name__
-                raise Refusal(f"{name} is a {kind}, expected tensors, numbers, and nests of them")
+                what = f"{name} is a {type(x).__name__}"
+                raise Refusal(f"{what}, expected tensors, numbers, and nests of them")
         frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
         paths = [*frozen, *(name for name, _ in module.named_buffers())]
         splits = [(path, *path.rpartition(".")) for path in paths]
@@ -225,9 +221,6 @@ def _kind_of(value: Any) -> Any:
     return value.shape, value.dtype, value.device
 
 
-# -- graphs, and packages in the cache folder ------------------------------------------------------
-
-
 def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
     """Return the graph of a function, which depends on its inputs alone, and changes none."""
     is_on_cpu, copies = inputs[0].device.type == "cpu", [x.detach().clone() for x in inputs]
@@ -299,9 +292,9 @@ def _cache_folder() -> Path:
     folder = Path(home) / "vecenv" / "gradients"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
     except OSError as error:
         raise Refusal(f"{folder} can't be used ({error}); set XDG_CACHE_HOME") from None
-    status = folder.stat()
     if os.name == "posix" and (status.st_uid != os.getuid() or status.st_mode & 0o022):
         raise Refusal(f"others than you can write to {folder}, whose files are run")
     return folder

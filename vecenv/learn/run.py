@@ -12,12 +12,10 @@ import signal
 import sys
 import threading
 import time
-import types
-import typing
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -34,7 +32,7 @@ __all__ = ["Run", "draw_curve", "load_options"]
 T = TypeVar("T")
 
 _LAST, _BEST = "checkpoint/last.pt", "checkpoint/best.pt"
-_METRICS, OPTIONS_FILE = "metrics.jsonl", "options.json"
+_METRICS, _OPTIONS = "metrics.jsonl", "options.json"
 _VERSIONS = {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
 _logger = logging.getLogger("vecenv")
 
@@ -66,8 +64,8 @@ class Run:
         curve_steps, curve_returns: Lists of all that `add_episodes` was given.
 
     Raises:
-        RunError: The folder has a run already, or one with other options, or is in use by another
-            process, or can't be written; nothing in it was changed.
+        RunError: The folder has a run already, or one with other options, or can't be written;
+            nothing in it was changed.
         CheckpointError: The checkpoint can't be read; it is a RunError, too.
     """
 
@@ -101,13 +99,8 @@ class Run:
                 raise RunError(needed) from None
         try:
             (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.folder)
-            try:
-                self._begin(resume, overwrite)
-                self._metrics = (self.folder / _METRICS).open("ab", buffering=0)
-            except BaseException:
-                self._lock.close()
-                raise
+            self._begin(resume, overwrite)
+            self._metrics = (self.folder / _METRICS).open("ab", buffering=0)
         except OSError as error:
             where, reason = error.filename or self.folder, error.strerror or error
             raise RunError(f"{where}: {reason}; choose another folder with --save") from error
@@ -137,19 +130,18 @@ class Run:
             )
         for path in self.folder.glob("checkpoint/.*.*.pt"):  # of `whole_file`, when it was killed
             path.unlink(missing_ok=True)
-        write_json(self._options, self.folder / OPTIONS_FILE)
+        write_json(self._options, self.folder / _OPTIONS)
 
     def _check_options(self) -> None:
         """Refuse to resume a run with other options."""
-        own, had = self._options, self.read_json("options") or self._options
-        had = had if isinstance(had, dict) else {}
+        path, own = self.folder / _OPTIONS, self._options
+        had = _read_options(path) if path.exists() else own
         for name in sorted({**own, **had}.keys() - self._may_change):
             before, now = (json.dumps(x.get(name, "(nothing)")) for x in (had, own))
             if before != now:
                 raise RunError(
-                    f"{self.folder / OPTIONS_FILE} is of a run with {name} = {before:.200}, this "
-                    f"one has {now:.200}: give the same options (load_options reads them), or "
-                    "another folder"
+                    f"{path} is of a run with {name} = {before:.200}, this one has {now:.200}: "
+                    "give the same options (load_options reads them), or another folder"
                 )
 
     def _take_over(self, path: Path) -> int:
@@ -198,46 +190,36 @@ class Run:
         if self._board is not None:
             self._board.close()
         self._metrics.close()
-        self._lock.close()
 
     # -- what is told ----------------------------------------------------------------------------
 
     @property
     def resume_command(self) -> str:
         """The command line of this process with `--resume`, to tell how to go on."""
-        words = [os.path.basename(sys.executable) or "python", *sys.orig_argv[1:]]
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started it, by python -u
-            count = os.environ.get("LOCAL_WORLD_SIZE", "1")
-            words = ["torchrun", "--nproc-per-node", count, *sys.orig_argv[2:]]
-        return shlex.join([*(word for word in words if word != "--resume"), "--resume"])
-
-    def progress(
-        self, name: str, steps: int, total: int, *, rollout_steps: int = 1, is_shown: bool = True
-    ) -> StepsBar:
-        """Return a `StepsBar` for a `with` statement around the loop; say if no steps are left.
-
-        `name` is told beside the bar, of `steps` env steps made so far out of `total`. An update
-        takes `rollout_steps`. Unless `is_shown` nothing is printed.
-        """
-        told = ""
-        if 0 < total < rollout_steps:
-            told = f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned"
-        elif self._saved is not None and 0 < total < steps + rollout_steps:
-            how = "give" if "total_steps" in self._may_change else "begin in another folder with"
-            told = f"{self.folder} is finished, at step {self._due_at} of {total}; to train on, "
-            told += f"{how} a larger --total-steps"
-        if told and is_shown:
-            print(told, flush=True)  # noqa: T201 - to whoever has started the training
-        return StepsBar(name, steps, total, is_shown)
+        return shlex.join([*(word for word in sys.orig_argv if word != "--resume"), "--resume"])
 
     @contextmanager
-    def updating(self, number: int, steps: int) -> Iterator[None]:
-        """End the program with a sentence if an update, after so many env steps, is not finite."""
-        try:
-            yield
-        except FloatingPointError as error:
-            where = f"update {number}, after {steps} steps: {error}"
-            raise SystemExit(f"{where}; {self.folder} keeps the checkpoint before") from None
+    def progress(
+        self, name: str, steps: int, total: int, *, rollout_steps: int = 1, is_shown: bool = True
+    ) -> Iterator[Callable[..., None]]:
+        """Show a bar of env steps, `steps` of `total` at first, while a ``with`` statement runs.
+
+        It gives a function `show(steps, text=None)` that moves the bar and tells how it goes. If no
+        update, which takes `rollout_steps`, is left, a line says so. Unless `is_shown` nothing is
+        printed.
+        """
+        if is_shown and 0 < total < steps + rollout_steps:
+            told = f"{self.folder} is at step {steps} of {total}, and an update takes "
+            told += f"{rollout_steps}: nothing is learned; give a larger --total-steps"
+            print(told, flush=True)  # noqa: T201 - to whoever has started the training
+        with Progress(refresh_per_second=4, disable=not is_shown) as bar:
+            task = bar.add_task(name, total=total, completed=steps)
+
+            def show(steps: int, text: str | None = None) -> None:
+                title = None if text is None else f"{name}: {text}"  # None leaves it
+                bar.update(task, completed=steps, description=title)
+
+            yield show
 
     @property
     def seconds(self) -> float:
@@ -285,14 +267,6 @@ class Run:
     def write_json(self, name: str, value: Any) -> None:
         """Write plain values into `<name>.json`; NaN and infinity are null, as in the metrics."""
         write_json(_with_nulls(value), self.folder / f"{name}.json")
-
-    def read_json(self, name: str) -> Any:
-        """Return what `write_json` wrote in this run before it was resumed; None if nothing."""
-        path = self.folder / f"{name}.json"
-        try:
-            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"{path} is no JSON ({error!s:.200}); mend it, or delete it") from error
 
     # -- checkpoints -----------------------------------------------------------------------------
 
@@ -366,43 +340,6 @@ class Run:
         return dict(self._saved["state"])
 
 
-class StepsBar(Progress):
-    """A bar on the terminal, inside of ``with``; see `Run.progress`."""
-
-    def __init__(self, name: str, steps: int, total_steps: int, is_shown: bool) -> None:
-        super().__init__(refresh_per_second=4, disable=not is_shown)
-        self._name, self._first, self._begin_s = name, steps, time.perf_counter()
-        self._bar = self.add_task(name, total=total_steps, completed=steps)
-
-    def speed(self, steps: int) -> float:
-        """Return the env steps made per second since this was made."""
-        return (steps - self._first) / (time.perf_counter() - self._begin_s)
-
-    def show(self, steps: int, text: str | None = None) -> None:
-        """Show how many steps are made, and with a text how it goes."""
-        description = None if text is None else f"{self._name}: {text}"
-        self.update(self._bar, completed=steps, description=description)
-
-    def fill(self, steps: int) -> None:
-        """Show that no more steps are made than these."""
-        self.update(self._bar, total=steps)
-
-
-def _lock(folder: Path) -> Any:
-    """Open a file that no other process can lock as long as this one lives, or raise RunError."""
-    file = (folder / ".lock").open("ab")
-    with suppress(ImportError, OSError):  # not on Windows, nor on some file systems
-        import fcntl
-
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a fork does not inherit it
-        except (BlockingIOError, PermissionError):
-            file.close()
-            what = f"{folder} is in use by another process"
-            raise RunError(f"{what}; wait for its end, or choose another folder (--save)") from None
-    return file
-
-
 def _with_nulls(value: Any) -> Any:
     """Return plain values as JSON can have them, which has no NaN."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
@@ -411,20 +348,24 @@ def _with_nulls(value: Any) -> Any:
 def load_options(folder: str | Path, kind: type[T]) -> T:
     """Return the options that the run in a folder was begun with, `kind` being their dataclass.
 
-    Paths and tuples in them come back as the fields' annotations say. Fields that the file lacks
-    have their default: `tyro.cli(Options, default=load_options(folder, Options))`.
+    Fields have the values of JSON, but tuples and paths where their defaults are such, and their
+    default where the file lacks them: `tyro.cli(Options, default=load_options(folder, Options))`.
 
     Raises:
         ValueError: The file holds something else than these options; the sentence names it.
         OSError: It can't be read.
     """
-    path, made = Path(folder) / OPTIONS_FILE, typing.cast("Any", kind)
+    path = Path(folder) / _OPTIONS
     try:
-        found, hints = json.loads(path.read_text(encoding="utf-8")), typing.get_type_hints(kind)
-        if unknown := sorted(set(found) - {field.name for field in dataclasses.fields(made)}):
+        found, made = _read_options(path), cast("Any", kind)
+        defaults = {field.name: field.default for field in dataclasses.fields(made)}
+        if unknown := sorted(found.keys() - defaults):
             raise KeyError(f"{kind.__name__} has no {', '.join(unknown)}")
-        return made(**{name: _revived(item, hints[name]) for name, item in found.items()})
-    except (TypeError, ValueError, KeyError, RecursionError) as error:
+        for name, value in found.items():
+            if value is not None and isinstance(defaults[name], tuple | Path):
+                found[name] = type(defaults[name])(value)
+        return made(**found)
+    except (TypeError, ValueError, KeyError, RunError) as error:
         raise ValueError(
             f"{path} does not hold options of {kind.__name__} ({error!s:.200}); take the program "
             "that wrote it, or another folder"
@@ -432,41 +373,23 @@ def load_options(folder: str | Path, kind: type[T]) -> T:
 
 
 def _as_plain(options: Any) -> dict[str, Any]:
-    """Return options, a dataclass or a dict, as what JSON has; TypeError if they have more."""
-
-    def text_of(value: Any) -> str:
-        if isinstance(value, PurePath):
-            return str(value)
+    """Return options as what JSON has."""
+    try:
+        found = options if isinstance(options, dict) else vars(options)
+        return json.loads(json.dumps(found, default=os.fspath))
+    except TypeError as error:
         raise TypeError(
-            f"options have {value!r:.200}, expected a dataclass or a dict of numbers, strings, "
-            "bools, None, paths, and lists, tuples and dicts of them"
-        )
-
-    found: Any = options if isinstance(options, dict) else getattr(options, "__dict__", None)
-    return json.loads(json.dumps(text_of(options) if found is None else found, default=text_of))
+            f"options are {options!r:.200} ({error}), expected a dataclass or a dict of numbers, "
+            "strings, bools, None, paths, and lists, tuples and dicts of them"
+        ) from None
 
 
-def _revived(value: Any, hint: Any) -> Any:
-    """Return a value of JSON as its annotation says."""
-    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if kind in (typing.Union, types.UnionType):
-        for one in sorted(inner, key=lambda one: type(value) is not one):  # a str may be a Path
-            with suppress(TypeError, ValueError):
-                return _revived(value, one)
-    elif kind in (list, tuple) and isinstance(value, list):
-        is_record = kind is tuple and inner and inner[-1] is not Ellipsis
-        hints = inner if is_record else (inner or (Any,))[:1] * len(value)
-        return kind(_revived(item, one) for item, one in zip(value, hints, strict=True))
-    elif kind is dict and isinstance(value, dict):
-        return {key: _revived(item, (inner or (Any, Any))[1]) for key, item in value.items()}
-    elif isinstance(kind, type) and issubclass(kind, PurePath) and isinstance(value, str):
-        return kind(value)
-    elif kind is float and type(value) is int:
-        return float(value)
-    is_choice = kind is typing.Literal and value in inner
-    if is_choice or kind is Any or (isinstance(kind, type) and isinstance(value, kind)):
-        return value
-    raise TypeError(f"{value!r:.99} is no {getattr(hint, '__name__', hint)}")
+def _read_options(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (TypeError, ValueError, RecursionError) as error:
+        what = f"{path} has no options in JSON ({error!s:.200})"
+        raise RunError(f"{what}; mend it, or take another folder") from error
 
 
 def draw_curve(
