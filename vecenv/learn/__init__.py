@@ -18,7 +18,7 @@ from vecenv.learn.graphs import Graph
 from vecenv.learn.moments import Moments
 from vecenv.learn.optimizer import Adam
 from vecenv.learn.ranks import RankError, Ranks
-from vecenv.learn.run import Run, draw_curve, load_options
+from vecenv.learn.run import Run, load_options
 
 __all__ = [
     "Adam",
@@ -31,7 +31,6 @@ __all__ = [
     "Ranks",
     "Run",
     "RunError",
-    "draw_curve",
     "evaluate",
     "evaluating",
     "gradient_options",

@@ -20,14 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from vecenv.learn.compiled import (
-    CompiledGradient,
-    Refusal,
-    columns_of,
-    first_line,
-    read_result,
-    row_weights,
-)
+from vecenv.learn import compiled
 from vecenv.learn.ranks import Ranks
 from vecenv.machine import usable_cores
 
@@ -52,12 +45,10 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module):
         self.module, self.parameters = module, _trained(module)
-        kinds = {(str(p.dtype), str(p.device)) for p in self.parameters.values()}
-        if len(kinds) != 1 or next(iter(kinds))[0] != "torch.float32":
-            raise ValueError(
-                f"the parameters with requires_grad are {sorted(kinds) or 'none'}, expected some, "
-                "torch.float32 on one device; to compute in bfloat16 pass dtype=torch.bfloat16"
-            )
+        kinds = sorted({(str(p.dtype), str(p.device)) for p in self.parameters.values()})
+        if len(kinds) != 1 or kinds[0][0] != "torch.float32":
+            what = f"the parameters with requires_grad are {kinds or 'none'}"
+            raise ValueError(f"{what}, expected some, torch.float32 on one device (see dtype)")
         with torch.no_grad():
             self.values = torch.cat([p.reshape(-1) for p in self.parameters.values()])
         vector_to_parameters(self.values, self.parameters.values())
@@ -76,13 +67,11 @@ class FlatParameters:
         now = {name: (id(p), p.data_ptr()) for name, p in _trained(self.module).items()}
         if (before := self._places) != now:
             names = [name for name in {**before, **now} if now.get(name) != before.get(name)]
-            raise RuntimeError(
-                f"{', '.join(names)}: frozen, unfrozen, exchanged or added, or moved (by .to() or "
-                ".data = ...), after Gradient was made; make another one, and another optimizer"
-            )
+            what = f"{', '.join(names)}: frozen, exchanged, added or moved (by .to())"
+            raise RuntimeError(f"{what} after Gradient was made; make another, and an optimizer")
 
     def give(self, *, is_finite: bool = True) -> None:
-        """Make what was written `.grad` of vector and parameters; where it is wrong, leave none."""
+        """Make what was written `.grad` of vector and parameters, or leave none if it is wrong."""
         for p, grad in zip([self.vector, *self.parameters.values()], self._grads, strict=True):
             p.grad = grad if is_finite else None
 
@@ -146,10 +135,9 @@ class Gradient:
     ):
         self._dtype: Any = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
         if not isinstance(compile, bool) or threads not in (1, 2) or self._dtype not in _ALLOWED:
-            raise ValueError(
-                f"compile is {compile!r}, expected True or False; threads is {threads!r}, expected "
-                f"1 or 2; dtype is {dtype}, expected torch.float32 or torch.bfloat16"
-            )
+            what = f"compile is {compile!r}, expected True or False; threads is {threads!r}"
+            wanted = "expected torch.float32 or torch.bfloat16"
+            raise ValueError(f"{what}, expected 1 or 2; dtype is {dtype}, {wanted}")
         self._weights, self.num_threads = FlatParameters(module), 1
         self.module, self.loss, self.reason = module, loss, ""
         self.path: str | None = None if compile else "autograd"
@@ -157,7 +145,7 @@ class Gradient:
         self._log = log or logging.getLogger("vecenv.learn").info
         with torch.inference_mode(mode=False):  # calls that were not finite, since `check`
             self._num_refused = self._weights.gradient.new_zeros((), dtype=torch.int64)
-        self._compiled: CompiledGradient | None = None
+        self._compiled: compiled.CompiledGradient | None = None
         self._num_calls, self._said = 0, set[str]()
 
     def parameters(self) -> list[nn.Parameter]:
@@ -177,7 +165,7 @@ class Gradient:
             RuntimeError: The module was moved after this object was made.
         """
         self._num_calls += 1
-        columns, weights = dict(columns_of(batch)), self._weights
+        columns, weights = dict(compiled.columns_of(batch)), self._weights
         tensors = {name: x for name, x in columns.items() if isinstance(x, Tensor)}
         num_rows = next((len(x) for x in tensors.values() if x.ndim), 0)
         weights.check()
@@ -192,10 +180,9 @@ class Gradient:
                 weights.gradient.masked_fill_(is_wrong, 0.0)
         elif not math.isfinite(total):
             weights.give(is_finite=False)
-            found = {name: (~torch.isfinite(x)).nonzero() for name, x in tensors.items()}
-            wrong = [f"{name} at {tuple(at[0].tolist())}" for name, at in found.items() if len(at)]
+            wrong = [name for name, x in tensors.items() if not torch.isfinite(x).all()]
             raise FloatingPointError(
-                f"the loss is {float(scalars['loss'])} in call {self._num_calls}, or its gradient "
+                f"in call {self._num_calls} the loss is {float(scalars['loss'])}, or its gradient "
                 f"is not finite; no weight has changed. {_LOOK_FOR}. Not finite in the batch: "
                 f"{', '.join(wrong) or 'nothing'}"
             )
@@ -211,8 +198,7 @@ class Gradient:
             raise FloatingPointError(f"{what}. {_LOOK_FOR}")
 
     def _decide_on_autograd(self, reason: str) -> None:
-        self._compiled, self.num_threads = None, 1
-        self.path, self.reason = "autograd", reason
+        self._compiled, self.num_threads, self.path, self.reason = None, 1, "autograd", reason
         self._log(f"gradient: by autograd, {reason}")
 
     def _by_compiled(self, columns: Mapping[str, Any], batch: Any) -> dict[str, Tensor] | None:
@@ -220,7 +206,7 @@ class Gradient:
         number, given = self._num_calls, (self._dtype, self._threads, self._log)
         try:
             if self.path is None:
-                self._compiled = CompiledGradient(self._weights, self.loss, batch, *given)
+                self._compiled = compiled.CompiledGradient(self._weights, self.loss, batch, *given)
                 self.path, self.reason = "compiled", self._compiled.note
                 self.num_threads = self._compiled.num_parts
                 self._log(f"gradient: {self.reason}")
@@ -233,8 +219,10 @@ class Gradient:
                 return None
             scalars = self._compiled(columns)
         except Exception as error:  # autograd goes on, or shows the user's own mistake
-            reason = f"the compiled one failed in call {number}: {first_line(error)}"
-            return self._decide_on_autograd(str(error) if isinstance(error, Refusal) else reason)
+            reason = f"the compiled one failed in call {number}: {compiled.first_line(error)}"
+            return self._decide_on_autograd(
+                str(error) if isinstance(error, compiled.Refusal) else reason
+            )
         is_compared = number in _COMPARED_CALLS or number % _COMPARED_EVERY == 0
         is_captured = self._weights.gradient.is_cuda and torch.cuda.is_current_stream_capturing()
         return self._compared(scalars, batch) if is_compared and not is_captured else scalars
@@ -267,16 +255,14 @@ class Gradient:
             torch.enable_grad(),
             torch.autocast(self._weights.values.device.type, self._dtype, enabled=is_cast),
         ):
-            found = read_result(self.loss(self.module, batch))
+            found = compiled.read_result(self.loss(self.module, batch))
             loss, inputs = found["loss"], list[Tensor](parameters.values())
             grads: Any = [None] * len(inputs)
             if loss.requires_grad:
                 grads = torch.autograd.grad(loss, inputs, allow_unused=True)
         if unused := [k for k, grad in zip(parameters, grads, strict=True) if grad is None]:
-            raise ValueError(
-                f"{', '.join(unused)}: the loss gives no gradient to these parameters; use them in "
-                "the loss, or freeze them with requires_grad_(False)"
-            )
+            what = f"{', '.join(unused)}: the loss gives no gradient to these parameters"
+            raise ValueError(f"{what}; use them, or freeze them with requires_grad_(False)")
         with torch.no_grad():
             torch.cat([grad.to_dense().flatten() for grad in grads], out=self._weights.gradient)
         return {name: value.detach() for name, value in found.items()}
@@ -286,7 +272,7 @@ class Gradient:
         self, scalars: dict[str, Tensor], num_rows: int, tensors: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Replace gradient and scalars by means over all ranks, weighted by their rows."""
-        gradient, weights = self._weights.gradient, row_weights(tensors)
+        gradient, weights = self._weights.gradient, compiled.row_weights(tensors)
         rows = gradient.new_tensor(num_rows) if weights is None else weights.detach().sum()
         own = torch.stack([value.to(gradient) for value in scalars.values()])
         # A mean over no rows is NaN, and counts nothing.
@@ -295,9 +281,6 @@ class Gradient:
         means = parts[:-1] / parts[-1]
         gradient.copy_(means[: len(gradient)])
         return dict(zip(scalars, means[len(gradient) :].unbind(), strict=True))
-
-
-# -- what pays at which size of batches and networks; docs/learner.md has the measurements ---------
 
 
 def gradient_options(
@@ -321,9 +304,8 @@ def quick_products(
 ) -> Iterator[None]:
     """Let torch compute products of many rows by oneDNN inside of ``with``.
 
-    It sets `torch.set_float32_matmul_precision("medium")` on the CPU where `num_rows` are many, or
-    `num_weights` of the layers times these, unless the processor would round to bfloat16 then: so
-    results have the error of float32 everywhere.
+    It sets `torch.set_float32_matmul_precision("medium")` on the CPU where `num_rows`, or these
+    times `num_weights`, are many, unless the processor would round to bfloat16 then.
     """
     is_many = num_rows >= _ROWS or num_rows * num_weights >= _PRODUCTS
     before = torch.get_float32_matmul_precision()

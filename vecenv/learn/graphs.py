@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
+from vecenv.learn.compiled import first_line
+
 __all__ = ["Graph"]
 
-_Result = TypeVar("_Result")
 _WARMUPS = 2
 
 
-class Graph(Generic[_Result]):
+class Graph:
     """A function without arguments, whose work on a GPU is replayed as a CUDA graph.
 
     The first two calls call the function, the third captures what it enqueues, later ones replay
@@ -37,7 +38,7 @@ class Graph(Generic[_Result]):
 
     def __init__(
         self,
-        function: Callable[[], _Result],
+        function: Callable[[], Any],
         device: torch.device | str,
         *,
         generators: Iterable[torch.Generator | None] = (),
@@ -55,7 +56,7 @@ class Graph(Generic[_Result]):
         """Whether calls replay a graph."""
         return self._graph is not None
 
-    def __call__(self) -> _Result:
+    def __call__(self) -> Any:
         """Return what the function does; once captured, the same tensors, written anew."""
         device, left = self._device, self._calls_left
         self._calls_left = max(left - 1, -1)
@@ -82,7 +83,6 @@ class Graph(Generic[_Result]):
                 self._result = self._function()
             self._graph = graph
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            name = getattr(self._function, "__name__", type(self._function).__name__)
+            name = getattr(self._function, "__name__", "the function")
             what = f"graph: {name} can't be captured, so its calls go through Python as before"
-            self._log(f"{what}: {reason:.200}")
+            self._log(f"{what}: {first_line(error)}")

@@ -78,15 +78,14 @@ class Moments(nn.Module):
             ValueError: A wrong shape, or NaN or infinity in rows that count; nothing was changed.
         """
         x = torch.as_tensor(x, device=self.mean.device).detach()
-        num_lead = x.ndim - len(self.shape)
-        if num_lead < 0 or x.shape[num_lead:] != self.shape:
+        lead = x.shape[: max(x.ndim - len(self.shape), 0)]
+        if x.shape != (*lead, *self.shape):
             raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., *{self.shape})")
-        lead, rows = x.shape[:num_lead], x.reshape(-1, *self.shape).double()
-        if mask is not None:
-            if mask.shape != lead or mask.dtype != torch.bool:
-                found = f"{mask.dtype} {tuple(mask.shape)}"
-                raise ValueError(f"mask is {found}, expected bool {tuple(lead)}: one per row of x")
-            rows = rows[mask.reshape(-1).to(rows.device)]
+        rows = x.reshape(-1, *self.shape).double()
+        if mask is not None and (mask.shape != lead or mask.dtype != torch.bool):
+            found = f"{mask.dtype} {tuple(mask.shape)}"
+            raise ValueError(f"mask is {found}, expected bool {tuple(lead)}: one per row of x")
+        rows = rows if mask is None else rows[mask.reshape(-1).to(rows.device)]
         mean = rows.sum(0) / max(len(rows), 1)
         own = len(rows), mean.cpu(), (rows - mean).square().sum(0).cpu()
         before, device = int(self.count), self.mean.device
@@ -99,10 +98,8 @@ class Moments(nn.Module):
             return
         mean, variance = mean.to(self.mean), (squares / count).to(self.variance)
         if not torch.isfinite(torch.stack([mean, variance])).all():
-            raise ValueError(
-                "x has NaN or infinity, or numbers too large to be squared, among the rows that "
-                "count; look for the env that returns them, or leave them out with `mask`"
-            )
+            what = "x has NaN or infinity, or numbers too large to be squared"
+            raise ValueError(f"{what}; look for the env that returns them, or use `mask`")
         self.mean.copy_(mean)
         self.variance.copy_(variance)
         self.count.fill_(count)

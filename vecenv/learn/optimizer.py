@@ -84,8 +84,7 @@ class Adam(torch.optim.Adam):
         norms = [torch.linalg.vector_norm(grad) for grad in grads]
         norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
         if not self._is_deferred and not math.isfinite(norm):
-            what = f"the norm of the gradients is {float(norm)}, expected a finite number"
-            raise FloatingPointError(f"{what}; no weight has changed")
+            raise FloatingPointError(f"the norm of the gradients is {float(norm)}; nothing changed")
         self.grad_norm, scale = norm, norm.add(1e-6).div_(self.max_grad_norm).clamp_(min=1.0)
         for grad in grads:
             grad.div_(scale)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -21,19 +22,17 @@ import numpy as np
 import torch
 from rich.progress import Progress
 
-import vecenv
 from vecenv.files import whole_file, write_json
 from vecenv.learn import checkpoint
 from vecenv.learn.checkpoint import CheckpointError, RunError
 from vecenv.timing.report import new_figure
 
-__all__ = ["Run", "draw_curve", "load_options"]
+__all__ = ["Run", "load_options"]
 
 T = TypeVar("T")
 
 _LAST, _BEST = "checkpoint/last.pt", "checkpoint/best.pt"
 _METRICS, _OPTIONS = "metrics.jsonl", "options.json"
-_VERSIONS = {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
 _logger = logging.getLogger("vecenv")
 
 
@@ -89,14 +88,9 @@ class Run:
         self._may_change, self._handlers = frozenset(may_change), dict[int, Any]()
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
-        self._unsaved, self._due_at = set[str](), 0  # told in the log; steps of the last checkpoint
-        writer: Any = None
-        if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter as writer
-            except ImportError:
-                needed = "tensorboard is missing: pip install 'vecenv[tensorboard]'"
-                raise RunError(needed) from None
+        self._due_at, self._board = 0, cast("Any", None)  # steps of the last checkpoint
+        if tensorboard and find_spec("tensorboard") is None:
+            raise RunError("tensorboard is missing: pip install 'vecenv[tensorboard]'")
         try:
             (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
             self._begin(resume, overwrite)
@@ -104,8 +98,11 @@ class Run:
         except OSError as error:
             where, reason = error.filename or self.folder, error.strerror or error
             raise RunError(f"{where}: {reason}; choose another folder with --save") from error
-        first = None if self._saved is None else self._due_at + 1  # it hides later steps
-        self._board: Any = writer and writer(str(self.folder), purge_step=first)
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            first = None if self._saved is None else self._due_at + 1  # it hides later steps
+            self._board = SummaryWriter(str(self.folder), purge_step=first)
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
@@ -154,14 +151,11 @@ class Run:
             self.best_score = None if best is None else float(best)
             self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
             size = max(int(saved["metrics_bytes"]), 0)
-            for name in ("kinds", "unsaved", "random"):
-                saved[name] = dict(saved[name])
+            self._saved = saved | {
+                name: dict(saved[name]) for name in ("kinds", "unsaved", "random")
+            }
         except Exception as error:  # whatever can be said of values that are others
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
-        self._saved = saved
-        if saved.get("versions") != _VERSIONS:
-            told = "%s was written with %s, this is %s: the run goes on, but not bit for bit"
-            _logger.warning(told, path, saved.get("versions"), _VERSIONS)
         return size
 
     def __enter__(self) -> Run:
@@ -256,13 +250,38 @@ class Run:
         return sum(last) / len(last) if last else math.nan
 
     def draw_curve(self, title: str = "", baselines: Mapping[str, float] | None = None) -> None:
-        """Draw the returns of `add_episodes` into `curve.png`, if matplotlib is there."""
-        path, given = self.folder / "curve.png", {"title": title, "baselines": baselines}
+        """Draw the returns of `add_episodes` into `curve.png`, with their moving average.
+
+        Beside them are lines of `baselines`, returns of other policies by their names. Without
+        episodes, or without matplotlib, nothing is drawn.
+        """
+        if not self.curve_steps:
+            return
         try:
-            if self.curve_steps:
-                draw_curve(self.curve_steps, self.curve_returns, path, **given)
+            figure = new_figure(8, 4.5)
         except ImportError as error:
-            _logger.warning("%s has not been drawn: %s", path, error)
+            return _logger.warning("the curve has not been drawn: %s", error)
+        steps, returns, axes = (
+            np.array(self.curve_steps),
+            np.array(self.curve_returns),
+            figure.subplots(),
+        )
+        window = min(max(20, len(steps) // 100), len(steps))
+        means = np.convolve(returns, np.full(window, 1 / window), "valid")
+        unit, name = (1e6, "millions") if steps[-1] >= 1e6 else (1e3, "thousands")
+        axes.plot(steps / unit, returns, ".", markersize=3, alpha=0.25, label="an episode")
+        label = f"mean of the last {window}"
+        axes.plot(steps[window - 1 :] / unit, means, color="black", label=label)
+        for number, (policy, value) in enumerate((baselines or {}).items(), 1):
+            label = f"{policy}: {value:.1f}"
+            axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
+        axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
+        smallest = max(np.abs(means).min(), 1.0)
+        if np.ptp(np.sign(returns)) == 0 and np.abs(returns).max() > 20 * smallest:
+            axes.set_yscale("symlog", linthresh=smallest)  # of more than an order of magnitude
+        axes.legend(loc="best", fontsize="small")
+        with whole_file(self.folder / "curve.png") as aside:
+            figure.savefig(aside, dpi=150)
 
     def write_json(self, name: str, value: Any) -> None:
         """Write plain values into `<name>.json`; NaN and infinity are null, as in the metrics."""
@@ -298,25 +317,22 @@ class Run:
         content = {
             **checkpoint.states_of(state),
             "options": self._options,
-            "versions": _VERSIONS,
             "curve": (np.array(self.curve_steps, np.int64), np.array(self.curve_returns)),
             "seconds": self.seconds,
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
             "best_score": scores[0] if is_best else self.best_score,
         }
-        for name in content["unsaved"].keys() - self._unsaved:
-            told = "%s can't be saved, so a resumed run resets them: %s"
-            _logger.warning(told, name, content["unsaved"][name])
-            self._unsaved.add(name)
+        if content["unsaved"] and not self._due_at:
+            _logger.warning("a resumed run resets what can't be saved: %s", content["unsaved"])
         try:
             if is_best:  # first: killed in between, the run goes on and finds it the best again
                 checkpoint.save_checkpoint(self.folder / _BEST, content)
             checkpoint.save_checkpoint(last, content)
         except OSError as error:
-            raise CheckpointError(
-                f"the checkpoint of step {steps} can't be written: {error}; the one before is "
-                f"kept: make room, then go on with {self.resume_command}"
-            ) from error
+            what = (
+                f"the checkpoint of step {steps} can't be written: {error}; the one before is kept"
+            )
+            raise CheckpointError(f"{what}: go on with {self.resume_command}") from error
         self.best_score, self._due_at = content["best_score"], steps
         if self._board is not None:
             self._board.flush()
@@ -378,10 +394,8 @@ def _as_plain(options: Any) -> dict[str, Any]:
         found = options if isinstance(options, dict) else vars(options)
         return json.loads(json.dumps(found, default=os.fspath))
     except TypeError as error:
-        raise TypeError(
-            f"options are {options!r:.200} ({error}), expected a dataclass or a dict of numbers, "
-            "strings, bools, None, paths, and lists, tuples and dicts of them"
-        ) from None
+        wanted = "a dataclass or a dict of what JSON has, and paths"
+        raise TypeError(f"options are {options!r:.200}, expected {wanted} ({error})") from None
 
 
 def _read_options(path: Path) -> dict[str, Any]:
@@ -390,39 +404,3 @@ def _read_options(path: Path) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError) as error:
         what = f"{path} has no options in JSON ({error!s:.200})"
         raise RunError(f"{what}; mend it, or take another folder") from error
-
-
-def draw_curve(
-    steps: Any, returns: Any, path: str | Path, *, title: str = "", baselines: Any = None
-) -> None:
-    """Draw the returns of episodes over env steps, with their moving average, into a picture.
-
-    `steps` (E,) are env steps made when each episode ended, ascending, `returns` (E,) the return of
-    each, `path` a .png, .svg or .pdf, `baselines` returns of other policies by their names.
-
-    Raises:
-        ImportError: matplotlib is missing (`pip install vecenv[plots]`).
-        ValueError: There are no episodes.
-    """
-    steps, returns = np.asarray(steps, np.int64), np.asarray(returns, np.float64)
-    if not len(steps):
-        raise ValueError("there are no episodes to draw: none has ended yet")
-    window = min(max(20, len(steps) // 100), len(steps))
-    means = np.convolve(returns, np.full(window, 1 / window), "valid")
-    unit, name = (1e6, "millions") if steps[-1] >= 1e6 else (1e3, "thousands")
-    figure = new_figure(8, 4.5)
-    axes = figure.subplots()
-    axes.plot(steps / unit, returns, ".", markersize=3, alpha=0.25, label="an episode")
-    label = f"mean of the last {window}"
-    axes.plot(steps[window - 1 :] / unit, means, color="black", label=label)
-    for number, (policy, value) in enumerate((baselines or {}).items(), 1):
-        label = f"{policy}: {value:.1f}"
-        axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
-    axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
-    smallest = max(np.abs(means).min(), 1.0)
-    if np.ptp(np.sign(returns)) == 0 and np.abs(returns).max() > 20 * smallest:
-        axes.set_yscale("symlog", linthresh=smallest)  # of more than an order of magnitude
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="best", fontsize="small")
-    with whole_file(path) as aside:
-        figure.savefig(aside, dpi=150)
