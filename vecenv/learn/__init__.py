@@ -11,7 +11,7 @@ except ModuleNotFoundError as _error:
     _needed = 'vecenv.learn needs torch, which is not installed: pip install "vecenv[torch]"'
     raise ModuleNotFoundError(_needed, name="torch") from None
 
-from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint, load_weights
+from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint
 from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluating
 from vecenv.learn.gradient import Gradient, gradient_options, quick_products
 from vecenv.learn.graphs import Graph
@@ -36,6 +36,5 @@ __all__ = [
     "gradient_options",
     "load_checkpoint",
     "load_options",
-    "load_weights",
     "quick_products",
 ]

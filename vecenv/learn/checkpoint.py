@@ -27,11 +27,10 @@ from torch import Tensor, nn
 from vecenv.core.errors import EnvStateError
 from vecenv.files import whole_file
 
-__all__ = ["CheckpointError", "RunError", "load_checkpoint", "load_weights", "save_checkpoint"]
+__all__ = ["CheckpointError", "RunError", "load_checkpoint", "save_checkpoint"]
 
 FORMAT = "vecenv checkpoint 3"
 _MARK = "\0what"  # key of a dict that stands for an array (False) or bytes (a signature)
-_KEY_BYTES = 32
 _logger = logging.getLogger("vecenv")
 
 
@@ -46,12 +45,8 @@ class CheckpointError(RunError):
 def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
     """Write a checkpoint, as a whole or not at all, and wait until it is on the disk.
 
-    `content` are dicts, lists and tuples of tensors, arrays without Python objects, numbers (those
-    of NumPy become Python's), strings, bools, bytes and None.
-
-    Raises:
-        TypeError: It holds something else, which is named.
-        OSError: It can't be written; the file that was there is as before.
+    `content` are tensors, arrays, numbers, strings, bytes, None, and dicts, lists and tuples of
+    them. TypeError if it has something else; OSError if it can't be written.
     """
     packed = {"format": FORMAT, "content": _pack(dict(content), "state")}
     try:
@@ -82,25 +77,18 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     except Exception as error:  # torch raises many kinds
         if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
             raise
-        raise CheckpointError(
-            f"{path} is no checkpoint, or damaged, or of another version of vecenv "
-            f"({error!s:.200}); take another one, such as best.pt beside it"
-        ) from error
-
-
-# -- parts of a training, by their kind ------------------------------------------------------------
+        what = f"{path} is no checkpoint, or damaged, or of another version ({error!s:.200})"
+        raise CheckpointError(f"{what}; take another one, such as best.pt beside it") from error
 
 
 def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the states of parts and of global random generators, and why envs have none."""
-    states, unsaved, kinds = {}, {}, {}
+    states, unsaved = {}, {}
     for name, part in parts.items():
         try:
             states[name] = state = _state_of(part)
         except EnvStateError as error:
             states[name], unsaved[name], state = None, str(error), {}
-        if isinstance(part, VectorEnv):
-            kinds[name] = _kind_of(part)
         for entry, tensor in state.items() if isinstance(part, nn.Module) else ():
             if isinstance(tensor, Tensor) and not torch.isfinite(tensor).all():
                 what = f"{name} has NaN or infinity in {entry}, so no checkpoint is written"
@@ -112,7 +100,7 @@ def states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         streams["cuda"] = torch.cuda.get_rng_state_all()
-    return {"state": states, "kinds": kinds, "unsaved": unsaved, "random": streams}
+    return {"state": states, "unsaved": unsaved, "random": streams}
 
 
 def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path) -> dict[str, str]:
@@ -124,7 +112,7 @@ def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path
                 state = saved["state"].pop(name)
                 if name in saved["unsaved"]:
                     raise EnvStateError(saved["unsaved"][name])
-                _restore(part, state, saved["kinds"].get(name))
+                _restore(part, state)
             except EnvStateError as error:
                 not_restored[name] = str(error)
                 _logger.warning("%s: not as they were, so reset them: %s", name, error)
@@ -142,27 +130,17 @@ def restore_parts(parts: Mapping[str, Any], saved: Mapping[str, Any], path: Path
 
 
 def _state_of(part: Any) -> Any:
-    if isinstance(part, torch.Generator):
-        return part.get_state()
-    if isinstance(part, np.random.Generator):
-        return part.bit_generator.state
-    if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
+    if isinstance(part, torch.Generator | np.random.Generator):
+        return part.get_state() if isinstance(part, torch.Generator) else part.bit_generator.state
+    if hasattr(part, "load_state_dict"):
         return part.state_dict()
     if isinstance(part, VectorEnv):
         raise EnvStateError(f"{type(part).__name__} has no state_dict")
     return part
 
 
-def _kind_of(envs: VectorEnv) -> str:
-    """What has to be the same for a state of envs to be loaded."""
-    spaces = f"{envs.single_observation_space}, {envs.single_action_space}"
-    return f"{envs.num_envs} envs of {spaces}, {envs.metadata.get('autoreset_mode')}"
-
-
-def _restore(part: Any, state: Any, kind: Any) -> None:
+def _restore(part: Any, state: Any) -> None:
     """Bring a part into a state; if it does not fit, its class says so in whatever way."""
-    if isinstance(part, VectorEnv) and kind != _kind_of(part):
-        raise ValueError(f"it is of {kind!s:.400}, expected {_kind_of(part):.400}")
     if isinstance(part, torch.Generator):
         part.set_state(state)
     elif isinstance(part, np.random.Generator):
@@ -178,24 +156,12 @@ def _restore(part: Any, state: Any, kind: Any) -> None:
                 raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {tuple(shape)}")
 
 
-def load_weights(module: nn.Module, state: Mapping[str, Any]) -> None:
-    """Put saved weights into a module; ValueError if they are of another one."""
-    try:
-        module.load_state_dict(state)
-    except RuntimeError as error:
-        told = f"its weights are not of this {type(module).__name__}, made by other code or options"
-        raise ValueError(f"{told}: {' '.join(str(error).split())}") from error
-
-
 def _checked(state: Any) -> Any:
     """Return the state of a generator of NumPy, which reads at the places in it unchecked."""
     place, other = state["state"].get("pos", 0), state.get("buffer_pos", 0)
     if not (type(place) is type(other) is int and 0 <= place <= 624 and 0 <= other <= 4):
         raise ValueError("a wrong position in the random numbers")
     return state
-
-
-# -- a state as what `torch.load` reads without executing anything ---------------------------------
 
 
 def _pack(value: Any, where: str) -> Any:
@@ -219,10 +185,8 @@ def _pack(value: Any, where: str) -> Any:
     elif isinstance(value, bytes):
         signature, content = _signature(value, create=True), value
     else:
-        raise TypeError(
-            f"{where} is {type(value).__name__}, expected dense tensors, arrays, numbers, strings, "
-            "bools, bytes, None, and dicts, lists and tuples of them"
-        )
+        wanted = "dense tensors, arrays, numbers, strings, bytes, None, and nests of them"
+        raise TypeError(f"{where} is {type(value).__name__}, expected {wanted}")
     return {_MARK: (signature, torch.from_numpy(np.frombuffer(bytearray(content), np.uint8)))}
 
 
@@ -258,7 +222,7 @@ def _signature(content: bytes, *, create: bool = False) -> str:
             path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(path) as aside:
                 aside.chmod(0o600)
-                aside.write_bytes(secrets.token_bytes(_KEY_BYTES))
-        if len(key := path.read_bytes()) == _KEY_BYTES:
+                aside.write_bytes(secrets.token_bytes(32))
+        if key := path.read_bytes():
             return hmac.new(key, content, hashlib.sha256).hexdigest()
     return ""

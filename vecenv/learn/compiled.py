@@ -1,13 +1,5 @@
 """The gradient of a loss as a function compiled ahead of time, of tensors alone."""
 
-#   weights, one vector     other parameters, buffers     columns of the batch
-#            |                          |                          |
-#            +----------- graph of ATen operations ----------------+   traced in the first call
-#                                       |
-#                      package in the user's cache folder             compiled by AOTInductor once
-#                                       |
-#               gradient, one vector; loss and scalars                loaded once for each thread
-
 from __future__ import annotations
 
 import hashlib
@@ -37,7 +29,6 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch
 _LAYERS, _BASE = "torch.nn.modules.", "torch.nn.modules.module"
 _FOREIGN, _MOST = {"torch", "numpy", "gymnasium", "builtins"}, 1000  # items of a dict, list or set
 _TABLES = "_modules", "_forward_hooks", "_forward_pre_hooks"  # of a module
-_KEPT = 200  # packages in the cache folder, of a megabyte or two
 _LAST_S = 600.0  # longest wait for half of a gradient
 
 
@@ -118,11 +109,9 @@ class CompiledGradient:
         self._names = list[str]()
         for name, x in columns.items():
             if not isinstance(x, (Tensor, *_PLAIN)):
-                what = f"{name} is a {type(x).__name__}"
-                raise Refusal(f"{what}, expected tensors, numbers, and nests of them")
-        frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-        paths = [*frozen, *(name for name, _ in module.named_buffers())]
-        splits = [(path, *path.rpartition(".")) for path in paths]
+                raise Refusal(f"{name} is a {type(x).__name__}, expected tensors and numbers")
+        state = [*module.named_parameters(), *module.named_buffers()]
+        splits = [(path, *path.rpartition(".")) for path, x in state if not x.requires_grad]
         self._state = {path: (module.get_submodule(of), name) for path, of, _, name in splits}
         parts = self._split(columns, threads)
         self._kinds, self.num_parts, inputs = self._kinds_of(columns), len(parts), parts[0]
@@ -130,14 +119,9 @@ class CompiledGradient:
         graph = _trace(self._function(loss, batch, dtype), inputs)
         self._watch, started = _Watch(loss, module), time.perf_counter()
         self._runs, how = _runs_of(graph, inputs, self.num_parts, log)
-        self.note = f"{how} in {time.perf_counter() - started:.1f} s"
-        if threads > 1 and len(parts) == 1:
-            self.note += ", one thread: two need halves of rows, the CPU, and set_num_threads(1)"
-        elif threads > 1:
-            self.note += ", two halves of the rows by two threads"
+        self.note = f"{how} in {time.perf_counter() - started:.1f} s, threads: {self.num_parts}"
 
     def _given(self) -> list[Any]:
-        """Return weights, frozen parameters and buffers."""
         state = [getattr(holder, name, None) for holder, name in self._state.values()]
         return [self._weights.values, *state]
 
@@ -186,7 +170,7 @@ class CompiledGradient:
             values = torch.cat([values, torch.ones_like(values[:1])])
             if not self._is_weighted:
                 return gradient * share, values * share
-            weight = row_weights(found).sum().to(vector)  # of no rows a mean is NaN
+            weight = row_weights(found).sum().to(vector)  # a mean of no rows is NaN
             return tuple(torch.where(weight > 0, x * weight, 0.0) for x in (gradient, values))
 
         return gradient_of
@@ -268,7 +252,6 @@ def _runs_of(graph: Any, inputs: Any, count: int, log: Callable[[str], Any]) -> 
     kept = folder / f"{_key_of(graph, inputs)}.pt2"
     if kept.is_file():
         try:
-            os.utime(kept)
             return [load_package(kept, device) for _ in range(count)], "loaded"
         except Exception:  # the file is damaged
             kept.unlink(missing_ok=True)
@@ -280,8 +263,6 @@ def _runs_of(graph: Any, inputs: Any, count: int, log: Callable[[str], Any]) -> 
         runs = [load_package(kept, device) for _ in range(count)]
     except Exception as error:
         raise Refusal(f"the loss does not compile ({first_line(error)})") from error
-    for old in sorted(folder.glob("*.pt2"), key=lambda file: file.stat().st_mtime)[:-_KEPT]:
-        old.unlink(missing_ok=True)
     return runs, "compiled"
 
 
@@ -317,9 +298,6 @@ def first_line(error: BaseException) -> str:
     """The type and the first line of a message, which of compilers go on for pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200] if lines else ''}".rstrip(": ")
-
-
-# -- what a loss reads beside its arguments -------------------------------------------------------
 
 
 class _Watch:
@@ -417,5 +395,4 @@ def _is_watched(value: Any) -> bool:
 def _names_of(code: CodeType) -> Iterator[str]:
     yield from (name for name in code.co_names if not name.startswith("__"))
     for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _names_of(inner)
+        yield from _names_of(inner) if isinstance(inner, CodeType) else ()

@@ -28,8 +28,8 @@ class EvaluationResult:
     """What `evaluate` found; prints as one line.
 
     `mean` and `std` (ddof 1) are of the returns, `ci95` is half of the width of the 95 % confidence
-    interval of the mean (Student's); both are NaN of a single episode. `returns` and `lengths` have
-    each episode: of env 0 the first ones in order, then of env 1, ...
+    interval of the mean (Student's); both are NaN of a single episode. `returns` and `lengths` are
+    of the first episodes of env 0 in their order, then of env 1, ...
     """
 
     mean: float
@@ -72,10 +72,10 @@ def evaluate(
 
     Args:
         act: `act(obs)` returns actions, a tensor or an array as `envs.step` takes them, for tensors
-            (N, *obs_shape), nested as the observation space is, the policy's to keep. If it has a
-            parameter `starts`, it is given bool (N,), True where obs begins an episode; if it has
-            one `action_masks`, or `masks` as of `load_policy`, what `envs.action_masks()` returns.
-            Of games with several agents these are dicts by group; `starts` is of games.
+            (N, *obs_shape), nested as the observation space is, the policy's to keep. A parameter
+            `starts` is given bool (N,), True where obs begins an episode, and `action_masks`, or
+            `masks` of a `load_policy`, what `envs.action_masks()` returns. Of games with several
+            agents these are dicts by group; `starts` is of games.
         envs: A vector env, which is reset and not closed, also what `make_vec_agents` returns; or
             what `make_vec` takes, of which at most 100 are made.
         episodes: How many, or how many games. Those that never end are waited for.
@@ -135,8 +135,7 @@ def _read_games(
     """Return each group's rewards, where the step was one, and where a game ended, all (games,)."""
 
     def any_of(rows: dict[str, np.ndarray]) -> np.ndarray:
-        """Return in which games a row of any group is True."""
-        parts = [rows[name].reshape(envs.num_games, -1).any(1) for name in rows]
+        parts = [x.reshape(envs.num_games, -1).any(1) for x in rows.values()]
         return np.any([np.zeros(envs.num_games, np.bool_), *parts], axis=0)
 
     is_step = any_of(envs.valid)
@@ -160,8 +159,7 @@ def ask(
 ) -> Any:
     """Return a policy's actions as arrays, giving it what it has parameters for, see `evaluate`.
 
-    `starts` bool (N,) is where observations begin an episode; `report` is what policies with a
-    parameter of that name report into, as docs/watch.md says.
+    `report` is for a parameter of that name, see docs/watch.md.
     """
 
     def copied(x: Any) -> Any:  # the policy may keep it
@@ -173,9 +171,8 @@ def ask(
         groups = [(name, group) for name, group in envs.groups.items() if group.has_action_masks]
         return {name: leaf_by_leaf(copied, group.action_masks()) for name, group in groups}
 
-    given, wanted = dict[str, Any](), inspect.signature(act).parameters
-    if report is not None and "report" in wanted:
-        given["report"] = report
+    wanted = inspect.signature(act).parameters
+    given: dict[str, Any] = {"report": report} if report is not None and "report" in wanted else {}
     if "starts" in wanted:
         given["starts"] = torch.from_numpy(starts).to(device)
     if "action_masks" in wanted:

@@ -109,13 +109,12 @@ class Gradient:
             scalars are means over the rows of all their batches, counted as for `threads`.
         deferred: Wait for nothing, as a CUDA graph needs (`Graph`): where a loss or gradient is not
             finite the gradient is zero, and a later `check` raises.
-        log: Takes a sentence about compiling, and each reason for autograd, once. None sends them
-            to the logger "vecenv.learn".
+        log: Takes a sentence about compiling, and each reason for autograd, once; None is the
+            logger "vecenv.learn".
 
     Attributes:
         path: "compiled" or "autograd"; None before the first call if `compile` is set.
-        num_threads: How many compute it.
-        reason: Why it is that path, a sentence; "" if `compile` is not set.
+        num_threads, reason: How many compute it, and why it is that path; "" without `compile`.
 
     Raises:
         ValueError: An argument is none of those above.
@@ -158,8 +157,8 @@ class Gradient:
         `batch` is what the loss takes: tensors (B, ...) in any nest of dicts, tuples and batches.
 
         Raises:
-            FloatingPointError: The loss or a gradient is not finite; no `.grad` is left for an
-                optimizer to apply. Of a deferred one `check` raises it.
+            FloatingPointError: The loss or a gradient is not finite; no `.grad` is left. Of a
+                deferred one `check` raises it.
             ValueError: The loss is not a scalar, or parameters get no gradient.
             RankError: Another rank has ended, or does not answer.
             RuntimeError: The module was moved after this object was made.

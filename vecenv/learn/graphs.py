@@ -29,11 +29,7 @@ class Graph:
         generators: Of torch, on the device, that it draws with, beside the device's own.
         log: Takes the sentence; None sends it to the logger "vecenv.learn".
 
-    Example:
-        >>> x = torch.zeros(2)
-        >>> double = Graph(lambda: x.add_(1).mul(2), x.device)
-        >>> [double().tolist() for _ in range(4)]
-        [[2.0, 2.0], [4.0, 4.0], [6.0, 6.0], [8.0, 8.0]]
+    `is_captured` says whether calls replay a graph.
     """
 
     def __init__(
@@ -50,11 +46,7 @@ class Graph:
         self._calls_left = _WARMUPS if self._device.type == "cuda" else -1  # before the capture
         self._graph: Any = None
         self._result: Any = None
-
-    @property
-    def is_captured(self) -> bool:
-        """Whether calls replay a graph."""
-        return self._graph is not None
+        self.is_captured = False
 
     def __call__(self) -> Any:
         """Return what the function does; once captured, the same tensors, written anew."""
@@ -69,19 +61,19 @@ class Graph:
             return result
         if left == 0:
             self._capture()
-        if self._graph is None:
+        if not self.is_captured:
             return self._function()
         self._graph.replay()
         return self._result
 
     def _capture(self) -> None:
-        graph: Any = torch.cuda.CUDAGraph()
+        self._graph = torch.cuda.CUDAGraph()
         try:
             for generator in self._generators:
-                graph.register_generator_state(generator)
-            with torch.cuda.device(self._device), torch.cuda.graph(graph):
+                self._graph.register_generator_state(generator)
+            with torch.cuda.device(self._device), torch.cuda.graph(self._graph):
                 self._result = self._function()
-            self._graph = graph
+            self.is_captured = True
         except Exception as error:
             name = getattr(self._function, "__name__", "the function")
             what = f"graph: {name} can't be captured, so its calls go through Python as before"

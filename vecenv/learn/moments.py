@@ -12,6 +12,8 @@ from vecenv.learn.ranks import Ranks
 
 __all__ = ["Moments"]
 
+_EPSILON = 1e-8  # added to the variance, so that what never changes becomes 0
+
 
 class Moments(nn.Module):
     """Running mean and variance of rows, by which inputs are normalised; the mean is 0 at first.
@@ -23,29 +25,20 @@ class Moments(nn.Module):
     Args:
         shape: Shape of a row, such as an observation's; () for numbers, such as returns.
         clip: Normalised values are clipped to -clip ... clip; None leaves them.
-        epsilon: Added to the variance, so that what never changes becomes 0.
 
     Attributes:
         mean, variance: float32 `shape`, buffers; the mean of squared deviations is the variance.
         count: int64 scalar, buffer; rows seen.
-
-    Example:
-        >>> moments = Moments(2)
-        >>> moments.update(torch.tensor([[1.0, 10.0], [3.0, 30.0]]))
-        >>> moments.mean, moments.variance
-        (tensor([ 2., 20.]), tensor([  1., 100.]))
     """
 
     mean: Tensor
     variance: Tensor
     count: Tensor
 
-    def __init__(
-        self, shape: int | Sequence[int] = (), *, clip: float | None = 10.0, epsilon: float = 1e-8
-    ) -> None:
+    def __init__(self, shape: int | Sequence[int] = (), *, clip: float | None = 10.0) -> None:
         super().__init__()
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self.clip, self.epsilon = clip, epsilon
+        self.clip = clip
         self.register_buffer("mean", torch.zeros(self.shape))
         self.register_buffer("variance", torch.ones(self.shape))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -56,17 +49,17 @@ class Moments(nn.Module):
         bfloat16 and float16 stay, everything else becomes float32. What is clipped has no gradient.
         """
         centred = x.float() - self.mean
-        return self._clipped(centred * torch.rsqrt(self.variance + self.epsilon), x)
+        return self._clipped(centred * torch.rsqrt(self.variance + _EPSILON), x)
 
     forward = normalize
 
     def scale(self, x: Tensor) -> Tensor:
         """Return x (..., *shape) divided by the standard deviation: returns keep their sign."""
-        return self._clipped(x.float() * torch.rsqrt(self.variance + self.epsilon), x)
+        return self._clipped(x.float() * torch.rsqrt(self.variance + _EPSILON), x)
 
     def std(self) -> Tensor:
         """Return the standard deviation, float32 `shape`, by which `scale` divides."""
-        return torch.sqrt(self.variance + self.epsilon)
+        return torch.sqrt(self.variance + _EPSILON)
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None, *, ranks: Ranks | None = None) -> None:

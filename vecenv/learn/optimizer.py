@@ -15,9 +15,9 @@ __all__ = ["Adam"]
 class Adam(torch.optim.Adam):
     """`torch.optim.Adam`, fused, with `torch.nn.utils.clip_grad_norm_` inside of its step.
 
-    Learning-rate schedules of `torch.optim.lr_scheduler`, parameter groups and `state_dict` are
-    those of torch. The norm is taken over the gradients of all groups together. Where it is not
-    finite `step` raises FloatingPointError, and neither weights nor state have changed.
+    Schedules, parameter groups and `state_dict` are those of torch. The norm is taken over the
+    gradients of all groups together. Where it is not finite `step` raises FloatingPointError, and
+    neither weights nor state have changed.
 
     Args:
         params: Parameters or parameter groups: `Gradient.parameters()`, or the module's own.
@@ -53,7 +53,6 @@ class Adam(torch.optim.Adam):
         self._move_lr()
 
     def _move_lr(self) -> None:
-        """Let the learning rates of a deferred optimizer be tensors where its parameters are."""
         for group in self.param_groups if self._is_deferred else ():
             device = group["params"][0].device
             group["capturable"] = device.type == "cuda"  # asked for in a CUDA graph

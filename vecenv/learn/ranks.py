@@ -57,20 +57,11 @@ class Ranks(AbstractContextManager):
         ranks.rank, ranks.size = int(names["RANK"]), int(names["WORLD_SIZE"])
         ranks._timeout_s, given = timeout, {"timeout": timedelta(seconds=timeout)}
         if ranks.device.type == "cuda":
-            local, count = int(names.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-            if local >= count:
-                what = f"rank {ranks.rank} is number {local} of its machine, which has {count} CUDA"
-                raise RankError(f"{what} devices; start at most as many (--nproc-per-node)")
-            ranks.device, backend = torch.device("cuda", local), "cpu:gloo,cuda:nccl"
-            torch.cuda.set_device(ranks.device)
+            ranks.device = torch.device("cuda", int(names.get("LOCAL_RANK", "0")))
+            backend = "cpu:gloo,cuda:nccl"
+            ranks._call("taking a device of its own", torch.cuda.set_device, ranks.device)
         ranks._call("finding each other", dist.init_process_group, backend, **given)
         return ranks
-
-    def share_of(self, count: int) -> int:
-        """Return how many of `count` envs each rank has; ValueError if they can't be split."""
-        if count % self.size:
-            raise ValueError(f"{count} envs can't be split evenly among {self.size} ranks")
-        return count // self.size
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace a tensor by its sum over all ranks, in place, bit by bit the same on each."""
@@ -82,12 +73,6 @@ class Ranks(AbstractContextManager):
         found = [value] * self.size
         self._call("gathering", dist.all_gather_object, found, value)
         return found
-
-    def of_first(self, value: Any) -> Any:
-        """Return the value of rank 0."""
-        found = [value]
-        self._call("sending", dist.broadcast_object_list, found, src=0)
-        return found[0]
 
     @torch.no_grad()
     def normalize_(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -106,20 +91,16 @@ class Ranks(AbstractContextManager):
         squares = self.sum_((weights * (x - total / count).square()).sum())
         return total / count, squares / (count - 1).clamp(min=1)
 
-    def close(self) -> None:
-        """Leave the others. May be called twice."""
+    def __exit__(self, *_: object) -> None:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Call a function of torch.distributed, unless this process is alone."""
         try:
             if self.size > 1:
                 function(*args, **kwargs)
-        except (RuntimeError, ValueError) as error:  # ValueError: variables are missing
+        except (RuntimeError, ValueError, AssertionError) as error:  # the last without CUDA
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             told = f"rank {self.rank} of {self.size}: {what} failed; another one has ended, or has"
             told += f" not answered for {self._timeout_s:g} s: see its output ({reason:.200})"

@@ -41,31 +41,28 @@ class Run:
 
     In it are `options.json`, see `load_options`; `metrics.jsonl`, a line of JSON per `log`;
     `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`; `curve.png`; and what `write_json`
-    writes. In a `with` statement, the first SIGINT (Ctrl-C) or SIGTERM sets `should_stop` instead
-    of ending the program: the loop saves and ends by itself.
+    writes. In a `with` statement, the first Ctrl-C or SIGTERM sets `should_stop` instead of ending
+    the program: the loop saves and ends by itself.
 
     Args:
         folder: Made if it is not there.
         options: A dataclass or a dict.
-        resume: Go on from the last checkpoint: `restore` returns it, later lines of the metrics
-            are cut. Where there is none yet, the run begins anew.
-        may_change: Names of options that a resumed run may be given other values of. All others
-            have to be as they were, but "resume", which is not kept.
+        resume: Go on from the last checkpoint, if there is one: `restore` returns it, later lines
+            of the metrics are cut.
+        may_change: Names of options of which a resumed run may be given other values.
         save_every: Env steps between two checkpoints, for `is_due`; 0 for none on the way.
         tensorboard: Write the scalars for TensorBoard, too.
         overwrite: Delete an earlier run in this folder, which is an error otherwise.
 
     Attributes:
-        folder: The folder.
         should_stop: Whether a signal has asked for the end.
         best_score: The highest score of `save`; None if it was given none.
         not_restored: Of `restore`: names of vector envs that have to be reset, and why.
         curve_steps, curve_returns: Lists of all that `add_episodes` was given.
 
     Raises:
-        RunError: The folder has a run already, or one with other options, or can't be written;
-            nothing in it was changed.
-        CheckpointError: The checkpoint can't be read; it is a RunError, too.
+        RunError: The folder has a run already, or one with other options, or can't be written or
+            (a CheckpointError) read; nothing in it was changed.
     """
 
     def __init__(
@@ -107,8 +104,15 @@ class Run:
     def _begin(self, resume: bool, overwrite: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
         metrics, last, size = self.folder / _METRICS, self.folder / _LAST, 0
+        path, own = self.folder / _OPTIONS, self._options
         if resume:
-            self._check_options()
+            had = _read_options(path) if path.exists() else own
+            for name in sorted({**own, **had}.keys() - self._may_change):
+                before, now = (json.dumps(x.get(name, "(nothing)")) for x in (had, own))
+                if before != now:
+                    told = f"{path} is of a run with {name} = {before:.200}, this one has "
+                    told += f"{now:.200}: give the same options (see load_options)"
+                    raise RunError(f"{told}, or another folder")
             if last.exists():
                 size = self._take_over(last)
             else:
@@ -118,28 +122,15 @@ class Run:
                     file.truncate(file.read()[:size].rfind(b"\n") + 1)
         elif overwrite:
             boards = self.folder.glob("events.out.tfevents.*")
-            for path in [last, self.folder / _BEST, metrics, self.folder / "curve.png", *boards]:
-                path.unlink(missing_ok=True)
+            for old in [last, self.folder / _BEST, metrics, self.folder / "curve.png", *boards]:
+                old.unlink(missing_ok=True)
         elif last.exists() or (metrics.exists() and metrics.stat().st_size > 0):
-            raise RunError(
-                f"{self.folder} has a run already: go on with it by resume=True (--resume), or "
-                "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
-            )
-        for path in self.folder.glob("checkpoint/.*.*.pt"):  # of `whole_file`, when it was killed
-            path.unlink(missing_ok=True)
-        write_json(self._options, self.folder / _OPTIONS)
-
-    def _check_options(self) -> None:
-        """Refuse to resume a run with other options."""
-        path, own = self.folder / _OPTIONS, self._options
-        had = _read_options(path) if path.exists() else own
-        for name in sorted({**own, **had}.keys() - self._may_change):
-            before, now = (json.dumps(x.get(name, "(nothing)")) for x in (had, own))
-            if before != now:
-                raise RunError(
-                    f"{path} is of a run with {name} = {before:.200}, this one has {now:.200}: "
-                    "give the same options (load_options reads them), or another folder"
-                )
+            told = f"{self.folder} has a run already: go on with it by resume=True (--resume), "
+            told += "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
+            raise RunError(told)
+        for old in self.folder.glob("checkpoint/.*.*.pt"):  # of `whole_file`, when it was killed
+            old.unlink(missing_ok=True)
+        write_json(own, path)
 
     def _take_over(self, path: Path) -> int:
         """Read the last checkpoint; return the length of the metrics then."""
@@ -151,9 +142,7 @@ class Run:
             self.best_score = None if best is None else float(best)
             self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
             size = max(int(saved["metrics_bytes"]), 0)
-            self._saved = saved | {
-                name: dict(saved[name]) for name in ("kinds", "unsaved", "random")
-            }
+            self._saved = saved | {k: dict(saved[k]) for k in ("unsaved", "random")}
         except Exception as error:  # whatever can be said of values that are others
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
         return size
@@ -185,8 +174,6 @@ class Run:
             self._board.close()
         self._metrics.close()
 
-    # -- what is told ----------------------------------------------------------------------------
-
     @property
     def resume_command(self) -> str:
         """The command line of this process with `--resume`, to tell how to go on."""
@@ -194,26 +181,17 @@ class Run:
 
     @contextmanager
     def progress(
-        self, name: str, steps: int, total: int, *, rollout_steps: int = 1, is_shown: bool = True
+        self, name: str, steps: int, total: int, *, is_shown: bool = True
     ) -> Iterator[Callable[..., None]]:
         """Show a bar of env steps, `steps` of `total` at first, while a ``with`` statement runs.
 
-        It gives a function `show(steps, text=None)` that moves the bar and tells how it goes. If no
-        update, which takes `rollout_steps`, is left, a line says so. Unless `is_shown` nothing is
-        printed.
+        It gives a function `show(steps, text="")` that moves the bar and says how it goes.
         """
-        if is_shown and 0 < total < steps + rollout_steps:
-            told = f"{self.folder} is at step {steps} of {total}, and an update takes "
-            told += f"{rollout_steps}: nothing is learned; give a larger --total-steps"
-            print(told, flush=True)  # noqa: T201 - to whoever has started the training
         with Progress(refresh_per_second=4, disable=not is_shown) as bar:
             task = bar.add_task(name, total=total, completed=steps)
-
-            def show(steps: int, text: str | None = None) -> None:
-                title = None if text is None else f"{name}: {text}"  # None leaves it
-                bar.update(task, completed=steps, description=title)
-
-            yield show
+            yield lambda steps, text="": bar.update(
+                task, completed=steps, description=f"{name}: {text}" if text else None
+            )
 
     @property
     def seconds(self) -> float:
@@ -261,11 +239,8 @@ class Run:
             figure = new_figure(8, 4.5)
         except ImportError as error:
             return _logger.warning("the curve has not been drawn: %s", error)
-        steps, returns, axes = (
-            np.array(self.curve_steps),
-            np.array(self.curve_returns),
-            figure.subplots(),
-        )
+        axes = figure.subplots()
+        steps, returns = np.array(self.curve_steps), np.array(self.curve_returns)
         window = min(max(20, len(steps) // 100), len(steps))
         means = np.convolve(returns, np.full(window, 1 / window), "valid")
         unit, name = (1e6, "millions") if steps[-1] >= 1e6 else (1e3, "thousands")
@@ -276,9 +251,6 @@ class Run:
             label = f"{policy}: {value:.1f}"
             axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
         axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
-        smallest = max(np.abs(means).min(), 1.0)
-        if np.ptp(np.sign(returns)) == 0 and np.abs(returns).max() > 20 * smallest:
-            axes.set_yscale("symlog", linthresh=smallest)  # of more than an order of magnitude
         axes.legend(loc="best", fontsize="small")
         with whole_file(self.folder / "curve.png") as aside:
             figure.savefig(aside, dpi=150)
@@ -286,8 +258,6 @@ class Run:
     def write_json(self, name: str, value: Any) -> None:
         """Write plain values into `<name>.json`; NaN and infinity are null, as in the metrics."""
         write_json(_with_nulls(value), self.folder / f"{name}.json")
-
-    # -- checkpoints -----------------------------------------------------------------------------
 
     def is_due(self, steps: int) -> bool:
         """Return whether a multiple of `save_every` was passed since the last checkpoint."""
@@ -307,8 +277,8 @@ class Run:
             The path of the last checkpoint.
 
         Raises:
-            CheckpointError: It can't be written, as the disk is full for example, or a module has
-                NaN or infinity in it; the checkpoint before stays.
+            CheckpointError: The disk is full, or a module has NaN or infinity in it; the
+                checkpoint before stays.
             KeyError, TypeError: `state` lacks "steps", or holds what can't be saved.
         """
         steps, last = int(state["steps"]), self.folder / _LAST
@@ -329,20 +299,16 @@ class Run:
                 checkpoint.save_checkpoint(self.folder / _BEST, content)
             checkpoint.save_checkpoint(last, content)
         except OSError as error:
-            what = (
-                f"the checkpoint of step {steps} can't be written: {error}; the one before is kept"
-            )
+            what = f"the checkpoint of step {steps} can't be written: {error}; the one before stays"
             raise CheckpointError(f"{what}: go on with {self.resume_command}") from error
         self.best_score, self._due_at = content["best_score"], steps
-        if self._board is not None:
-            self._board.flush()
         return last
 
     def restore(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
         """Bring objects into the state of the last checkpoint, if the run is resumed and has one.
 
-        `parts` are objects by the names that `save` was given them under. Global random streams go
-        on from where they were, too: call it after all that draws from them has been made.
+        `parts` are objects by their names in `save`. Global random streams go on from where they
+        were, too: call it after all that draws from them has been made.
 
         Returns:
             The rest of what `save` was given; None if the run begins anew.
@@ -374,14 +340,11 @@ def load_options(folder: str | Path, kind: type[T]) -> T:
     path = Path(folder) / _OPTIONS
     try:
         found, made = _read_options(path), cast("Any", kind)
-        defaults = {field.name: field.default for field in dataclasses.fields(made)}
-        if unknown := sorted(found.keys() - defaults):
-            raise KeyError(f"{kind.__name__} has no {', '.join(unknown)}")
-        for name, value in found.items():
-            if value is not None and isinstance(defaults[name], tuple | Path):
-                found[name] = type(defaults[name])(value)
+        for field in dataclasses.fields(made):
+            if found.get(field.name) is not None and isinstance(field.default, tuple | Path):
+                found[field.name] = type(field.default)(found[field.name])
         return made(**found)
-    except (TypeError, ValueError, KeyError, RunError) as error:
+    except (TypeError, ValueError, RunError) as error:
         raise ValueError(
             f"{path} does not hold options of {kind.__name__} ({error!s:.200}); take the program "
             "that wrote it, or another folder"

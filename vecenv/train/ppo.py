@@ -402,7 +402,7 @@ class PPO(Trainer):
         if (ranks := self.ranks).size == 1:
             return begins_anew
         own = self.steps, self.num_updates, torch.get_rng_state()
-        first, states = ranks.of_first((own, [module.state_dict() for module in modules]))
+        first, states = ranks.gather((own, [module.state_dict() for module in modules]))[0]
         if first[0] == self.steps:
             return begins_anew
         self.steps, self.num_updates, stream = first  # the one of this rank is an earlier one

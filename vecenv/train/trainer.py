@@ -135,9 +135,9 @@ class Trainer:
         if self.restore(run):
             self.start()
         total, size, every = self.options.total_steps, self.rollout_steps, self.LOG_STEPS
-        how: Any = {"rollout_steps": size, "is_shown": self.ranks.rank == 0}
+        is_shown = self.ranks.rank == 0
         first, begin_s, stops = self.steps, run.seconds, False  # as a callback has asked
-        with run.progress(title_of(self.options), self.steps, total, **how) as show:
+        with run.progress(title_of(self.options), self.steps, total, is_shown=is_shown) as show:
             while self.steps + size <= total:
                 if any(self.ranks.gather(run.should_stop or stops)):
                     break
@@ -158,7 +158,7 @@ class Trainer:
                 if run.is_due(self.steps):
                     self.save(run)
             show(self.steps)
-        if how["is_shown"] and self.steps + size <= total:  # the bar would break the line
+        if is_shown and self.steps + size <= total:  # the bar would break the line
             print(f"stopped after {self.steps} steps; go on with {run.resume_command}")
         self.save(run)
 
@@ -261,10 +261,11 @@ class Trainer:
     @classmethod
     def run_in(cls, folder: Path, options: Any, ranks: Ranks) -> tuple[Run, Self]:
         """Do what `run` does in a folder, in one of several processes."""
-        try:
-            num_envs = ranks.share_of(getattr(options, "num_envs", None) or options.num_games)
-        except ValueError as error:
-            raise OptionsError(f"--num-envs: {error}") from None
+        count = getattr(options, "num_envs", None) or options.num_games
+        if count % ranks.size:
+            told = f"{count} envs can't be split evenly among {ranks.size} ranks"
+            raise OptionsError(f"--num-envs: {told}")
+        num_envs = count // ranks.size
         given: Any = {"overwrite": options.overwrite, "save_every": options.save_every}
         given["tensorboard"] = options.tensorboard and ranks.rank == 0
         with Run(folder, options, options.resume, may_change=cls.MAY_CHANGE, **given) as run:
