@@ -32,7 +32,7 @@ from measure import machine, markdown_table
 from vecenv.command import trainers
 from vecenv.files import whole_file, write_text
 from vecenv.learn import load_checkpoint
-from vecenv.learn.checkpoint import save_checkpoint
+from vecenv.learn.run import save_checkpoint
 from vecenv.timing.report import new_figure
 
 ROOT = Path(__file__).parents[1]

@@ -687,7 +687,7 @@ def test_a_policy_of_another_env_is_refused(cartpole_run, capsys):
 
 @pytest.mark.usefixtures("one_torch_thread")
 def test_a_run_that_saved_no_envs_is_played_in_another_env(cartpole_run, capsys, tmp_path):
-    from vecenv.learn.checkpoint import load_checkpoint, save_checkpoint
+    from vecenv.learn.run import load_checkpoint, save_checkpoint
 
     shutil.copytree(cartpole_run, run := tmp_path / "run")
     content = load_checkpoint(last := run / "checkpoint" / "last.pt")

@@ -28,7 +28,7 @@ from vecenv.learn import (
     load_checkpoint,
     load_options,
 )
-from vecenv.learn.checkpoint import FORMAT, save_checkpoint
+from vecenv.learn.run import FORMAT, save_checkpoint
 
 MARK = "\0what"  # of what is no plain value
 
@@ -247,7 +247,7 @@ def test_a_run_killed_between_writing_the_best_checkpoint_and_the_last_finds_it_
     with begin(options) as run:
         run.save({"steps": 1}, score=1.0)
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr("vecenv.learn.checkpoint.save_checkpoint", killed)
+            patched.setattr("vecenv.learn.run.save_checkpoint", killed)
             run.save({"steps": 2}, score=2.0)
     assert load_checkpoint(last)["state"]["steps"] == 1
     assert load_checkpoint(best)["state"]["steps"] == 2

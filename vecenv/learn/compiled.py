@@ -24,7 +24,6 @@ from vecenv.learn.private_torch import compile_graph, load_package, no_validatio
 
 __all__ = ["CompiledGradient", "Refusal", "columns_of", "first_line", "read_result", "row_weights"]
 
-_PLAIN = (bool, int, float, str, type(None))
 _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Tensor)
 _LAYERS, _BASE = "torch.nn.modules.", "torch.nn.modules.module"
 _FOREIGN, _MOST = {"torch", "numpy", "gymnasium", "builtins"}, 1000  # items of a dict, list or set
@@ -108,7 +107,7 @@ class CompiledGradient:
         self._weights, module, columns = weights, weights.module, dict(columns_of(batch))
         self._names = list[str]()
         for name, x in columns.items():
-            if not isinstance(x, (Tensor, *_PLAIN)):
+            if not isinstance(x, _VALUES):
                 raise Refusal(f"{name} is a {type(x).__name__}, expected tensors and numbers")
         state = [*module.named_parameters(), *module.named_buffers()]
         splits = [(path, *path.rpartition(".")) for path, x in state if not x.requires_grad]
@@ -126,7 +125,6 @@ class CompiledGradient:
         return [self._weights.values, *state]
 
     def _kinds_of(self, columns: Mapping[str, Any]) -> list[Any]:
-        """Return what has to be the same in each call."""
         return [*columns, *map(_kind_of, [*self._given(), *columns.values()])]
 
     def _split(self, columns: Mapping[str, Any], num_parts: int) -> list[Any]:
@@ -204,7 +202,7 @@ def _helper(process: int) -> ThreadPoolExecutor:
 
 def _kind_of(value: Any) -> Any:
     if not isinstance(value, Tensor):
-        return type(value), value if isinstance(value, _PLAIN) else id(value)
+        return type(value), value if isinstance(value, _VALUES) else id(value)
     return value.shape, value.dtype, value.device, value.layout
 
 
@@ -350,10 +348,9 @@ class _Watch:
                 yield from ((f"{label}.{key}", x) for key, x in items)
         elif _is_watched(value) and isinstance(value, FunctionType):
             given, code = value.__globals__, value.__code__
-            for name in _names_of(code):
-                self._names.add(name)
-                if name in given:
-                    yield self._watch(given, name, partial(given.get, name), name)
+            self._names.update(names := dict.fromkeys(_names_of(code)))
+            for name in filter(given.__contains__, names):
+                yield self._watch(given, name, partial(given.get, name), name)
             for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
                 yield self._watch(cell, name, partial(getattr, cell, "cell_contents", None), name)
         elif _is_watched(value):

@@ -92,10 +92,10 @@ def evaluate(
     """
     is_vector = isinstance(envs, VectorEnv | AgentsVecEnv)
     if episodes < 1 or (is_vector and make_kwargs):
-        what = f"episodes is {episodes}, expected at least 1; envs that are made take"
-        raise ValueError(f"{what} {sorted(make_kwargs) or 'further arguments'}, vector envs none")
+        told = f"{sorted(make_kwargs)} are for envs that are made here"
+        raise ValueError(told if episodes > 0 else f"episodes is {episodes}, expected at least 1")
     if not is_vector:
-        with closing(make_vec(envs, min(100, episodes), **make_kwargs)) as made:
+        with closing(make_vec(envs, **{"num_envs": min(100, episodes), **make_kwargs})) as made:
             return evaluate(act, made, episodes, seed=seed, device=device)
     envs = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
     are_games = isinstance(envs, AgentsVecEnv)

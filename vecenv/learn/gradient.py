@@ -142,8 +142,7 @@ class Gradient:
         self.path: str | None = None if compile else "autograd"
         self._threads, self._is_deferred, self._ranks = threads, deferred, ranks or Ranks()
         self._log = log or logging.getLogger("vecenv.learn").info
-        with torch.inference_mode(mode=False):  # calls that were not finite, since `check`
-            self._num_refused = self._weights.gradient.new_zeros((), dtype=torch.int64)
+        self._num_refused = self._weights.gradient.new_zeros((), dtype=torch.int64)  # since `check`
         self._compiled: compiled.CompiledGradient | None = None
         self._num_calls, self._said = 0, set[str]()
 

@@ -69,10 +69,8 @@ class Adam(torch.optim.Adam):
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all groups, also for steps in a captured CUDA graph."""
         for group in self.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+            before = group["lr"]
+            group["lr"] = before.fill_(lr) if isinstance(before, Tensor) else lr
 
     @torch.no_grad()
     def _shorten(self) -> None:

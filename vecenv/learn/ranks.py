@@ -47,10 +47,7 @@ class Ranks(AbstractContextManager):
 
         Raises:
             RankError: The others were not found, or there are more ranks than devices.
-            ValueError: `timeout` is not above zero.
         """
-        if not timeout > 0:
-            raise ValueError(f"timeout is {timeout}, expected seconds above 0")
         ranks, backend, names = cls(device), "gloo", os.environ
         if int(names.get("WORLD_SIZE", "1")) < 2 or "RANK" not in names:
             return ranks
@@ -96,7 +93,6 @@ class Ranks(AbstractContextManager):
             dist.destroy_process_group()
 
     def _call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call a function of torch.distributed, unless this process is alone."""
         try:
             if self.size > 1:
                 function(*args, **kwargs)

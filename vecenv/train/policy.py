@@ -21,7 +21,7 @@ from vecenv.cage.saved import find_vecnormalize, is_sb3_file, load_sb3_model
 from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.masks import mask_width
 from vecenv.learn import load_checkpoint, load_options
-from vecenv.learn.checkpoint import save_checkpoint
+from vecenv.learn.run import save_checkpoint
 from vecenv.train.options import OptionsError
 
 __all__ = ["Policy", "load_policy", "save_spaces", "sb3_player"]
