@@ -10,6 +10,7 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
@@ -410,8 +411,22 @@ class Settings:
     scale: ClassVar[float] = 1.0
 
 
+class Scaled:
+    """What a loss makes anew in each call, as distributions are."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, x):
+        return self.factor * SCALE * x
+
+
+SCALE, NAMESPACE, MEMBERS = 1.0, SimpleNamespace(weight=1.0), {1}
+
+
 def set_loss(agent, batch, settings):
     loss, _ = ppo_loss(agent, batch)
+    loss = Scaled(NAMESPACE.weight * len(MEMBERS))(loss)
     value = agent.value(batch.obs).clamp(-settings.clip, settings.clip)
     return loss + settings.scale * settings.more["weight"] * value.square().mean()
 
@@ -442,11 +457,17 @@ def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
         lambda: setattr(Settings, "scale", 1.0),
         lambda: setattr(settings, "scale", 3.0),  # hides that of the class
         lambda: delattr(settings, "scale"),
+        lambda: setattr(NAMESPACE, "weight", 5.0),
+        lambda: setattr(NAMESPACE, "weight", 1.0),
+        lambda: MEMBERS.add(2),
+        lambda: MEMBERS.discard(2),
     ):
         change()
         assert_equal(gradient, make_batch())
-    for value in (0.05, 0.2):
-        monkeypatch.setattr(sys.modules[__name__], "CLIP", value)
+    for name, value in {"CLIP": 0.05, "SCALE": 3.0}.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(sys.modules[__name__], name, value)
+            assert_equal(gradient, make_batch(seed=3))
         assert_equal(gradient, make_batch(seed=3))
     factor = 3.0
     assert_equal(gradient, make_batch(seed=4))
@@ -456,6 +477,9 @@ def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
         "settings.more",
         "settings.scale",
         "CLIP",
+        "SCALE",
+        "NAMESPACE.weight",
+        "MEMBERS",
         "factor",
     )
     for name in names:
