@@ -9,7 +9,8 @@ copies know what blue can't see (where red is), so the score hints at what polic
 observations could still save. Both play the same games with the same luck of red,
 until their actions differ.
 
-RESULT
+With 20 games of 100 steps the score changes by +0.30 ± 0.40 against B_line (the defender alone:
+-14.0) and by +0.23 ± 0.39 against Meander (-15.8); 80 s each.
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from vecenv.cage import find_policy
 @dataclass
 class Options:
     red_agent: str = "b_line"  # or "meander"
-    num_games: int = 40  # played side by side
+    num_games: int = 20  # played side by side
     episode_length: int = 100  # steps
     levels: int = 1  # actions that are tried one after the other
     width: int = 4  # actions tried at each level

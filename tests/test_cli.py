@@ -822,3 +822,24 @@ def test_trackers_that_are_not_installed_are_named(capsys, monkeypatch, tmp_path
     assert main(["train", "CartPole-v1", "--track", "wandb"]) == 2
     assert "which is not installed: pip install" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_policies_play_the_same_episodes(capsys, cartpole_run, tmp_path):
+    found = tmp_path / "paired.json"
+    words = ["evaluate", "--paired", "defender", "sleep", "--episodes", "5", "--json", str(found)]
+    assert main([*words, "--env-kwargs", "episode_length=12"]) == 0
+    told, numbers = capsys.readouterr().out, json.loads(found.read_text())
+    assert "5 episodes under equal luck" in told and numbers["names"] == ["defender", "sleep"]
+    assert numbers["difference"] == pytest.approx(numbers["means"][0] - numbers["means"][1])
+    assert numbers["difference"] > 0
+    same = ["evaluate", "--paired", str(cartpole_run), str(cartpole_run), "--env", "CartPole-v1"]
+    assert main([*same, "--episodes", "3"]) == 0
+    assert "difference" in (told := capsys.readouterr().out) and "0.00 ± 0.00" in told
+    for wrong, message in (
+        (["--paired", "sleep", "random", "--policy", "sleep"], "either --policy with one"),
+        ([], "either --policy with one policy, or --paired with two"),
+        (["--policy", "sleep", "--env", "CartPole-v1"], "env and env_kwargs are of --paired"),
+        (["--paired", "sleep", "random", "--episodes", "1"], "episodes is 1, expected at least 2"),
+    ):
+        assert main(["evaluate", *wrong]) == 2
+        assert message in capsys.readouterr().err

@@ -33,6 +33,7 @@ from buffers.replay.table import Table
 
 __all__ = ["Reader", "ReplayBatch"]
 
+_LITTLE_BYTES = 1 << 26  # of a batch, which are there without looking
 _LINE = 64
 _BLOCK = 16  # rows of which the same part is copied at a time, while those behind are asked for
 _SEEN_BYTES = 512  # of a row that are asked for; processors go on by themselves
@@ -45,7 +46,7 @@ _PARTS = np.dtype([(name, np.int64) for name in ("list", "offset", "size", "star
 class Memory(NamedTuple):
     """What a batch is made of."""
 
-    owner: object  # the reader that fills it
+    owner: Any  # the reader that fills it
     columns: frozenset[str] | None  # names of those that were chosen, None for all
     plan: _Plan
     # By name: "lists" int64 (J, B), of which "indices" are the first; columns by path; "rewards"
@@ -95,6 +96,12 @@ class ReplayBatch(Batch):
     size: int  # B
     memory: Any
 
+    def __getattr__(self, name: str) -> Any:
+        """Discounts over single steps, which few ask for, or a column that the user added."""
+        if name == "discounts" and self.memory is not None and self.memory.plan.has_discounts:
+            return torch.where(self.memory.tensors["terminations"], 0.0, self.memory.owner.gamma)
+        return super().__getattr__(name)
+
     def __len__(self) -> int:
         """Number of transitions."""
         return self.size
@@ -129,7 +136,7 @@ class Reader:
     def __init__(self, table: Table, *, has_weights: bool = False):
         plan = table.plan
         self.table, self._has_weights, self._frames = table, has_weights, plan.layout.frames
-        self._gamma = 1.0 if plan.gamma is None else plan.gamma
+        self.gamma = 1.0 if plan.gamma is None else plan.gamma
         self._plans: dict[tuple[int, frozenset[str] | None], _Plan] = {}
         others = ["indices", *(["env_ids"] if "env_ids" in plan.layout.fields else [])]
         others += ["weights"] if has_weights else []
@@ -178,9 +185,12 @@ class Reader:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[size, columns] = self._plan(size, columns)
-        what, device = f"a batch of {size}", self.table.device
-        with allocation(what, plan.size_bytes, device, "draw fewer at once"):
+        if plan.size_bytes < _LITTLE_BYTES:
             pages, tensors = self._allocate(plan)
+        else:
+            what, device = f"a batch of {size}", self.table.device
+            with allocation(what, plan.size_bytes, device, "draw fewer at once"):
+                pages, tensors = self._allocate(plan)
         batch = ReplayBatch.__new__(ReplayBatch)
         batch.memory, batch.size = Memory(self, columns, plan, tensors, pages), size
         batch.env_ids = batch.weights = None
@@ -218,7 +228,7 @@ class Reader:
         for path, _, field, frame in sources:
             blocks[path] = (size, *([plan.num_frames] * (frame >= 0)), *field.shape), field.dtype
         has_discounts = not self._is_long and "discounts" in chosen
-        more = ["rewards", "discounts"] * walks + ["discounts"] * has_discounts
+        more = ["rewards", "discounts"] * walks
         more += ["weights"] * self._has_weights
         blocks |= dict.fromkeys(more, ((size,), _FLOAT32))
         begins, places, end = {}, [], 0
@@ -301,9 +311,9 @@ class Reader:
             sums, n_step = (given["rewards"], given["discounts"]), table.plan.n_step
             if is_here:
                 counts, host = (table.committed, table.plan.span), [part.numpy() for part in sums]
-                find_windows(self._walked, *counts, lists.numpy(), n_step, self._gamma, (*host,))
+                find_windows(self._walked, *counts, lists.numpy(), n_step, self.gamma, (*host,))
             else:
-                lists[1] = find_windows_there(self._views, lists[0], n_step, self._gamma, *sums)
+                lists[1] = find_windows_there(self._views, lists[0], n_step, self.gamma, *sums)
         if num_lists > self._next and table.once is not None:
             self._find_units(lists)
         if is_here:
@@ -311,8 +321,6 @@ class Reader:
             gather(self._pages, others, lists.numpy(), plan.spans, plan.parts, memory.pages)
         else:
             self._fill_there(lists, memory)
-        if plan.has_discounts:
-            torch.mul(~given["terminations"], self._gamma, out=given["discounts"])
 
     def _find_units(self, lists: torch.Tensor) -> None:
         """Find the lists of units, where observations or frames are stored once."""

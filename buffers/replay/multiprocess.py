@@ -25,7 +25,7 @@ import secrets
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, NoReturn, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -61,10 +61,11 @@ SLOT = np.dtype({
 class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
     """The newest transitions of several processes, in memory that they share with a learner.
 
-    The process that makes the buffer draws from it. Others add to it by a `ReplayWriter`, which
-    `writer()` makes and which is handed to them: by fork or spawn, or to actors of Ray on the same
-    machine. Each writer has a ring of `capacity / num_writers` rows, so that writers never wait for
-    one another, nor for the learner, which waits by `num_added` if it is to draw less often.
+    The process that makes the buffer draws from it, and so do others that it is handed to, each
+    with a random stream of its own. Others add to it by a `ReplayWriter`, which `writer()` makes
+    and which is handed to them: by fork or spawn, or to actors of Ray on the same machine. Each
+    writer has a ring of `capacity / num_writers` rows, so that writers never wait for one another,
+    nor for a learner, which waits by `num_added` if it is to draw less often.
 
     *What is drawn.* Whole rows, all equally likely: of each writer the newest that are committed.
     An `add` is committed when it returns, all of its rows at once (in pieces of an eighth of the
@@ -100,18 +101,24 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
         timeout: float = 60.0,
         **options: Unpack[RowOptions],
     ):
-        name, spaces = type(self).__name__, (observation_space, action_space)
-        self._arguments = capacity, spaces, num_writers, num_envs, options
-        plan = self._plan = _plan(*self._arguments)
+        arguments = capacity, (observation_space, action_space), num_writers, num_envs, options
+        self._set_up(None, arguments, seed, min_size_to_sample, timeout)
+
+    def _set_up(
+        self, address: Address | None, arguments: Any, seed: Any, min_size: Any, timeout: Any
+    ) -> None:
+        """Make the memory, or map that of the process that has made it."""
+        capacity, spaces, _, num_envs, _ = self._arguments = arguments
+        plan = self._plan = _plan(*arguments)
         self.capacity, self.num_writers = int(capacity), plan.num_rings
         self.num_envs, self.n_step, self.gamma = num_envs, plan.n_step, plan.gamma
         self.observation_space, self.action_space = spaces
         self.device, self.timeout = _CPU, read_number("timeout", timeout, math.inf)
-        self._min_size = check_count("min_size_to_sample", min_size_to_sample, self.capacity)
-        needed = shared_bytes(plan)
-        what, advice = f"{name} with capacity {self.capacity}", "use a smaller capacity"
+        self._min_size = check_count("min_size_to_sample", min_size, self.capacity)
+        needed = shared_bytes(plan) if address is None else 0
+        what, advice = f"buffer with capacity {self.capacity}", "use a smaller capacity"
         with allocation(what, needed, _CPU, advice), torch.inference_mode(False):
-            self._memory = memory = SharedMemory(plan)
+            self._memory = memory = SharedMemory(plan, address)
             parts = Memory(memory.rows, memory.slots, memory.envs)
             self._table = Table(plan, _CPU, memory=parts, order=fence)
         self._reader, self._random = Reader(self._table), DeviceGenerator(seed, _CPU)
@@ -170,15 +177,12 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
         Raises:
             TimeoutError: There were too few for so long, or so few in all that writers overwrote
                 them faster than they could be copied.
-            BufferMisuseError: An argument does not fit, the buffer is closed, or this is a fork of
-                the process that made it.
+            BufferMisuseError: An argument does not fit, or the buffer is closed.
+            BufferClosedError: The process that made it has ended or closed it.
         """
         self._check_open()
-        if self._pid != os.getpid():
-            raise BufferMisuseError(
-                "this process was forked from the one that draws from the buffer; hand it "
-                "buffer.writer() to add transitions here"
-            )
+        if self._pid != os.getpid():  # of a fork, which must not draw the same
+            self._random, self._pid = DeviceGenerator(None, _CPU), os.getpid()
         seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
         batch, is_again = self._reader.batch(batch_size, out, columns), False
         rows = batch.memory.indices
@@ -213,6 +217,7 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
     def _check_open(self) -> None:
         if not self._memory.close.alive:
             raise BufferMisuseError("the buffer was closed; make another one")
+        self._memory.address.check()
 
     def close(self) -> None:
         """Let writers end: their next `add` raises BufferClosedError.
@@ -224,11 +229,10 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def __reduce__(self) -> NoReturn:
-        raise BufferMisuseError(
-            "a buffer that processes share is not copied, pickled or saved; hand other processes "
-            "buffer.writer()"
-        )
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let another process of this machine draw from the same memory."""
+        given = self._arguments, None, self._min_size, self.timeout
+        return _mapped, (type(self), self._memory.address, *given)
 
 
 class ReplayWriter(Added, contextlib.AbstractContextManager):
@@ -296,6 +300,13 @@ class ReplayWriter(Added, contextlib.AbstractContextManager):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def _mapped(kind: type[MultiprocessReplayBuffer], *given: Any) -> MultiprocessReplayBuffer:
+    """Return a buffer over the memory of another process; see `_set_up`."""
+    buffer = kind.__new__(kind)
+    buffer._set_up(*given)
+    return buffer
 
 
 def _give_back(memory: SharedMemory, index: int, pid: int) -> None:

@@ -425,8 +425,7 @@ class Case:
         live = self.model.live()
         knows = self.options["track_env"] or self.options.get("track_episodes")
         knows = knows or self.num_envs == 1 or self.cls is PerEnvReplayBuffer
-        is_apart = self.space is FRAMES or not self.options.get("store_next", True)
-        if not live or not knows or (self.num_steps > 1 and is_apart):
+        if not live or not knows or self.num_steps > 1:
             return
         data = datasets.from_buffer(self.buffer)
         kind = (*RINGS, EpisodicReplayBuffer)[self.rng.integers(len(RINGS) + 1)]

@@ -396,3 +396,14 @@ def test_actions_that_are_not_supported_are_refused(tmp_path):
     for space in (gym.spaces.MultiBinary(3), Box(0, 9, (2,), np.int64)):
         with pytest.raises(OptionsError, match=r"actions are .*expected Discrete"):
             make_trainer(envs=make_envs(action_space=space))
+
+
+def test_parameters_of_compiled_envs_are_drawn_for_every_episode():
+    options = {**SMALL, "env_id": "JitCartPole-v1"}
+    drawn = ppo.Options(**options, randomize=("pole_length 0.3 1.5", "force 8 12"))
+    envs = ppo.PPO.make_envs(drawn, 4)
+    envs.reset(seed=1)
+    assert len(np.unique(envs.params.pole_length)) == 4
+    assert ((envs.params.force >= 8) & (envs.params.force <= 12)).all()
+    with pytest.raises(ValueError, match=r"sampler\['pole_length'\] is \['0.3'\], expected"):
+        ppo.PPO.make_envs(ppo.Options(**options, randomize=("pole_length 0.3",)), 4)

@@ -306,7 +306,10 @@ def _progress() -> Iterator[Callable[[str, float], Any]]:
 
 def evaluate(
     *,
-    policy: str,
+    policy: str | None = None,
+    paired: tuple[str, str] | None = None,
+    env: str | None = None,
+    env_kwargs: tuple[str, ...] = (),
     challenge: Literal[2, 4] = 2,
     episodes: int = 1000,
     seed: int = 0,
@@ -319,7 +322,13 @@ def evaluate(
 ) -> int:
     """Let a policy play CAGE Challenge 2 or 4 by the challenge's protocol; print its scores.
 
+    With --paired, let two policies play the same episodes, of any env, and print the difference.
+
     Args:
+        paired: Two policies, instead of one.
+        env: Of --paired: Cage2-v0, Cage4-v0 (the default by --challenge), or what `vecenv play`
+            takes; policies of other envs are run folders or files of stable-baselines3.
+        env_kwargs: Of --paired: for the env, such as red_agent=meander.
         policy: sleep, random, defender (the trained one that comes along); of Challenge 2
             react-remove, react-restore, obs-remove, obs-restore, of Challenge 4 react-restore,
             react-remove, decoy-restore, rules; a file with a saved policy, which PPO or the
@@ -340,6 +349,11 @@ def evaluate(
     """
     if json is not None:
         require_writable(json)
+    if paired is not None or policy is None:
+        options = {"env": env or f"Cage{challenge}-v0", "env_kwargs": env_kwargs}
+        return _evaluate_paired(paired, policy, json, episodes=episodes, seed=seed, **options)
+    if env is not None or env_kwargs:
+        raise ValueError("env and env_kwargs are of --paired; leave them out, or see `vecenv play`")
     _tell_statistics(policy)
     with progress_bar() as bar, _warnings_in_one_line():
         first = f"{policy} (the first time ever the simulator is compiled, 15 to 30 s)"
@@ -375,6 +389,25 @@ def evaluate(
                 policy, episodes=episodes, seed=seed, red_agents=agents, on_cell=count, **options
             )
     Console().print(result.table())
+    if json is not None:
+        result.to_json(json)
+        print(f"numbers: {json}")
+    return 0
+
+
+def _evaluate_paired(
+    paired: tuple[str, str] | None, policy: str | None, json: Path | None, *, episodes: int,
+    seed: int, **options: Any,
+) -> int:  # fmt: skip
+    """Do `evaluate --paired`."""
+    if paired is None or policy is not None:
+        raise ValueError("expected either --policy with one policy, or --paired with two")
+    from vecenv.command.paired import compare_policies
+    from vecenv.compare.source import read_env_kwargs
+
+    options["env_kwargs"] = read_env_kwargs(options["env_kwargs"])
+    result = compare_policies(paired, episodes, seed, **options)
+    print(result)
     if json is not None:
         result.to_json(json)
         print(f"numbers: {json}")

@@ -139,11 +139,14 @@ def as_sampler(kernels: EnvKernels, sampler: Any) -> Callable[..., Any]:
     Args:
         kernels: The kind of env, which names its parameters.
         sampler: Such a kernel; or a mapping from names of fields to (lowest, highest), between
-            which each episode draws a float uniformly, and an integer with both ends.
+            which each episode draws a float uniformly, and an integer with both ends; or a list of
+            texts, "gravity 5 15".
 
     Raises:
         TypeError, ValueError: A range is none, or there is no such parameter.
     """
+    if isinstance(sampler, tuple | list) and all(isinstance(text, str) for text in sampler):
+        sampler = {words[0]: words[1:] for text in sampler if (words := text.split())}
     if not isinstance(sampler, Mapping):
         if not callable(sampler):
             raise TypeError(

@@ -53,6 +53,7 @@ class EnvOptions:
     backend: str | None = None  # of vecenv.make_vec; "jit" steps compiled envs on the CPU
     num_workers: int | None = None  # processes (async) or actors (ray) for the envs
     vector_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)  # of its class
+    randomize: tuple[str, ...] = ()  # drawn per episode of compiled envs: "pole_length 0.3 1.5"
     wrappers: tuple[str, ...] = ()  # of every env, "module:name" each, the innermost first
     log_infos: tuple[str, ...] = ()  # numbers in infos whose means are logged, by their names
 

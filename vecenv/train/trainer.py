@@ -112,7 +112,8 @@ class Trainer:
                 given["wrappers"] = [import_object("--wrappers", x) for x in options.wrappers]
         except (ValueError, ImportError) as error:
             raise OptionsError(str(error)) from None
-        make = partial(make_vec, options.env_id, **options.env_kwargs)
+        worlds = {"sampler": options.randomize} if options.randomize else {}
+        make = partial(make_vec, options.env_id, **worlds, **options.env_kwargs)
         envs = make_placed(make, options, num_envs, on_device=on_device and cls.ON_DEVICE, **given)
         if not (on_device and options.log_infos):
             return envs

@@ -121,7 +121,7 @@ def test_the_command_prints_differences_and_says_so_by_its_status(tmp_path, caps
     assert main(["replay", str(PATHS[0])]) == 0
     assert "batch: 1 episodes, 99 steps, 3" in capsys.readouterr().out
     path = changed(tmp_path, "mix_fsm_100", change)
-    assert main(["replay", str(PATHS[1]), str(path), "--how", "singly"]) == 1
+    assert main(["replay", str(PATHS[1]), str(path)]) == 1
     out = capsys.readouterr().out
     assert f"{path}: step 7: reward: expected -1, got 0\n" in out
     assert "2 episodes, 219 steps" in out and "1 differ" in out

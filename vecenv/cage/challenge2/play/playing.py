@@ -281,6 +281,26 @@ def cell_seed(seed: int, red_agent: str, episode_length: int) -> int:
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 2
 
 
+def play_cell(
+    policy: Policy,
+    episodes: int,
+    seed: int,
+    *,
+    red_agent: Any = "b_line",
+    episode_length: int = 100,
+    scenario: Scenario | None = None,
+) -> np.ndarray:
+    """Return the total rewards float64 (episodes,) of a policy; episode i has seed `seed + i`.
+
+    Arguments as those of `evaluate`.
+    """
+    scenario = read_scenario(scenario, None)
+    player = find_policy(policy, scenario, seed=seed)
+    options: Any = {"scenario": scenario, "red_agent": red_agent}
+    options["observation"] = getattr(player, "observation", "bits")
+    return _play_cell(player, episodes, seed, episode_length=episode_length, **options)[0]
+
+
 def _play_cell(
     policy: BatchedPolicy, episodes: int, seed: int, *, episode_length: int, **options: Any
 ) -> tuple[np.ndarray, int]:
