@@ -226,7 +226,6 @@ def keep_policy(name: str, seed: int) -> None:
     is_best = best.is_file() and settings_of(entries()[name])["algo"] == "dqn"  # as DQN plays
     saved = load_checkpoint(best if is_best else best.with_name("last.pt"))
     kept = {"state": {"agent": saved["state"]["agent"]}, "versions": saved["versions"]}
-    kept["kinds"] = {"envs": saved["kinds"].get("envs", {})}
     (target / "checkpoint").mkdir(parents=True)
     file = target / "checkpoint" / "last.pt"
     save_checkpoint(file, kept)

@@ -138,6 +138,8 @@ class Trainer:
         total, size, every = self.options.total_steps, self.rollout_steps, self.LOG_STEPS
         is_shown = self.ranks.rank == 0
         first, begin_s, stops = self.steps, run.seconds, False  # as a callback has asked
+        if is_shown and 0 < total < self.steps + size:
+            print(f"no update of {size} steps is left at step {self.steps}: more --total-steps")
         with run.progress(title_of(self.options), self.steps, total, is_shown=is_shown) as show:
             while self.steps + size <= total:
                 if any(self.ranks.gather(run.should_stop or stops)):
