@@ -225,7 +225,7 @@ def keep_policy(name: str, seed: int) -> None:
     best = run / "checkpoint" / "best.pt"
     is_best = best.is_file() and settings_of(entries()[name])["algo"] == "dqn"  # as DQN plays
     saved = load_checkpoint(best if is_best else best.with_name("last.pt"))
-    kept = {"state": {"agent": saved["state"]["agent"]}, "versions": saved["versions"]}
+    kept = {"state": {"agent": saved["state"]["agent"]}}
     (target / "checkpoint").mkdir(parents=True)
     file = target / "checkpoint" / "last.pt"
     save_checkpoint(file, kept)
