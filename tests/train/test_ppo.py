@@ -240,7 +240,7 @@ def test_observations_that_are_not_finite_are_named(monkeypatch):
 
     monkeypatch.setattr(Countdown, "observe", observe)
     trainer = make_trainer(envs=make_envs(action_space=Discrete(3, start=2)))
-    with pytest.raises(FloatingPointError, match=r"not finite in the batch: batch.obs at"):
+    with pytest.raises(FloatingPointError, match=r"Not finite in the batch: batch.obs"):
         trainer.update()
     actions = [entry for entry in Countdown.log if not isinstance(entry, str)]
     assert actions and all(2 <= action < 5 for action in actions)
