@@ -27,6 +27,7 @@ __all__ = ["CompiledGradient", "Refusal", "columns_of", "first_line", "read_resu
 _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Tensor)
 _LAYERS, _BASE = "torch.nn.modules.", "torch.nn.modules.module"
 _FOREIGN, _MOST = {"torch", "numpy", "gymnasium", "builtins"}, 1000  # items of a dict, list or set
+_BUILT_IN = type(len), type(().__add__), type(tuple.__add__)  # another object at each reading
 _TABLES = "_modules", "_forward_hooks", "_forward_pre_hooks"  # of a module
 _LAST_S = 600.0  # longest wait for half of a gradient
 
@@ -364,7 +365,7 @@ class _Watch:
             found = getattr(owner, "__dict__", {}).get(name, getattr_static(owner, name, None))
             if isinstance(found, FunctionType | staticmethod | classmethod | property):
                 yield name, getattr(found, "fget", getattr(found, "__func__", found))
-            elif found is not None:
+            elif found is not None and not isinstance(found, _BUILT_IN):
                 read = partial(getattr, owner, name, None)
                 yield self._watch(owner, name, read, f"{label}.{name}")
 

@@ -45,6 +45,7 @@ T = TypeVar("T")
 _LAST, _BEST = "checkpoint/last.pt", "checkpoint/best.pt"
 _METRICS, _OPTIONS = "metrics.jsonl", "options.json"
 FORMAT = "vecenv checkpoint 3"
+_SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
 _MARK = "\0what"  # key of a dict that stands for an array (False) or bytes (a signature)
 _logger = logging.getLogger("vecenv")
 
@@ -62,8 +63,8 @@ class Run:
 
     In it are `options.json`, see `load_options`; `metrics.jsonl`, a line of JSON per `log`;
     `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`; `curve.png`; and what `write_json`
-    writes. In a `with` statement, the first Ctrl-C or SIGTERM sets `should_stop` instead of ending
-    the program: the loop saves and ends by itself.
+    writes. In a `with` statement, the first Ctrl-C, SIGTERM or SIGHUP sets `should_stop` and ends
+    nothing: the loop saves and ends by itself.
 
     Args:
         folder: Made if it is not there.
@@ -87,16 +88,10 @@ class Run:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        options: Any,
-        resume: bool = False,
-        *,
-        may_change: Collection[str] = (),
-        save_every: int = 0,
-        tensorboard: bool = False,
+        self, folder: str | Path, options: Any, resume: bool = False, *,
+        may_change: Collection[str] = (), save_every: int = 0, tensorboard: bool = False,
         overwrite: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.folder, self.save_every, self.should_stop = Path(folder), save_every, False
         self.best_score: float | None = None
         self.not_restored: dict[str, str] = {}
@@ -172,7 +167,7 @@ class Run:
     def __enter__(self) -> Run:
         self._owner = os.getpid()
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in filter(None, (signal.SIGINT, signal.SIGTERM, _SIGHUP)):
                 if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
                     self._handlers[number] = signal.signal(number, self._stop) or signal.SIG_DFL
         return self
@@ -182,6 +177,8 @@ class Run:
         for item in self._handlers.items():
             signal.signal(*item)
         self.should_stop = True
+        for output in (1, 2) if number == _SIGHUP else ():  # a closed terminal can't be printed on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output)
         if os.getpid() != self._owner:  # a fork, which has no loop to end
             signal.raise_signal(number)
 
@@ -199,7 +196,10 @@ class Run:
     @property
     def resume_command(self) -> str:
         """The command line of this process with `--resume`, to tell how to go on."""
-        return shlex.join([*(word for word in sys.orig_argv if word != "--resume"), "--resume"])
+        words, program = [sys.executable, *sys.orig_argv[1:]], sys.argv[0]
+        if os.access(program, os.X_OK) and not program.endswith(".py"):  # which pip has installed
+            words = sys.argv
+        return shlex.join([*(word for word in words if word != "--resume"), "--resume"])
 
     @contextmanager
     def progress(

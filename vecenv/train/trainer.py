@@ -147,13 +147,14 @@ class Trainer:
                 before = self.steps
                 scalars = self.update()
                 run.add_episodes(self.steps, self.episodes)
-                stops = any([self.on_update(scalars), *map(self.on_episode, self.episodes)])
+                speed = (self.steps - first) / (run.seconds - begin_s)
+                recent = run.recent_return(self.NUM_RECENT)
+                shown = {"charts/episodic_return": recent, "charts/SPS": speed}
+                if self.optimizer is not None:
+                    shown["charts/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
+                told = self.on_update(shown | scalars)
+                stops = any([told, *map(self.on_episode, self.episodes)])
                 if before // every < self.steps // every:
-                    speed = (self.steps - first) / (run.seconds - begin_s)
-                    recent = run.recent_return(self.NUM_RECENT)
-                    shown = {"charts/episodic_return": recent, "charts/SPS": speed}
-                    if self.optimizer is not None:
-                        shown["charts/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
                     if isinstance(self.envs, RecordInfos):
                         shown |= {f"infos/{name}": x for name, x in self.envs.take().items()}
                     run.log(self.steps, shown | scalars)
@@ -162,11 +163,15 @@ class Trainer:
                     self.save(run)
             show(self.steps)
         if is_shown and self.steps + size <= total:  # the bar would break the line
-            print(f"stopped after {self.steps} steps; go on with {run.resume_command}")
+            print(f"stopped after {self.steps} steps; go on with\n{run.resume_command}")
         self.save(run)
 
     def on_update(self, scalars: Mapping[str, Any]) -> bool | None:
-        """Do something after each update, with what it logs; return True to stop the training."""
+        """Do something after each update, with what `metrics.jsonl` gets; True stops the training.
+
+        `infos/...` are in lines of that file only. `steps`, `num_updates` and `episodes`, returns
+        of episodes that have just ended, are attributes.
+        """
 
     def on_episode(self, episode_return: float) -> bool | None:
         """Do something with the return of each episode; return True to stop the training."""
