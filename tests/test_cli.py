@@ -237,7 +237,7 @@ def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):
         sys.modules.pop("my_own_env", None)
 
 
-@pytest.mark.parametrize("args", [["evaluate"], ["watch", "--policy", "sleep", "--x"], ["compare"]])
+@pytest.mark.parametrize("args", [["play"], ["watch", "--policy", "sleep", "--x"], ["compare"]])
 def test_wrong_options_end_the_command(args, capsys):
     with pytest.raises(SystemExit) as caught:
         main(args)

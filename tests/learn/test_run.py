@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -335,12 +336,17 @@ def test_the_first_signal_asks_for_the_end_and_the_second_acts_as_before(options
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_command_to_go_on_with_is_that_of_this_process(options, monkeypatch):
+def test_the_command_to_go_on_with_is_that_of_this_process(options, monkeypatch, tmp_path):
+    program = tmp_path / "vecenv"
+    program.touch(mode=0o755)
     with begin(options) as run:
         for words in (["python", "a.py", "--folder", "a b"], ["python", "a.py", "--resume"]):
             monkeypatch.setattr(sys, "orig_argv", words)
-            expected = " ".join(words[:2]) + (" --folder 'a b'" if len(words) == 4 else "")
-            assert run.resume_command == f"{expected} --resume"
+            monkeypatch.setattr(sys, "argv", words[1:])
+            expected = "a.py" + (" --folder 'a b'" if len(words) == 4 else "")
+            assert run.resume_command == f"{shlex.quote(sys.executable)} {expected} --resume"
+        monkeypatch.setattr(sys, "argv", [str(program), "train", "--resume"])  # not on the path
+        assert run.resume_command == f"{program} train --resume"
 
 
 # -- options ---------------------------------------------------------------------------------------

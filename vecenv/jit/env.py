@@ -369,7 +369,7 @@ class JitVectorEnv(VecEnv):
             num_empty = int(np.count_nonzero(lacks & ~is_over))
         return num_empty
 
-    def state_writer(self) -> Callable[[np.ndarray, np.ndarray], None]:
+    def state_writer(self) -> Callable[..., None]:
         """Return a function that writes the central states of records (B,) into an array (B, ...).
 
         Its third argument has the envs int64 (B,), or None for all in order. Of games with a
