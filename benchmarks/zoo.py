@@ -32,7 +32,7 @@ from measure import machine, markdown_table
 from vecenv.command import trainers
 from vecenv.files import whole_file, write_text
 from vecenv.learn import load_checkpoint
-from vecenv.learn.checkpoint import save_checkpoint
+from vecenv.learn.run import save_checkpoint
 from vecenv.timing.report import new_figure
 
 ROOT = Path(__file__).parents[1]
@@ -225,8 +225,7 @@ def keep_policy(name: str, seed: int) -> None:
     best = run / "checkpoint" / "best.pt"
     is_best = best.is_file() and settings_of(entries()[name])["algo"] == "dqn"  # as DQN plays
     saved = load_checkpoint(best if is_best else best.with_name("last.pt"))
-    kept = {"state": {"agent": saved["state"]["agent"]}, "versions": saved["versions"]}
-    kept["kinds"] = {"envs": saved["kinds"].get("envs", {})}
+    kept = {"state": {"agent": saved["state"]["agent"]}}
     (target / "checkpoint").mkdir(parents=True)
     file = target / "checkpoint" / "last.pt"
     save_checkpoint(file, kept)

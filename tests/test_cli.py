@@ -237,7 +237,7 @@ def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):
         sys.modules.pop("my_own_env", None)
 
 
-@pytest.mark.parametrize("args", [["watch", "--policy", "sleep", "--x"], ["compare"]])
+@pytest.mark.parametrize("args", [["play"], ["watch", "--policy", "sleep", "--x"], ["compare"]])
 def test_wrong_options_end_the_command(args, capsys):
     with pytest.raises(SystemExit) as caught:
         main(args)
@@ -393,7 +393,7 @@ def test_train_leaves_a_run_folder_that_play_plays_and_train_resumes(
     assert 0 < before < after
     capsys.readouterr()
     assert main([*args[:-1], "600", "--resume"]) == 0
-    assert f"is finished, at step {after} of 600; to train on, give" in capsys.readouterr().out
+    assert f"steps is left at step {after}: more --total-steps" in capsys.readouterr().out
     assert main(args) == 2
     assert "has a run already: go on with it by" in capsys.readouterr().err
 
@@ -701,11 +701,10 @@ def test_a_policy_of_another_env_is_refused(cartpole_run, capsys):
 
 @pytest.mark.usefixtures("one_torch_thread")
 def test_a_run_that_saved_no_envs_is_played_in_another_env(cartpole_run, capsys, tmp_path):
-    from vecenv.learn.checkpoint import load_checkpoint, save_checkpoint
+    from vecenv.learn.run import load_checkpoint, save_checkpoint
 
     shutil.copytree(cartpole_run, run := tmp_path / "run")
     content = load_checkpoint(last := run / "checkpoint" / "last.pt")
-    del content["kinds"]["envs"]
     save_checkpoint(last, content)
     assert main(["play", "CartPole-v0", "--policy", str(run), "--episodes", "2"]) == 0
     assert "CartPole-v0, ppo of" in capsys.readouterr().out

@@ -383,15 +383,20 @@ class Table:
             opens[there(cuts)] = False
         # Whom each follows in this add, by sorted ids.
         options: Any = {"stable": True} if xp is torch else {"kind": "stable"}
-        order = xp.argsort(ids, **options)
-        in_order, rings = ids[order], ids // self._envs_per_ring
-        is_same = in_order[1:] == in_order[:-1]
-        previous, following = places * 0 - 1, places * 0 - 1
-        previous[order[1:]] = xp.where(is_same, order[:-1], -1)
-        following[order[:-1]] = xp.where(is_same, order[1:], -1)
-        newest = order[xp.searchsorted(in_order, ids, side="right") - 1]
-        ranks = places
-        if self.plan.num_rings > 1:
+        rings, is_step = (
+            ids // self._envs_per_ring,
+            not len(env_ids) and count == self.plan.num_envs,
+        )
+        previous, following, newest = places * 0 - 1, places * 0 - 1, places
+        ranks = places if self.plan.num_rings == 1 else ids % self._envs_per_ring
+        if not is_step:  # else each env is there once
+            order = xp.argsort(ids, **options)
+            in_order = ids[order]
+            is_same = in_order[1:] == in_order[:-1]
+            previous[order[1:]] = xp.where(is_same, order[:-1], -1)
+            following[order[:-1]] = xp.where(is_same, order[1:], -1)
+            newest = order[xp.searchsorted(in_order, ids, side="right") - 1]
+        if self.plan.num_rings > 1 and not is_step:
             order = xp.argsort(rings, **options)
             ranks = places * 0
             ranks[order] = places - xp.searchsorted(rings[order], rings[order])

@@ -185,7 +185,6 @@ def test_policies_that_ask_for_action_masks_get_those_of_the_envs():
     ("kwargs", "message"),
     [
         ({"episodes": 0}, "episodes is 0"),
-        ({"num_envs": 0}, "num_envs 0"),
         ({"num_envs": 3}, "for envs that are made here"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_loss_that_is_not_finite_is_an_error_and_changes_nothing():
     optimizer.step()
     before = copy.deepcopy(module.state_dict())
     batch["x"][3, 2] = torch.nan
-    with pytest.raises(FloatingPointError, match=r"loss is nan in call 2.*\['x'\] at \(3, 2\)"):
+    with pytest.raises(FloatingPointError, match=r"in call 2 the loss is nan.*\['x'\]"):
         gradient(batch)
     assert module[0].weight.grad is None
     for name, value in module.state_dict().items():

@@ -62,8 +62,8 @@ def test_what_cannot_be_captured_is_told_once_and_called(monkeypatch):
     graph = Graph(draw, "cuda", log=told.append)
     assert [graph() for _ in range(5)] == [0, 1, 3, 4, 5]
     assert told == [
-        "graph: draw can't be captured, so its calls go through Python as before: operation not "
-        "permitted when stream is capturing"
+        "graph: draw can't be captured, so its calls go through Python as before: RuntimeError: "
+        "operation not permitted when stream is capturing"
     ]
     assert not graph.is_captured
 

@@ -50,14 +50,6 @@ def test_masked_rows_do_not_count_and_may_be_nan():
     assert (moments.mean.item(), moments.variance.item(), moments.count.item()) == (2, 1, 2)
 
 
-def test_arrays_are_taken_as_tensors_are():
-    found, expected = Moments(2), Moments(2)
-    rows = np.arange(12.0).reshape(6, 2)
-    found.update(rows)
-    expected.update(torch.from_numpy(rows))
-    assert found.mean.equal(expected.mean) and found.variance.equal(expected.variance)
-
-
 def test_what_never_changes_becomes_zero_and_what_is_far_off_is_clipped():
     moments = Moments(2, clip=5.0)
     assert moments(torch.tensor([3.0, -9.0])).tolist() == [3, -5]  # nothing was seen yet

@@ -10,13 +10,15 @@ from vecenv import cage
 from vecenv.cage.challenge4.play.player import defender_logits
 from vecenv.command import demo
 from vecenv.core.compiling import is_jit_off
-from vecenv.learn import draw_curve
+from vecenv.learn import Run
 from vecenv.train import cage2_defender, cage4_defender, ppo
 
 pytestmark = [
     pytest.mark.usefixtures("one_torch_thread"),
     pytest.mark.skipif(is_jit_off(), reason="takes too long without compiled code"),
 ]
+
+draw_curve = Run.draw_curve  # which tests without pictures leave out
 
 
 def cage2_options(folder, **changed):
@@ -91,7 +93,7 @@ def test_the_player_computes_what_the_network_does():
 
 @pytest.mark.slow
 def test_demo_leaves_policy_curve_scores_and_film(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("vecenv.learn.run.draw_curve", draw_curve)
+    monkeypatch.setattr(Run, "draw_curve", draw_curve)
     folder = tmp_path / "run"
     demo.main(demo.Options(total_steps=15_000, num_envs=32, episodes=20, save=folder))
     out = capsys.readouterr().out

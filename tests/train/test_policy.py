@@ -11,8 +11,8 @@ from example_files import EXAMPLES, load_example
 import vecenv
 from vecenv.command.trainers import load
 from vecenv.learn import load_checkpoint
-from vecenv.learn.checkpoint import save_checkpoint
 from vecenv.learn.evaluation import ask
+from vecenv.learn.run import save_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = {"total_steps": 0, "eval_episodes": 1}

@@ -240,7 +240,7 @@ def test_observations_that_are_not_finite_are_named(monkeypatch):
 
     monkeypatch.setattr(Countdown, "observe", observe)
     trainer = make_trainer(envs=make_envs(action_space=Discrete(3, start=2)))
-    with pytest.raises(FloatingPointError, match=r"not finite in the batch: batch.obs at"):
+    with pytest.raises(FloatingPointError, match=r"Not finite in the batch: batch.obs"):
         trainer.update()
     actions = [entry for entry in Countdown.log if not isinstance(entry, str)]
     assert actions and all(2 <= action < 5 for action in actions)
@@ -407,3 +407,12 @@ def test_parameters_of_compiled_envs_are_drawn_for_every_episode():
     assert ((envs.params.force >= 8) & (envs.params.force <= 12)).all()
     with pytest.raises(ValueError, match=r"sampler\['pole_length'\] is \['0.3'\], expected"):
         ppo.PPO.make_envs(ppo.Options(**options, randomize=("pole_length 0.3",)), 4)
+
+
+@pytest.mark.slow
+def test_the_gradient_of_normals_stays_compiled(tmp_path, capsys):
+    """What is read anew at each look, as a class's `__call__`, is no change."""
+    main(tmp_path, env_id="JitPendulum-v1", total_steps=700, compile="on")
+    told = capsys.readouterr().out
+    assert "gradient: compiled" in told or "gradient: loaded" in told
+    assert "autograd" not in told

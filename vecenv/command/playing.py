@@ -22,7 +22,7 @@ __all__ = ["load_policy", "play", "show_run"]
 
 
 # A vector env, the caller's to close, or of several agents an `AgentsVecEnv`; a function from
-# observations, tensors, to actions, as `vecenv.learn.evaluate` or `evaluate_games` calls it; and
+# observations, tensors, to actions, as `vecenv.learn.evaluate` calls it; and
 # what trained it.
 LoadedPolicy = tuple[Any, Callable[..., Any], str]
 

@@ -21,6 +21,7 @@ __all__ = [
     "read_rows",
     "read_sources",
     "refuse_branches",
+    "take_records",
 ]
 
 _LUCKS = "same", "fresh"
@@ -45,11 +46,13 @@ class Branch(NamedTuple):
 
 
 def read_rows(name: str, rows: Any, num_envs: int) -> np.ndarray:
-    """Return the envs that an argument names, int64 (B,): ids, one id, or a mask bool (num_envs,).
+    """Return the envs that an argument names, int64 (B,): ids, one id, a mask, or None for all.
 
     Raises:
         TypeError, ValueError: It is nothing of that.
     """
+    if rows is None:
+        return np.arange(num_envs)
     ids = np.asarray(rows)
     if ids.dtype.kind == "b" and ids.shape == (num_envs,):
         return np.flatnonzero(ids)
@@ -130,6 +133,11 @@ def read_branch(branch: Any, name: str, dtype: np.dtype, params: np.ndarray | No
             "parameters per env and the other has not"
         )
     return branch
+
+
+def take_records(records: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return copies of `records[rows]`, (B,), taken as bytes."""
+    return records.view(np.dtype((np.void, records.dtype.itemsize)))[rows].view(records.dtype)
 
 
 @njit

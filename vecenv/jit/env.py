@@ -35,6 +35,7 @@ from vecenv.jit.branches import (
     read_rows,
     read_sources,
     refuse_branches,
+    take_records,
 )
 from vecenv.jit.episodes import (
     DISABLED,
@@ -84,7 +85,7 @@ class JitVectorEnv(VecEnv):
             envs or one per env, of what differs from `kernels.params`. None for these.
         sampler: A kernel `(params, rng)` that writes an env's parameters before each reset; or a
             dict of ranges such as {"gravity": (5.0, 15.0)}, from which each episode draws them.
-            None for that of the kernels.
+            None for that of the kernels, unless `params` are given; False for none.
         on_episode_end: Called as `on_episode_end(envs, env_ids)` after a step in which episodes
             ended, env_ids int64 (B,): for curricula by `set_params`. Next episodes begin after it,
             but in SAME_STEP mode, where they have begun.
@@ -146,7 +147,9 @@ class JitVectorEnv(VecEnv):
         threads = (
             _default_threads() if num_threads is None else read_count("num_threads", num_threads)
         )
-        if sampler is not None:
+        if sampler is False or (sampler is None and params is not None):
+            kernels = kernels.having(sampler=None)
+        elif sampler is not None:
             kernels = kernels.having(sampler=as_sampler(kernels, sampler))
         has_sampler = kernels.sampler is not None
         found = read_params(kernels, params, num_envs, per_env=has_sampler)
@@ -251,7 +254,8 @@ class JitVectorEnv(VecEnv):
     def set_params(self, rows: Any, values: Any) -> None:
         """Change parameters of some envs, which count from the next step on; nothing is compiled.
 
-        Envs that have shared one record have records of their own from then on.
+        Envs that have shared one record have records of their own from then on. What a sampler
+        draws it draws anew at the next reset.
 
         Args:
             rows: Env ids (B,), a mask bool (num_envs,), or None for all envs.
@@ -261,8 +265,7 @@ class JitVectorEnv(VecEnv):
             TypeError, ValueError: A name, dtype or shape is wrong; nothing was changed.
         """
         self._calls.require_open("set_params")
-        every = np.arange(self.num_envs)
-        chosen = every if rows is None else read_rows("rows", rows, self.num_envs)
+        chosen = read_rows("rows", rows, self.num_envs)
         write_params(self._separate_params(), chosen, values, self.kernels.name)
 
     def params_of(self, rows: Any = None) -> np.ndarray:
@@ -276,8 +279,7 @@ class JitVectorEnv(VecEnv):
         """
         if self._params is None:
             raise TypeError(f"{self.kernels.name} takes no params")
-        chosen = np.arange(self.num_envs)
-        chosen = chosen if rows is None else read_rows("rows", rows, self.num_envs)
+        chosen = read_rows("rows", rows, self.num_envs)
         shared = chosen if self.has_own_params else np.zeros_like(chosen)
         return flat_params(self._params[shared])
 
@@ -367,7 +369,7 @@ class JitVectorEnv(VecEnv):
             num_empty = int(np.count_nonzero(lacks & ~is_over))
         return num_empty
 
-    def state_writer(self) -> Callable[[np.ndarray, np.ndarray], None]:
+    def state_writer(self) -> Callable[..., None]:
         """Return a function that writes the central states of records (B,) into an array (B, ...).
 
         Its third argument has the envs int64 (B,), or None for all in order. Of games with a
@@ -504,18 +506,20 @@ class JitVectorEnv(VecEnv):
         Raises:
             As `copy_rows`.
         """
-        found = np.arange(self.num_envs)
-        found = found if rows is None else read_rows("rows", rows, self.num_envs)
+        found = read_rows("rows", rows, self.num_envs)
         refuse_branches(self._calls, "snapshot", found, np.unique(found), self.episode_over)
-        params = None if self._params is None or not self.has_own_params else self._params[found]
-        facts = self.described_state({})
-        return Branch(self.kernels.name, self._states[found], self._runs[found], params, facts)
+        params, facts = None, self.described_state({})
+        if self._params is not None and self.has_own_params:
+            params = take_records(self._params, found)
+        states, runs = (take_records(records, found) for records in (self._states, self._runs))
+        return Branch(self.kernels.name, states, runs, params, facts)
 
     def restore(self, rows: Any, branch: Branch, *, luck: str = "same") -> None:
         """Put the copies of a `snapshot`, also of another vector env of this kind, into envs.
 
         Args:
-            rows: Different env ids, as many as the branch has, or any number if that has one.
+            rows: Different env ids, as many as the branch has, or any number if that has one; None
+                for all envs.
             branch: See `snapshot`; it stays as it is, to be restored again.
             luck: See `copy_rows`.
 

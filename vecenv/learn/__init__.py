@@ -11,14 +11,13 @@ except ModuleNotFoundError as _error:
     _needed = 'vecenv.learn needs torch, which is not installed: pip install "vecenv[torch]"'
     raise ModuleNotFoundError(_needed, name="torch") from None
 
-from vecenv.learn.checkpoint import CheckpointError, RunError, load_checkpoint, load_weights
-from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluate_games, evaluating
+from vecenv.learn.evaluation import EvaluationResult, evaluate, evaluating
 from vecenv.learn.gradient import Gradient, gradient_options, quick_products
 from vecenv.learn.graphs import Graph
 from vecenv.learn.moments import Moments
 from vecenv.learn.optimizer import Adam
 from vecenv.learn.ranks import RankError, Ranks
-from vecenv.learn.run import Run, draw_curve, load_options
+from vecenv.learn.run import CheckpointError, Run, RunError, load_checkpoint, load_options
 
 __all__ = [
     "Adam",
@@ -31,13 +30,10 @@ __all__ = [
     "Ranks",
     "Run",
     "RunError",
-    "draw_curve",
     "evaluate",
-    "evaluate_games",
     "evaluating",
     "gradient_options",
     "load_checkpoint",
     "load_options",
-    "load_weights",
     "quick_products",
 ]

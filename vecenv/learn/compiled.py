@@ -1,23 +1,18 @@
 """The gradient of a loss as a function compiled ahead of time, of tensors alone."""
 
-#   weights, one vector     other parameters, buffers     columns of the batch
-#            |                          |                          |
-#            +----------- graph of ATen operations ----------------+   traced in the first call
-#                                       |
-#                      package in the user's cache folder             compiled by AOTInductor once
-#                                       |
-#               gradient, one vector; loss and scalars                loaded once for each thread
-
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
+from inspect import getattr_static
 from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -26,12 +21,14 @@ from torch.func import functional_call, grad_and_value
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from vecenv.learn.private_torch import compile_graph, load_package, no_validation
-from vecenv.learn.watching import Watch
 
 __all__ = ["CompiledGradient", "Refusal", "columns_of", "first_line", "read_result", "row_weights"]
 
-_PLAIN = (bool, int, float, str, type(None))
-_KEPT = 200  # packages in the cache folder, of a megabyte or two
+_VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Tensor)
+_LAYERS, _BASE = "torch.nn.modules.", "torch.nn.modules.module"
+_FOREIGN, _MOST = {"torch", "numpy", "gymnasium", "builtins"}, 1000  # items of a dict, list or set
+_BUILT_IN = type(len), type(().__add__), type(tuple.__add__)  # another object at each reading
+_TABLES = "_modules", "_forward_hooks", "_forward_pre_hooks"  # of a module
 _LAST_S = 600.0  # longest wait for half of a gradient
 
 
@@ -39,18 +36,14 @@ class Refusal(Exception):
     """Why a gradient is not compiled, in a sentence."""
 
 
-# -- batches and losses ----------------------------------------------------------------------------
-
-
 def _parts_of(batch: Any, name: str) -> list[tuple[Any, str, Any]] | None:
     """Return what a nest holds: keys, whole names, values; None of what is no nest."""
-    if isinstance(batch, Mapping):
-        return [(key, f"{name}[{key!r}]", x) for key, x in batch.items()]
     if hasattr(batch, "_asdict"):  # of `buffers`, and named tuples
         extras = {"extras": x} if (x := getattr(batch, "extras", None)) else {}
         return [(key, f"{name}.{key}", x) for key, x in {**batch._asdict(), **extras}.items()]
-    if isinstance(batch, tuple | list):
-        return [(key, f"{name}[{key}]", x) for key, x in enumerate(batch)]
+    if isinstance(batch, Mapping | tuple | list):
+        items = batch.items() if isinstance(batch, Mapping) else enumerate(batch)
+        return [(key, f"{name}[{key!r}]", x) for key, x in items]
     return None
 
 
@@ -67,9 +60,9 @@ def _with_columns(batch: Any, columns: Mapping[str, Any], name: str = "batch") -
     if (parts := _parts_of(batch, name)) is None:
         return columns.get(name, batch)
     found = {key: _with_columns(x, columns, inner_name) for key, inner_name, x in parts}
-    if isinstance(batch, Mapping):
-        return found
-    return batch._replace(**found) if hasattr(batch, "_asdict") else type(batch)(found.values())
+    if hasattr(batch, "_replace"):
+        return batch._replace(**found)
+    return found if isinstance(batch, Mapping) else type(batch)(found.values())
 
 
 def row_weights(columns: Mapping[str, Any]) -> Any:
@@ -88,15 +81,20 @@ def read_result(result: Any) -> dict[str, Tensor]:
     return found
 
 
-class _Called(nn.Module):
-    """Calls a function with a module, of which `functional_call` exchanges the tensors."""
+class _Loss(nn.Module):
+    """A loss as a module, of which `functional_call` exchanges the tensors."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, loss: Callable[..., Any]) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.loss = module, loss
 
-    def forward(self, function: Callable[[nn.Module], Any]) -> Any:
-        return function(self.module)
+    def forward(self, batch: Any) -> dict[str, Tensor]:
+        before = dict(self.module.named_buffers())
+        scalars = read_result(self.loss(self.module, batch))
+        for name, buffer in self.module.named_buffers():
+            if buffer is not before.get(name):
+                raise Refusal(f"computing the loss changes the buffer {name}")
+        return scalars
 
 
 class CompiledGradient:
@@ -110,33 +108,24 @@ class CompiledGradient:
         self._weights, module, columns = weights, weights.module, dict(columns_of(batch))
         self._names = list[str]()
         for name, x in columns.items():
-            if not isinstance(x, (Tensor, *_PLAIN)):
-                kind = type(x).__name__
-                raise Refusal(f"{name} is a {kind}, expected tensors, numbers, and nests of them")
-        frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-        paths = [*frozen, *(name for name, _ in module.named_buffers())]
-        splits = [(path, *path.rpartition(".")) for path in paths]
+            if not isinstance(x, _VALUES):
+                raise Refusal(f"{name} is a {type(x).__name__}, expected tensors and numbers")
+        state = [*module.named_parameters(), *module.named_buffers()]
+        splits = [(path, *path.rpartition(".")) for path, x in state if not x.requires_grad]
         self._state = {path: (module.get_submodule(of), name) for path, of, _, name in splits}
         parts = self._split(columns, threads)
         self._kinds, self.num_parts, inputs = self._kinds_of(columns), len(parts), parts[0]
         self._is_weighted = len(parts) > 1 and row_weights(columns) is not None
-        if any(x.layout != torch.strided for x in inputs):
-            raise Refusal("there are sparse tensors in the module or the batch")
         graph = _trace(self._function(loss, batch, dtype), inputs)
-        self._watch, started = Watch(loss, module), time.perf_counter()
+        self._watch, started = _Watch(loss, module), time.perf_counter()
         self._runs, how = _runs_of(graph, inputs, self.num_parts, log)
-        self.note = f"{how} in {time.perf_counter() - started:.1f} s"
-        if threads > 1:
-            why = "one thread: two need equal halves of rows, on the CPU, and set_num_threads(1)"
-            self.note += f", {why if len(parts) == 1 else 'two halves of the rows by two threads'}"
+        self.note = f"{how} in {time.perf_counter() - started:.1f} s, threads: {self.num_parts}"
 
     def _given(self) -> list[Any]:
-        """Return weights, frozen parameters and buffers."""
         state = [getattr(holder, name, None) for holder, name in self._state.values()]
         return [self._weights.values, *state]
 
     def _kinds_of(self, columns: Mapping[str, Any]) -> list[Any]:
-        """Return what has to be the same in each call."""
         return [*columns, *map(_kind_of, [*self._given(), *columns.values()])]
 
     def _split(self, columns: Mapping[str, Any], num_parts: int) -> list[Any]:
@@ -150,7 +139,7 @@ class CompiledGradient:
         if is_split and len(sizes) == 1 and sizes.pop() % 2 == 0:  # a tensor () goes to both
             parts = zip(*(x.chunk(2) if x.ndim else (x, x) for x in tensors), strict=True)
         given = [[*state, *part] for part in parts]
-        return [[x.contiguous() if x.layout == torch.strided else x for x in y] for y in given]
+        return [[x.contiguous() for x in inputs] for inputs in given]
 
     def _function(self, loss: Any, batch: Any, dtype: torch.dtype) -> Callable[..., Any]:
         """Return a function of the vector of weights, the module's other tensors and the batch's.
@@ -158,24 +147,17 @@ class CompiledGradient:
         It returns the vector of the gradient (W,), and float32 (2 + S,) of the loss, the scalars,
         and the share of the rows: all are multiplied by it, so that those of halves add up.
         """
-        called, share = _Called(self._weights.module), 1 / self.num_parts
+        called, share = _Loss(self._weights.module, loss), 1 / self.num_parts
         names = [name for name, x in columns_of(batch) if isinstance(x, Tensor)]
 
         def gradient_of(vector: Tensor, *others: Tensor) -> Any:
             found = dict(zip([*self._state, *names], others, strict=True))
-            given = {path: found[path] for path in self._state}
-
-            def loss_of(module: nn.Module) -> Any:
-                result = loss(module, _with_columns(batch, found))
-                for path, (holder, name) in self._state.items():
-                    if getattr(holder, name) is not given[path]:
-                        raise Refusal(f"computing the loss changes the buffer {path}")
-                return result
+            state = {path: found[path] for path in self._state}
 
             def scalar_loss(params: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-                exchanged = {f"module.{name}": x for name, x in {**params, **given}.items()}
+                exchanged = {f"module.{name}": x for name, x in {**params, **state}.items()}
                 with torch.autocast(vector.device.type, dtype, enabled=dtype != vector.dtype):
-                    scalars = read_result(functional_call(called, exchanged, (loss_of,)))
+                    scalars = functional_call(called, exchanged, (_with_columns(batch, found),))
                 if not scalars["loss"].requires_grad:
                     raise Refusal("the loss gives no gradient to the weights")
                 self._names = [*scalars]
@@ -187,7 +169,7 @@ class CompiledGradient:
             values = torch.cat([values, torch.ones_like(values[:1])])
             if not self._is_weighted:
                 return gradient * share, values * share
-            weight = row_weights(found).sum().to(vector)  # of no rows a mean is NaN
+            weight = row_weights(found).sum().to(vector)  # a mean of no rows is NaN
             return tuple(torch.where(weight > 0, x * weight, 0.0) for x in (gradient, values))
 
         return gradient_of
@@ -220,12 +202,9 @@ def _helper(process: int) -> ThreadPoolExecutor:
 
 
 def _kind_of(value: Any) -> Any:
-    if not isinstance(value, Tensor) or value.layout != torch.strided:
-        return type(value), value if isinstance(value, _PLAIN) else id(value)
-    return value.shape, value.dtype, value.device
-
-
-# -- graphs, and packages in the cache folder ------------------------------------------------------
+    if not isinstance(value, Tensor):
+        return type(value), value if isinstance(value, _VALUES) else id(value)
+    return value.shape, value.dtype, value.device, value.layout
 
 
 def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
@@ -272,24 +251,17 @@ def _runs_of(graph: Any, inputs: Any, count: int, log: Callable[[str], Any]) -> 
     kept = folder / f"{_key_of(graph, inputs)}.pt2"
     if kept.is_file():
         try:
-            os.utime(kept)
             return [load_package(kept, device) for _ in range(count)], "loaded"
         except Exception:  # the file is damaged
             kept.unlink(missing_ok=True)
     log(f"gradient: compiling for batches of {len(inputs[-1]) if inputs[-1].ndim else 1} rows")
     try:
         with tempfile.TemporaryDirectory(dir=folder) as aside:  # where no other process looks
-            file = Path(aside, "gradient.pt2")
-            compile_graph(graph, [x.detach().clone() for x in inputs], file)
+            compile_graph(graph, [x.detach().clone() for x in inputs], file := Path(aside, "g.pt2"))
             os.replace(file, kept)
         runs = [load_package(kept, device) for _ in range(count)]
     except Exception as error:
-        reason = first_line(error)
-        if "InvalidCxxCompiler" in reason:
-            reason = "no C++ compiler was found: install g++, or set CXX"
-        raise Refusal(f"the loss does not compile ({reason})") from error
-    for old in sorted(folder.glob("*.pt2"), key=lambda file: file.stat().st_mtime)[:-_KEPT]:
-        old.unlink(missing_ok=True)
+        raise Refusal(f"the loss does not compile ({first_line(error)})") from error
     return runs, "compiled"
 
 
@@ -299,9 +271,9 @@ def _cache_folder() -> Path:
     folder = Path(home) / "vecenv" / "gradients"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
     except OSError as error:
         raise Refusal(f"{folder} can't be used ({error}); set XDG_CACHE_HOME") from None
-    status = folder.stat()
     if os.name == "posix" and (status.st_uid != os.getuid() or status.st_mode & 0o022):
         raise Refusal(f"others than you can write to {folder}, whose files are run")
     return folder
@@ -325,3 +297,100 @@ def first_line(error: BaseException) -> str:
     """The type and the first line of a message, which of compilers go on for pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200] if lines else ''}".rstrip(": ")
+
+
+class _Watch:
+    """What a loss and its module may read, apart from tensors; compiled code has it as it was.
+
+    From loss and module it goes to closures, globals, attributes, methods and layers, by the names
+    in the code that is found so. Not noticed are attributes that are found by `getattr`, objects
+    that no name leads to, and what lies in long lists, in other collections than dicts, lists and
+    sets, and in objects of torch (but for layers), NumPy and Gymnasium.
+    """
+
+    def __init__(self, loss: Any, module: nn.Module) -> None:
+        self._names = {"forward", "__call__", "training"}
+        self._places: dict[tuple[int, str], tuple[str, Callable[[], Any], Any]] = {}
+        size = -1
+        while size != (size := len(self._names) + len(self._places)):  # with the names found so far
+            self._seen: dict[int, Any] = {}  # by id, so that nothing is freed on the way
+            queue = [("the loss", loss), ("module", module)]
+            for label, value in queue:  # which grows meanwhile
+                if not isinstance(value, _VALUES) and id(value) not in self._seen:
+                    self._seen[id(value)] = value
+                    queue.extend(self._look_into(value, label))
+
+    def changed(self) -> str:
+        """Return the name of something that has changed since, or ""."""
+        for label, read, before in self._places.values():
+            now = read()
+            if now is not before and not _is_same(now, before):
+                return label
+        return ""
+
+    def _watch(self, holder: Any, key: str, read: Callable[[], Any], label: str) -> tuple[str, Any]:
+        """Watch one place; return its name and what is there now."""
+        if not isinstance(value := read(), Tensor | ModuleType):
+            self._places.setdefault((id(holder), key), (label, read, value))
+        return label, value
+
+    def _look_into(self, value: Any, label: str) -> Iterator[tuple[str, Any]]:
+        """Watch what lies in a value; go through that, by name."""
+        if isinstance(value, partial):
+            value = value.func, value.args, value.keywords
+        elif isinstance(value, MethodType):
+            value, label = (value.__func__, value.__self__), label.rpartition(".")[0]
+        if isinstance(value, tuple):
+            yield from ((label, x) for x in value)
+        elif isinstance(value, dict | list | set):
+            if len(value) <= _MOST:
+                self._watch(value, "items", value.copy, label)
+                items = value.items() if isinstance(value, dict) else enumerate(value)
+                yield from ((f"{label}.{key}", x) for key, x in items)
+        elif _is_watched(value) and isinstance(value, FunctionType):
+            given, code = value.__globals__, value.__code__
+            self._names.update(names := dict.fromkeys(_names_of(code)))
+            for name in filter(given.__contains__, names):
+                yield self._watch(given, name, partial(given.get, name), name)
+            for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+                yield self._watch(cell, name, partial(getattr, cell, "cell_contents", None), name)
+        elif _is_watched(value):
+            yield from self._of_object(value, label)
+
+    def _of_object(self, owner: Any, label: str) -> Iterator[tuple[str, Any]]:
+        """Watch the attributes of an object, a class or a module of code that have known names."""
+        if isinstance(owner, nn.Module):
+            yield from ((label, getattr(owner, table)) for table in _TABLES)
+        for name in [*self._names, *(["__init__"] if isinstance(owner, type) else [])]:
+            found = getattr(owner, "__dict__", {}).get(name, getattr_static(owner, name, None))
+            if isinstance(found, FunctionType | staticmethod | classmethod | property):
+                yield name, getattr(found, "fget", getattr(found, "__func__", found))
+            elif found is not None and not isinstance(found, _BUILT_IN):
+                read = partial(getattr, owner, name, None)
+                yield self._watch(owner, name, read, f"{label}.{name}")
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Whether a value is what it was: another object with its own attributes is not."""
+    if now is before or type(now) is not type(before):
+        return now is before
+    if isinstance(now, dict):
+        return [*now] == [*before] and all(map(_is_same, now.values(), before.values()))
+    if isinstance(now, list):
+        return len(now) == len(before) and all(map(_is_same, now, before))
+    return isinstance(now, (*_VALUES, set)) and not isinstance(now, Tensor) and now == before
+
+
+def _is_watched(value: Any) -> bool:
+    """Whether an object, function, class or module of code is the user's, or of a layer."""
+    is_code = isinstance(value, type | FunctionType | ModuleType)
+    holder: Any = value if is_code else type(value)
+    name = str(getattr(holder, "__name__" if isinstance(value, ModuleType) else "__module__"))
+    package, is_layer = name.partition(".")[0], name.startswith(_LAYERS) and name != _BASE
+    return is_layer or not (package in _FOREIGN or (is_code and package in sys.stdlib_module_names))
+
+
+def _names_of(code: CodeType) -> Iterator[str]:
+    yield from (name for name in code.co_names if not name.startswith("__"))
+    for inner in code.co_consts:
+        yield from _names_of(inner) if isinstance(inner, CodeType) else ()

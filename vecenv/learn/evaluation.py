@@ -18,7 +18,7 @@ from vecenv.core.arguments import read_autoreset_mode
 from vecenv.core.batches import leaf_by_leaf
 from vecenv.make import make_vec
 
-__all__ = ["EvaluationResult", "ask", "evaluate", "evaluate_games", "evaluating"]
+__all__ = ["EvaluationResult", "ask", "evaluate", "evaluating"]
 
 _STUDENT = 12.7062, 4.30265, 3.18245, 2.77645  # 97.5 % lie below it, for 1 to 4 degrees of freedom
 
@@ -28,8 +28,8 @@ class EvaluationResult:
     """What `evaluate` found; prints as one line.
 
     `mean` and `std` (ddof 1) are of the returns, `ci95` is half of the width of the 95 % confidence
-    interval of the mean (Student's); both are NaN of a single episode. `returns` and `lengths` have
-    each episode: of env 0 the first ones in order, then of env 1, ...
+    interval of the mean (Student's); both are NaN of a single episode. `returns` and `lengths` are
+    of the first episodes of env 0 in their order, then of env 1, ...
     """
 
     mean: float
@@ -55,14 +55,13 @@ def evaluating(what: str, log: Callable[[str], Any] = print) -> Iterator[None]:
         raise SystemExit(130) from None
 
 
+@torch.inference_mode()
 def evaluate(
     act: Callable[..., Any],
     envs: Any,
     episodes: int = 100,
     *,
     seed: int = 1_000_000,
-    num_envs: int | None = None,
-    backend: str | None = None,
     device: torch.device | str = "cpu",
     **make_kwargs: Any,
 ) -> Any:
@@ -73,48 +72,32 @@ def evaluate(
 
     Args:
         act: `act(obs)` returns actions, a tensor or an array as `envs.step` takes them, for tensors
-            (N, *obs_shape), nested as the observation space is, the policy's to keep. If it has a
-            parameter `starts`, it is given bool (N,), True where obs begins an episode; if it has
-            one `action_masks`, or `masks` as of `load_policy`, what `envs.action_masks()` returns.
-            Of games with several agents these are dicts by group; `starts` is of games.
+            (N, *obs_shape), nested as the observation space is, the policy's to keep. A parameter
+            `starts` is given bool (N,), True where obs begins an episode, and `action_masks`, or
+            `masks` of a `load_policy`, what `envs.action_masks()` returns. Of games with several
+            agents these are dicts by group; `starts` is of games.
         envs: A vector env, which is reset and not closed, also what `make_vec_agents` returns; or
-            what `make_vec` takes.
+            what `make_vec` takes, of which at most 100 are made.
         episodes: How many, or how many games. Those that never end are waited for.
         seed: Of the first env; env i is seeded with `seed + i`. Give others than in the training.
-        num_envs: Of envs that are made here, on which seeds depend; None: at most 100.
-        backend: Of envs that are made here, see `make_vec`.
         device: Where observations are brought to.
-        **make_kwargs: Further arguments of `make_vec`.
+        **make_kwargs: For `make_vec`.
 
     Returns:
         An `EvaluationResult`; of several agents a dict by group: sums of its agents' rewards in a
         game, and numbers of steps in which any agent acted.
 
     Raises:
-        ValueError: `episodes` or `num_envs` is below 1, or arguments for making envs were given
-            beside a vector env.
+        ValueError: `episodes` is below 1, or a vector env was given arguments of `make_vec`.
     """
-    if episodes < 1 or (num_envs is not None and num_envs < 1):
-        raise ValueError(f"episodes is {episodes} and num_envs {num_envs}, expected at least 1")
-    if isinstance(envs, VectorEnv | AgentsVecEnv):
-        if num_envs is not None or make_kwargs or backend is not None:
-            raise ValueError("num_envs, backend, ... are for envs that are made here; leave them")
-        games = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
-        found = _play(act, games, episodes, seed, device)
-        return found.get("", found)
-    count = min(num_envs or 100, episodes)
-    with closing(make_vec(envs, count, backend=backend, **make_kwargs)) as made:
-        return _play(act, made, episodes, seed, device)[""]
-
-
-evaluate_games = evaluate  # as trainers call it of games
-
-
-@torch.inference_mode()
-def _play(
-    act: Callable[..., Any], envs: Any, episodes: int, seed: int, device: torch.device | str
-) -> dict[str, EvaluationResult]:
-    """Play the first episodes of vector envs, or games; return what was found, by group or ""."""
+    is_vector = isinstance(envs, VectorEnv | AgentsVecEnv)
+    if episodes < 1 or (is_vector and make_kwargs):
+        told = f"{sorted(make_kwargs)} are for envs that are made here"
+        raise ValueError(told if episodes > 0 else f"episodes is {episodes}, expected at least 1")
+    if not is_vector:
+        with closing(make_vec(envs, **{"num_envs": min(100, episodes), **make_kwargs})) as made:
+            return evaluate(act, made, episodes, seed=seed, device=device)
+    envs = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
     are_games = isinstance(envs, AgentsVecEnv)
     count, names = (envs.num_games, list(envs.groups)) if are_games else (envs.num_envs, [""])
     mode = read_autoreset_mode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
@@ -141,8 +124,9 @@ def _play(
             obs, _ = envs.reset(options={"reset_mask": is_over})
         starts = ~is_step if mode is AutoresetMode.NEXT_STEP else is_over
     returns, steps = zip(*(episode for of_env in found for episode in of_env), strict=True)
-    by_name = zip(names, zip(*returns, strict=True), strict=True)
-    return {name: EvaluationResult(*_interval(of), of, steps) for name, of in by_name}
+    columns = zip(names, zip(*returns, strict=True), strict=True)
+    results = {name: EvaluationResult(*_interval(of), of, steps) for name, of in columns}
+    return results if are_games else results[""]
 
 
 def _read_games(
@@ -151,14 +135,13 @@ def _read_games(
     """Return each group's rewards, where the step was one, and where a game ended, all (games,)."""
 
     def any_of(rows: dict[str, np.ndarray]) -> np.ndarray:
-        """Return in which games a row of any group is True."""
-        parts = [rows[name].reshape(envs.num_games, -1).any(1) for name in rows]
+        parts = [x.reshape(envs.num_games, -1).any(1) for x in rows.values()]
         return np.any([np.zeros(envs.num_games, np.bool_), *parts], axis=0)
 
     is_step = any_of(envs.valid)
     if mode is AutoresetMode.SAME_STEP:
-        found = {name: infos.get(name, {}).get("_final_obs") for name in envs.groups}
-        is_over = any_of({name: rows for name, rows in found.items() if rows is not None})
+        ends = {k: x["_final_obs"] for k in envs.groups if "_final_obs" in (x := infos.get(k, {}))}
+        is_over = any_of(ends)
     else:
         is_over = is_step & ~any_of(envs.alive)
     by_game = [rewards[name].reshape(envs.num_games, -1).sum(1) for name in envs.groups]
@@ -176,35 +159,27 @@ def ask(
 ) -> Any:
     """Return a policy's actions as arrays, giving it what it has parameters for, see `evaluate`.
 
-    `starts` bool (N,) is where observations begin an episode; `report` is what policies with a
-    parameter of that name report into, as docs/watch.md says.
+    `report` is for a parameter of that name, see docs/watch.md.
     """
 
-    def as_tensors(batch: Any) -> Any:  # copies, which the policy may keep
-        return leaf_by_leaf(
-            lambda x: torch.tensor(x, device=device) if isinstance(x, np.ndarray) else x, batch
-        )
+    def copied(x: Any) -> Any:  # the policy may keep it
+        return torch.tensor(x, device=device) if isinstance(x, np.ndarray) else x
 
     def masks() -> Any:
         if not isinstance(envs, AgentsVecEnv):
-            return envs.action_masks()
+            return leaf_by_leaf(copied, envs.action_masks())
         groups = [(name, group) for name, group in envs.groups.items() if group.has_action_masks]
-        return {name: group.action_masks() for name, group in groups}
+        return {name: leaf_by_leaf(copied, group.action_masks()) for name, group in groups}
 
-    try:
-        wanted = inspect.signature(act).parameters.keys()
-    except (TypeError, ValueError):  # functions written in C need not tell
-        wanted = ()
-    given: dict[str, Any] = {}
-    if report is not None and "report" in wanted:
-        given["report"] = report
+    wanted = inspect.signature(act).parameters
+    given: dict[str, Any] = {"report": report} if report is not None and "report" in wanted else {}
     if "starts" in wanted:
         given["starts"] = torch.from_numpy(starts).to(device)
     if "action_masks" in wanted:
-        given["action_masks"] = as_tensors(masks())
+        given["action_masks"] = masks()
     elif "masks" in wanted and getattr(envs, "has_action_masks", False):  # a `Policy`
-        given["masks"] = as_tensors(masks())
-    actions = act(as_tensors(obs), **given)
+        given["masks"] = masks()
+    actions = act(leaf_by_leaf(copied, obs), **given)
     return leaf_by_leaf(lambda x: x.cpu().numpy() if isinstance(x, torch.Tensor) else x, actions)
 
 

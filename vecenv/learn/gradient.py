@@ -20,14 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import vector_to_parameters
 
-from vecenv.learn.compiled import (
-    CompiledGradient,
-    Refusal,
-    columns_of,
-    first_line,
-    read_result,
-    row_weights,
-)
+from vecenv.learn import compiled
 from vecenv.learn.ranks import Ranks
 from vecenv.machine import usable_cores
 
@@ -52,12 +45,10 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module):
         self.module, self.parameters = module, _trained(module)
-        kinds = {(str(p.dtype), str(p.device)) for p in self.parameters.values()}
-        if len(kinds) != 1 or next(iter(kinds))[0] != "torch.float32":
-            raise ValueError(
-                f"the parameters with requires_grad are {sorted(kinds) or 'none'}, expected some, "
-                "torch.float32 on one device; to compute in bfloat16 pass dtype=torch.bfloat16"
-            )
+        kinds = sorted({(str(p.dtype), str(p.device)) for p in self.parameters.values()})
+        if len(kinds) != 1 or kinds[0][0] != "torch.float32":
+            what = f"the parameters with requires_grad are {kinds or 'none'}"
+            raise ValueError(f"{what}, expected some, torch.float32 on one device (see dtype)")
         with torch.no_grad():
             self.values = torch.cat([p.reshape(-1) for p in self.parameters.values()])
         vector_to_parameters(self.values, self.parameters.values())
@@ -76,13 +67,11 @@ class FlatParameters:
         now = {name: (id(p), p.data_ptr()) for name, p in _trained(self.module).items()}
         if (before := self._places) != now:
             names = [name for name in {**before, **now} if now.get(name) != before.get(name)]
-            raise RuntimeError(
-                f"{', '.join(names)}: frozen, unfrozen, exchanged or added, or moved (by .to() or "
-                ".data = ...), after Gradient was made; make another one, and another optimizer"
-            )
+            what = f"{', '.join(names)}: frozen, exchanged, added or moved (by .to())"
+            raise RuntimeError(f"{what} after Gradient was made; make another, and an optimizer")
 
     def give(self, *, is_finite: bool = True) -> None:
-        """Make what was written `.grad` of vector and parameters; where it is wrong, leave none."""
+        """Make what was written `.grad` of vector and parameters, or leave none if it is wrong."""
         for p, grad in zip([self.vector, *self.parameters.values()], self._grads, strict=True):
             p.grad = grad if is_finite else None
 
@@ -97,17 +86,15 @@ class Gradient:
     ``scalars = gradient(batch)`` gives the module's parameters the `.grad` that they have after
     ``loss, scalars = loss_function(module, batch)`` and ``loss.backward()``. The weights move into
     one vector, of which the parameters become views: the module is used, saved and loaded as
-    before, and an optimizer has a single tensor to update. Make another `Gradient` if it is moved,
-    frozen or copied.
+    before, and an optimizer has one tensor. Make another `Gradient` if it is moved or frozen.
 
     By autograd, loss and module may be anything. With `compile` the first call makes a function of
-    tensors of it: weights, buffers, and columns of a batch of just that size. It is compiled ahead
-    of time and kept in ``$XDG_CACHE_HOME/vecenv/gradients`` (``~/.cache`` by default). Where
-    something else has changed since (a number that the loss reads, `train` or `eval`, a layer), and
-    for batches of another size, calls go through autograd. So do all for a loss that has effects,
-    draws random numbers, or reads tensors that are in neither module nor batch. Calls 1, 2, 100 and
-    every thousandth are compared with autograd, which takes over where they differ: these alone
-    find what the loss reads by other means than names, such as `getattr`.
+    tensors of it, weights, buffers, and columns of a batch of just that size, which is compiled
+    ahead of time and kept in ``$XDG_CACHE_HOME/vecenv/gradients``. Autograd computes batches of
+    another size, calls in which something else has changed (a number that the loss reads, `train`
+    or `eval`, a layer), and losses that have effects, draw random numbers, or read tensors that are
+    in neither module nor batch. Calls 1, 2, 100 and every thousandth are compared with autograd,
+    which takes over where they differ: only they find what is read by `getattr` and the like.
 
     Args:
         module: What the loss differentiates: its parameters with `requires_grad`, float32.
@@ -122,12 +109,12 @@ class Gradient:
             scalars are means over the rows of all their batches, counted as for `threads`.
         deferred: Wait for nothing, as a CUDA graph needs (`Graph`): where a loss or gradient is not
             finite the gradient is zero, and a later `check` raises.
-        log: Takes a sentence about compiling, and each reason for autograd, once. None sends them
-            to the logger "vecenv.learn".
+        log: Takes a sentence about compiling, and each reason for autograd, once; None is the
+            logger "vecenv.learn".
 
     Attributes:
         path: "compiled" or "autograd"; None before the first call if `compile` is set.
-        reason: Why it is that path, a sentence; "" if `compile` is not set.
+        num_threads, reason: How many compute it, and why it is that path; "" without `compile`.
 
     Raises:
         ValueError: An argument is none of those above.
@@ -147,24 +134,17 @@ class Gradient:
     ):
         self._dtype: Any = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
         if not isinstance(compile, bool) or threads not in (1, 2) or self._dtype not in _ALLOWED:
-            raise ValueError(
-                f"compile is {compile!r}, expected True or False; threads is {threads!r}, expected "
-                f"1 or 2; dtype is {dtype}, expected torch.float32 or torch.bfloat16"
-            )
-        self._weights = FlatParameters(module)
+            what = f"compile is {compile!r}, expected True or False; threads is {threads!r}"
+            wanted = "expected torch.float32 or torch.bfloat16"
+            raise ValueError(f"{what}, expected 1 or 2; dtype is {dtype}, {wanted}")
+        self._weights, self.num_threads = FlatParameters(module), 1
         self.module, self.loss, self.reason = module, loss, ""
         self.path: str | None = None if compile else "autograd"
         self._threads, self._is_deferred, self._ranks = threads, deferred, ranks or Ranks()
         self._log = log or logging.getLogger("vecenv.learn").info
-        with torch.inference_mode(mode=False):  # calls that were not finite, since `check`
-            self._num_refused = self._weights.gradient.new_zeros((), dtype=torch.int64)
-        self._compiled: CompiledGradient | None = None
+        self._num_refused = self._weights.gradient.new_zeros((), dtype=torch.int64)  # since `check`
+        self._compiled: compiled.CompiledGradient | None = None
         self._num_calls, self._said = 0, set[str]()
-
-    def describe(self) -> dict[str, Any]:
-        """Return path, threads and reason, ready for JSON; `gradient_options` follows them."""
-        threads = 1 if self._compiled is None else self._compiled.num_parts
-        return {"path": self.path, "threads": threads, "reason": self.reason}
 
     def parameters(self) -> list[nn.Parameter]:
         """What an optimizer updates: the vector of weights; or take the module's own, in groups."""
@@ -176,14 +156,14 @@ class Gradient:
         `batch` is what the loss takes: tensors (B, ...) in any nest of dicts, tuples and batches.
 
         Raises:
-            FloatingPointError: The loss or a gradient is not finite; no `.grad` is left for an
-                optimizer to apply. Of a deferred one `check` raises it.
+            FloatingPointError: The loss or a gradient is not finite; no `.grad` is left. Of a
+                deferred one `check` raises it.
             ValueError: The loss is not a scalar, or parameters get no gradient.
             RankError: Another rank has ended, or does not answer.
             RuntimeError: The module was moved after this object was made.
         """
         self._num_calls += 1
-        columns, weights = dict(columns_of(batch)), self._weights
+        columns, weights = dict(compiled.columns_of(batch)), self._weights
         tensors = {name: x for name, x in columns.items() if isinstance(x, Tensor)}
         num_rows = next((len(x) for x in tensors.values() if x.ndim), 0)
         weights.check()
@@ -198,12 +178,11 @@ class Gradient:
                 weights.gradient.masked_fill_(is_wrong, 0.0)
         elif not math.isfinite(total):
             weights.give(is_finite=False)
-            found = {name: (~torch.isfinite(x)).nonzero() for name, x in tensors.items()}
-            wrong = [f"{name} at {tuple(at[0].tolist())}" for name, at in found.items() if len(at)]
+            wrong = [name for name, x in tensors.items() if not torch.isfinite(x).all()]
             raise FloatingPointError(
-                f"the loss is {float(scalars['loss'])} in call {self._num_calls}, or its gradient "
-                f"is not finite; not finite in the batch: {', '.join(wrong) or 'nothing'}. No "
-                f"weight has changed, and no gradient is left to apply. {_LOOK_FOR}"
+                f"in call {self._num_calls} the loss is {float(scalars['loss'])}, or its gradient "
+                f"is not finite; no weight has changed. {_LOOK_FOR}. Not finite in the batch: "
+                f"{', '.join(wrong) or 'nothing'}"
             )
         weights.give()
         return scalars
@@ -213,11 +192,11 @@ class Gradient:
         count = int(self._num_refused)
         self._num_refused.zero_()
         if count:
-            what = f"the loss, or gradients, of {count} calls were not finite, and zero was put in"
-            raise FloatingPointError(f"{what} the gradients' place. {_LOOK_FOR}")
+            what = f"the loss, or gradients, of {count} calls were not finite, and were left out"
+            raise FloatingPointError(f"{what}. {_LOOK_FOR}")
 
     def _decide_on_autograd(self, reason: str) -> None:
-        self._compiled, self.path, self.reason = None, "autograd", reason
+        self._compiled, self.num_threads, self.path, self.reason = None, 1, "autograd", reason
         self._log(f"gradient: by autograd, {reason}")
 
     def _by_compiled(self, columns: Mapping[str, Any], batch: Any) -> dict[str, Tensor] | None:
@@ -225,8 +204,9 @@ class Gradient:
         number, given = self._num_calls, (self._dtype, self._threads, self._log)
         try:
             if self.path is None:
-                self._compiled = CompiledGradient(self._weights, self.loss, batch, *given)
+                self._compiled = compiled.CompiledGradient(self._weights, self.loss, batch, *given)
                 self.path, self.reason = "compiled", self._compiled.note
+                self.num_threads = self._compiled.num_parts
                 self._log(f"gradient: {self.reason}")
             if self._compiled is None:
                 return None
@@ -236,11 +216,11 @@ class Gradient:
                     self._log(f"gradient: call {number} goes through autograd: {reason}")
                 return None
             scalars = self._compiled(columns)
-        except Refusal as refusal:
-            return self._decide_on_autograd(str(refusal))
         except Exception as error:  # autograd goes on, or shows the user's own mistake
-            reason = f"the compiled one failed in call {number}: {first_line(error)}"
-            return self._decide_on_autograd(reason)
+            reason = f"the compiled one failed in call {number}: {compiled.first_line(error)}"
+            return self._decide_on_autograd(
+                str(error) if isinstance(error, compiled.Refusal) else reason
+            )
         is_compared = number in _COMPARED_CALLS or number % _COMPARED_EVERY == 0
         is_captured = self._weights.gradient.is_cuda and torch.cuda.is_current_stream_capturing()
         return self._compared(scalars, batch) if is_compared and not is_captured else scalars
@@ -253,9 +233,9 @@ class Gradient:
         if not math.isfinite(size):  # nothing to compare; an error, or a deferred one
             return expected
         pairs = zip(weights.named(found), weights.named(weights.gradient), strict=True)
-        all_pairs = [(f"the gradient of {k}", a, b, part * size) for (k, a), (_, b) in pairs]
-        all_pairs += [(k, scalars[k], x.float(), 0.1 * own_part) for k, x in expected.items()]
-        for name, ours, theirs, more in all_pairs:
+        both = [(f"the gradient of {k}", a, b, part * size) for (k, a), (_, b) in pairs]
+        both += [(k, scalars[k], x.float(), 0.1 * own_part) for k, x in expected.items()]
+        for name, ours, theirs, more in both:
             error, own = float((ours - theirs).norm()), float(theirs.norm())
             if not error <= own_part * own + more:
                 hint = "; if it is no mean over rows, leave threads=2 out" * (self._threads > 1)
@@ -268,24 +248,21 @@ class Gradient:
     def _by_autograd(self, batch: Any) -> dict[str, Tensor]:
         """The scalars, after autograd has written the gradient."""
         parameters, is_cast = self._weights.parameters, self._dtype != torch.float32
-        for parameter in parameters.values():
-            parameter.grad = None
         with (
             torch.inference_mode(mode=False),
             torch.enable_grad(),
             torch.autocast(self._weights.values.device.type, self._dtype, enabled=is_cast),
         ):
-            found = read_result(self.loss(self.module, batch))
-            if found["loss"].requires_grad:
-                found["loss"].backward(inputs=[*parameters.values()])
-        if unused := [name for name, p in parameters.items() if p.grad is None]:
-            raise ValueError(
-                f"{', '.join(unused)}: the loss gives no gradient to these parameters; use them in "
-                "the loss, or freeze them with requires_grad_(False)"
-            )
-        grads: list[Any] = [p.grad for p in parameters.values()]
+            found = compiled.read_result(self.loss(self.module, batch))
+            loss, inputs = found["loss"], list[Tensor](parameters.values())
+            grads: Any = [None] * len(inputs)
+            if loss.requires_grad:
+                grads = torch.autograd.grad(loss, inputs, allow_unused=True)
+        if unused := [k for k, grad in zip(parameters, grads, strict=True) if grad is None]:
+            what = f"{', '.join(unused)}: the loss gives no gradient to these parameters"
+            raise ValueError(f"{what}; use them, or freeze them with requires_grad_(False)")
         with torch.no_grad():
-            torch.cat([grad.to_dense().reshape(-1) for grad in grads], out=self._weights.gradient)
+            torch.cat([grad.to_dense().flatten() for grad in grads], out=self._weights.gradient)
         return {name: value.detach() for name, value in found.items()}
 
     @torch.no_grad()
@@ -293,7 +270,7 @@ class Gradient:
         self, scalars: dict[str, Tensor], num_rows: int, tensors: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
         """Replace gradient and scalars by means over all ranks, weighted by their rows."""
-        gradient, weights = self._weights.gradient, row_weights(tensors)
+        gradient, weights = self._weights.gradient, compiled.row_weights(tensors)
         rows = gradient.new_tensor(num_rows) if weights is None else weights.detach().sum()
         own = torch.stack([value.to(gradient) for value in scalars.values()])
         # A mean over no rows is NaN, and counts nothing.
@@ -304,27 +281,15 @@ class Gradient:
         return dict(zip(scalars, means[len(gradient) :].unbind(), strict=True))
 
 
-# -- what pays at which size of batches and networks; docs/learner.md has the measurements ---------
-
-
 def gradient_options(
-    compile: str,
-    *,
-    num_calls: int,
-    num_rows: int,
-    num_weights: int = 0,
-    may_split: bool = True,
-    earlier: Mapping[str, Any] | None = None,
+    compile: str, *, num_calls: int, num_rows: int, num_weights: int = 0, may_split: bool = True
 ) -> dict[str, Any]:
     """Return `compile` and `threads` for a `Gradient` whose loss is a mean over rows.
 
     `compile` is "on", "off", or "auto": if the calls to come have 4 million rows together. Two
     threads halve a batch from 1 024 rows on, or where rows times weights are 16 million, if
-    `may_split` and there are two cores. `earlier` is `Gradient.describe` of the run that goes on,
-    which is followed.
+    `may_split` and there are two cores.
     """
-    if earlier is not None and earlier.get("path"):
-        return {"compile": earlier["path"] == "compiled", "threads": earlier["threads"]}
     is_many = num_rows >= _SPLIT_ROWS or num_rows * num_weights >= _PRODUCTS
     is_split = may_split and is_many and usable_cores() > 1
     is_compiled = compile == "on" or (compile == "auto" and num_calls * num_rows >= _COMPILED_ROWS)
@@ -337,9 +302,8 @@ def quick_products(
 ) -> Iterator[None]:
     """Let torch compute products of many rows by oneDNN inside of ``with``.
 
-    It sets `torch.set_float32_matmul_precision("medium")` on the CPU where `num_rows` are many, or
-    `num_weights` of the layers times these, unless the processor would round to bfloat16 then: so
-    results have the error of float32 everywhere.
+    It sets `torch.set_float32_matmul_precision("medium")` on the CPU where `num_rows`, or these
+    times `num_weights`, are many, unless the processor would round to bfloat16 then.
     """
     is_many = num_rows >= _ROWS or num_rows * num_weights >= _PRODUCTS
     before = torch.get_float32_matmul_precision()

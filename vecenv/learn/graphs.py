@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
+from vecenv.learn.compiled import first_line
+
 __all__ = ["Graph"]
 
-_Result = TypeVar("_Result")
 _WARMUPS = 2
 
 
-class Graph(Generic[_Result]):
+class Graph:
     """A function without arguments, whose work on a GPU is replayed as a CUDA graph.
 
     The first two calls call the function, the third captures what it enqueues, later ones replay
@@ -28,16 +29,12 @@ class Graph(Generic[_Result]):
         generators: Of torch, on the device, that it draws with, beside the device's own.
         log: Takes the sentence; None sends it to the logger "vecenv.learn".
 
-    Example:
-        >>> x = torch.zeros(2)
-        >>> double = Graph(lambda: x.add_(1).mul(2), x.device)
-        >>> [double().tolist() for _ in range(4)]
-        [[2.0, 2.0], [4.0, 4.0], [6.0, 6.0], [8.0, 8.0]]
+    `is_captured` says whether calls replay a graph.
     """
 
     def __init__(
         self,
-        function: Callable[[], _Result],
+        function: Callable[[], Any],
         device: torch.device | str,
         *,
         generators: Iterable[torch.Generator | None] = (),
@@ -49,13 +46,9 @@ class Graph(Generic[_Result]):
         self._calls_left = _WARMUPS if self._device.type == "cuda" else -1  # before the capture
         self._graph: Any = None
         self._result: Any = None
+        self.is_captured = False
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether calls replay a graph."""
-        return self._graph is not None
-
-    def __call__(self) -> _Result:
+    def __call__(self) -> Any:
         """Return what the function does; once captured, the same tensors, written anew."""
         device, left = self._device, self._calls_left
         self._calls_left = max(left - 1, -1)
@@ -68,21 +61,20 @@ class Graph(Generic[_Result]):
             return result
         if left == 0:
             self._capture()
-        if self._graph is None:
+        if not self.is_captured:
             return self._function()
         self._graph.replay()
         return self._result
 
     def _capture(self) -> None:
-        graph: Any = torch.cuda.CUDAGraph()
+        self._graph = torch.cuda.CUDAGraph()
         try:
             for generator in self._generators:
-                graph.register_generator_state(generator)
-            with torch.cuda.device(self._device), torch.cuda.graph(graph):
+                self._graph.register_generator_state(generator)
+            with torch.cuda.device(self._device), torch.cuda.graph(self._graph):
                 self._result = self._function()
-            self._graph = graph
+            self.is_captured = True
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            name = getattr(self._function, "__name__", type(self._function).__name__)
+            name = getattr(self._function, "__name__", "the function")
             what = f"graph: {name} can't be captured, so its calls go through Python as before"
-            self._log(f"{what}: {reason:.200}")
+            self._log(f"{what}: {first_line(error)}")

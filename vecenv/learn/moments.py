@@ -12,6 +12,8 @@ from vecenv.learn.ranks import Ranks
 
 __all__ = ["Moments"]
 
+_EPSILON = 1e-8  # added to the variance, so that what never changes becomes 0
+
 
 class Moments(nn.Module):
     """Running mean and variance of rows, by which inputs are normalised; the mean is 0 at first.
@@ -23,29 +25,20 @@ class Moments(nn.Module):
     Args:
         shape: Shape of a row, such as an observation's; () for numbers, such as returns.
         clip: Normalised values are clipped to -clip ... clip; None leaves them.
-        epsilon: Added to the variance, so that what never changes becomes 0.
 
     Attributes:
         mean, variance: float32 `shape`, buffers; the mean of squared deviations is the variance.
         count: int64 scalar, buffer; rows seen.
-
-    Example:
-        >>> moments = Moments(2)
-        >>> moments.update(torch.tensor([[1.0, 10.0], [3.0, 30.0]]))
-        >>> moments.mean, moments.variance
-        (tensor([ 2., 20.]), tensor([  1., 100.]))
     """
 
     mean: Tensor
     variance: Tensor
     count: Tensor
 
-    def __init__(
-        self, shape: int | Sequence[int] = (), *, clip: float | None = 10.0, epsilon: float = 1e-8
-    ) -> None:
+    def __init__(self, shape: int | Sequence[int] = (), *, clip: float | None = 10.0) -> None:
         super().__init__()
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        self.clip, self.epsilon = clip, epsilon
+        self.clip = clip
         self.register_buffer("mean", torch.zeros(self.shape))
         self.register_buffer("variance", torch.ones(self.shape))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
@@ -56,17 +49,17 @@ class Moments(nn.Module):
         bfloat16 and float16 stay, everything else becomes float32. What is clipped has no gradient.
         """
         centred = x.float() - self.mean
-        return self._clipped(centred * torch.rsqrt(self.variance + self.epsilon), x)
+        return self._clipped(centred * torch.rsqrt(self.variance + _EPSILON), x)
 
     forward = normalize
 
     def scale(self, x: Tensor) -> Tensor:
         """Return x (..., *shape) divided by the standard deviation: returns keep their sign."""
-        return self._clipped(x.float() * torch.rsqrt(self.variance + self.epsilon), x)
+        return self._clipped(x.float() * torch.rsqrt(self.variance + _EPSILON), x)
 
     def std(self) -> Tensor:
         """Return the standard deviation, float32 `shape`, by which `scale` divides."""
-        return torch.sqrt(self.variance + self.epsilon)
+        return torch.sqrt(self.variance + _EPSILON)
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None, *, ranks: Ranks | None = None) -> None:
@@ -78,15 +71,14 @@ class Moments(nn.Module):
             ValueError: A wrong shape, or NaN or infinity in rows that count; nothing was changed.
         """
         x = torch.as_tensor(x, device=self.mean.device).detach()
-        num_lead = x.ndim - len(self.shape)
-        if num_lead < 0 or x.shape[num_lead:] != self.shape:
+        lead = x.shape[: max(x.ndim - len(self.shape), 0)]
+        if x.shape != (*lead, *self.shape):
             raise ValueError(f"x has shape {tuple(x.shape)}, expected (..., *{self.shape})")
-        lead, rows = x.shape[:num_lead], x.reshape(-1, *self.shape).double()
-        if mask is not None:
-            if mask.shape != lead or mask.dtype != torch.bool:
-                found = f"{mask.dtype} {tuple(mask.shape)}"
-                raise ValueError(f"mask is {found}, expected bool {tuple(lead)}: one per row of x")
-            rows = rows[mask.reshape(-1).to(rows.device)]
+        rows = x.reshape(-1, *self.shape).double()
+        if mask is not None and (mask.shape != lead or mask.dtype != torch.bool):
+            found = f"{mask.dtype} {tuple(mask.shape)}"
+            raise ValueError(f"mask is {found}, expected bool {tuple(lead)}: one per row of x")
+        rows = rows if mask is None else rows[mask.reshape(-1).to(rows.device)]
         mean = rows.sum(0) / max(len(rows), 1)
         own = len(rows), mean.cpu(), (rows - mean).square().sum(0).cpu()
         before, device = int(self.count), self.mean.device
@@ -99,10 +91,8 @@ class Moments(nn.Module):
             return
         mean, variance = mean.to(self.mean), (squares / count).to(self.variance)
         if not torch.isfinite(torch.stack([mean, variance])).all():
-            raise ValueError(
-                "x has NaN or infinity, or numbers too large to be squared, among the rows that "
-                "count; look for the env that returns them, or leave them out with `mask`"
-            )
+            what = "x has NaN or infinity, or numbers too large to be squared"
+            raise ValueError(f"{what}; look for the env that returns them, or use `mask`")
         self.mean.copy_(mean)
         self.variance.copy_(variance)
         self.count.fill_(count)

@@ -15,9 +15,9 @@ __all__ = ["Adam"]
 class Adam(torch.optim.Adam):
     """`torch.optim.Adam`, fused, with `torch.nn.utils.clip_grad_norm_` inside of its step.
 
-    Learning-rate schedules of `torch.optim.lr_scheduler`, parameter groups and `state_dict` are
-    those of torch. The norm is taken over the gradients of all groups together. Where it is not
-    finite `step` raises FloatingPointError, and neither weights nor state have changed.
+    Schedules, parameter groups and `state_dict` are those of torch. The norm is taken over the
+    gradients of all groups together. Where it is not finite `step` raises FloatingPointError, and
+    neither weights nor state have changed.
 
     Args:
         params: Parameters or parameter groups: `Gradient.parameters()`, or the module's own.
@@ -53,7 +53,6 @@ class Adam(torch.optim.Adam):
         self._move_lr()
 
     def _move_lr(self) -> None:
-        """Let the learning rates of a deferred optimizer be tensors where its parameters are."""
         for group in self.param_groups if self._is_deferred else ():
             device = group["params"][0].device
             group["capturable"] = device.type == "cuda"  # asked for in a CUDA graph
@@ -70,10 +69,8 @@ class Adam(torch.optim.Adam):
     def set_lr(self, lr: float) -> None:
         """Set the learning rate of all groups, also for steps in a captured CUDA graph."""
         for group in self.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+            before = group["lr"]
+            group["lr"] = before.fill_(lr) if isinstance(before, Tensor) else lr
 
     @torch.no_grad()
     def _shorten(self) -> None:
@@ -84,8 +81,7 @@ class Adam(torch.optim.Adam):
         norms = [torch.linalg.vector_norm(grad) for grad in grads]
         norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
         if not self._is_deferred and not math.isfinite(norm):
-            what = f"the norm of the gradients is {float(norm)}, expected a finite number"
-            raise FloatingPointError(f"{what}; no weight has changed")
+            raise FloatingPointError(f"the norm of the gradients is {float(norm)}; nothing changed")
         self.grad_norm, scale = norm, norm.add(1e-6).div_(self.max_grad_norm).clamp_(min=1.0)
         for grad in grads:
             grad.div_(scale)

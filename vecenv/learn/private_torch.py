@@ -34,11 +34,8 @@ _SELF_CONTAINED = (
 
 def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
     """Compile a graph of ATen operations ahead of time, into a package named `*.pt2`."""
-    try:
-        from torch._inductor import aoti_compile_and_package, aoti_load_package  # noqa: F401
-    except ImportError:
-        needed = f"torch {torch.__version__} has no AOTInductor; 2.6 or newer has it"
-        raise NotImplementedError(needed) from None
+    from torch._inductor import aoti_compile_and_package  # of torch 2.6 or newer
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the compiler about itself
         exported = torch.export.export(graph, tuple(inputs))

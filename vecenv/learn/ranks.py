@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
@@ -18,12 +19,12 @@ class RankError(RuntimeError):
     """Another rank has ended, did not answer in time, or could not be found."""
 
 
-class Ranks:
+class Ranks(AbstractContextManager):
     """The processes of one training, as many as devices: each steps a share of the envs.
 
     `Ranks()` is a process alone; `Ranks.join` finds the others. All call the same methods in the
     same order. Every wait has a deadline: if a rank ends, the others get a `RankError` (with NCCL
-    torch ends them, and says so). Objects go from rank to rank as pickles: trust all of them.
+    torch ends them). Objects go from rank to rank as pickles: trust all of them.
 
     Attributes:
         rank: Which one this is, from 0; only rank 0 logs and evaluates.
@@ -41,37 +42,23 @@ class Ranks:
 
         Args:
             device: "cpu", connected by gloo; or "cuda" by NCCL, a device for each local rank.
-            timeout: Longest wait for another rank in seconds, here and later. Compiling, and the
-                steps of the slowest envs of a rollout, have to be shorter.
+            timeout: Longest wait for another rank in seconds, here and later: longer than
+                compiling, and a rollout of the slowest envs.
 
         Raises:
             RankError: The others were not found, or there are more ranks than devices.
-            ValueError: `timeout` is not above zero.
         """
-        if not timeout > 0:
-            raise ValueError(f"timeout is {timeout}, expected seconds above 0")
         ranks, backend, names = cls(device), "gloo", os.environ
         if int(names.get("WORLD_SIZE", "1")) < 2 or "RANK" not in names:
             return ranks
         ranks.rank, ranks.size = int(names["RANK"]), int(names["WORLD_SIZE"])
-        ranks._timeout_s = timeout
+        ranks._timeout_s, given = timeout, {"timeout": timedelta(seconds=timeout)}
         if ranks.device.type == "cuda":
-            local, count = int(names.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-            if local >= count:
-                what = f"rank {ranks.rank} is number {local} of its machine, which has {count} CUDA"
-                raise RankError(f"{what} devices; start at most as many (--nproc-per-node)")
-            ranks.device, backend = torch.device("cuda", local), "cpu:gloo,cuda:nccl"
-            torch.cuda.set_device(ranks.device)
-        given = {"timeout": timedelta(seconds=timeout)}
+            ranks.device = torch.device("cuda", int(names.get("LOCAL_RANK", "0")))
+            backend = "cpu:gloo,cuda:nccl"
+            ranks._call("taking a device of its own", torch.cuda.set_device, ranks.device)
         ranks._call("finding each other", dist.init_process_group, backend, **given)
         return ranks
-
-    def share_of(self, count: int) -> int:
-        """Return how many of `count` envs each rank has; ValueError if they can't be split."""
-        if count % self.size:
-            what = f"{count} envs can't be split evenly among {self.size} ranks"
-            raise ValueError(f"{what}; give a multiple")
-        return count // self.size
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace a tensor by its sum over all ranks, in place, bit by bit the same on each."""
@@ -83,12 +70,6 @@ class Ranks:
         found = [value] * self.size
         self._call("gathering", dist.all_gather_object, found, value)
         return found
-
-    def of_first(self, value: Any) -> Any:
-        """Return the value of rank 0."""
-        found = [value]
-        self._call("sending", dist.broadcast_object_list, found, src=0)
-        return found[0]
 
     @torch.no_grad()
     def normalize_(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -107,25 +88,16 @@ class Ranks:
         squares = self.sum_((weights * (x - total / count).square()).sum())
         return total / count, squares / (count - 1).clamp(min=1)
 
-    def close(self) -> None:
-        """Leave the others. May be called twice."""
+    def __exit__(self, *_: object) -> None:
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
-    def __enter__(self) -> Ranks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Call a function of torch.distributed, unless this process is alone."""
         try:
             if self.size > 1:
                 function(*args, **kwargs)
         except (RuntimeError, ValueError) as error:  # ValueError: variables are missing
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise RankError(
-                f"rank {self.rank} of {self.size}: {what} failed; another one has ended, or has "
-                f"not answered for {self._timeout_s:g} s, and its output says why ({reason:.200})"
-            ) from error
+            told = f"rank {self.rank} of {self.size}: {what} failed; another one has ended, or has"
+            told += f" not answered for {self._timeout_s:g} s: see its output ({reason:.200})"
+            raise RankError(told) from error

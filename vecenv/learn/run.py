@@ -1,42 +1,61 @@
-"""Run: the folder of a training, with its options, scalars, checkpoints and learning curve."""
+"""Run: the folder of a training, with its options, scalars, checkpoints and learning curve.
+
+A checkpoint is a file of `torch.save`, written as a whole, and read with `weights_only=True`.
+Bytes, which is what pickled envs are, are signed with a key that this user alone has, and read only
+if the signature is right: unpickling runs code.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
+import io
 import json
 import logging
 import math
 import os
+import random
+import secrets
 import shlex
 import signal
 import sys
 import threading
 import time
-import types
-import typing
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
+from gymnasium.vector import VectorEnv
 from rich.progress import Progress
+from torch import Tensor, nn
 
-import vecenv
+from vecenv.core.errors import EnvStateError
 from vecenv.files import whole_file, write_json
-from vecenv.learn import checkpoint
-from vecenv.learn.checkpoint import CheckpointError, RunError
 from vecenv.timing.report import new_figure
 
-__all__ = ["Run", "draw_curve", "load_options"]
+__all__ = ["CheckpointError", "Run", "RunError", "load_checkpoint", "load_options"]
 
 T = TypeVar("T")
 
 _LAST, _BEST = "checkpoint/last.pt", "checkpoint/best.pt"
-_METRICS, OPTIONS_FILE = "metrics.jsonl", "options.json"
-_VERSIONS = {"vecenv": vecenv.__version__, "torch": str(torch.__version__)}
+_METRICS, _OPTIONS = "metrics.jsonl", "options.json"
+FORMAT = "vecenv checkpoint 3"
+_SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
+_MARK = "\0what"  # key of a dict that stands for an array (False) or bytes (a signature)
 _logger = logging.getLogger("vecenv")
+
+
+class RunError(RuntimeError):
+    """A run can't be begun, saved or resumed; what was in its folder is still there."""
+
+
+class CheckpointError(RunError):
+    """A checkpoint can't be read, can't be written, or is of another training."""
 
 
 class Run:
@@ -44,81 +63,73 @@ class Run:
 
     In it are `options.json`, see `load_options`; `metrics.jsonl`, a line of JSON per `log`;
     `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`; `curve.png`; and what `write_json`
-    writes. In a `with` statement, the first SIGINT (Ctrl-C) or SIGTERM sets `should_stop` instead
-    of ending the program: the loop saves and ends by itself.
+    writes. In a `with` statement, the first Ctrl-C, SIGTERM or SIGHUP sets `should_stop` and ends
+    nothing: the loop saves and ends by itself.
 
     Args:
         folder: Made if it is not there.
-        options: A dataclass or a dict.
-        resume: Go on from the last checkpoint: `restore` returns it, later lines of the metrics
-            are cut. Where there is none yet, the run begins anew.
-        may_change: Names of options that a resumed run may be given other values of. All others
-            have to be as they were, but "resume", which is not kept.
+        options: A dataclass or a dict, of what JSON has, and paths; TypeError if it has more.
+        resume: Go on from the last checkpoint, if there is one: `restore` returns it, later lines
+            of the metrics are cut.
+        may_change: Names of options of which a resumed run may be given other values.
         save_every: Env steps between two checkpoints, for `is_due`; 0 for none on the way.
         tensorboard: Write the scalars for TensorBoard, too.
         overwrite: Delete an earlier run in this folder, which is an error otherwise.
 
     Attributes:
-        folder: The folder.
         should_stop: Whether a signal has asked for the end.
         best_score: The highest score of `save`; None if it was given none.
         not_restored: Of `restore`: names of vector envs that have to be reset, and why.
         curve_steps, curve_returns: Lists of all that `add_episodes` was given.
 
     Raises:
-        RunError: The folder has a run already, or one with other options, or is in use by another
-            process, or can't be written; nothing in it was changed.
-        CheckpointError: The checkpoint can't be read; it is a RunError, too.
+        RunError: The folder has a run already, or one with other options, or can't be written or
+            (a CheckpointError) read; nothing in it was changed.
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        options: Any,
-        resume: bool = False,
-        *,
-        may_change: Collection[str] = (),
-        save_every: int = 0,
-        tensorboard: bool = False,
+        self, folder: str | Path, options: Any, resume: bool = False, *,
+        may_change: Collection[str] = (), save_every: int = 0, tensorboard: bool = False,
         overwrite: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.folder, self.save_every, self.should_stop = Path(folder), save_every, False
         self.best_score: float | None = None
         self.not_restored: dict[str, str] = {}
         self.curve_steps, self.curve_returns = list[int](), list[float]()
-        self._options = _as_plain(options)
+        found = options if isinstance(options, dict) else vars(options)
+        self._options = json.loads(json.dumps(found, default=os.fspath))
         self._options.pop("resume", None)  # of this session, not of the run
         self._may_change, self._handlers = frozenset(may_change), dict[int, Any]()
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
-        self._unsaved, self._due_at = set[str](), 0  # told in the log; steps of the last checkpoint
-        writer: Any = None
-        if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter as writer
-            except ImportError:
-                needed = "tensorboard is missing: pip install 'vecenv[tensorboard]'"
-                raise RunError(needed) from None
+        self._due_at, self._board = 0, cast("Any", None)  # steps of the last checkpoint
+        if tensorboard and find_spec("tensorboard") is None:
+            raise RunError("tensorboard is missing: pip install 'vecenv[tensorboard]'")
         try:
             (self.folder / "checkpoint").mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.folder)
-            try:
-                self._begin(resume, overwrite)
-                self._metrics = (self.folder / _METRICS).open("ab", buffering=0)
-            except BaseException:
-                self._lock.close()
-                raise
+            self._begin(resume, overwrite)
+            self._metrics = (self.folder / _METRICS).open("ab", buffering=0)
         except OSError as error:
             where, reason = error.filename or self.folder, error.strerror or error
             raise RunError(f"{where}: {reason}; choose another folder with --save") from error
-        first = None if self._saved is None else self._due_at + 1  # it hides later steps
-        self._board: Any = writer and writer(str(self.folder), purge_step=first)
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            first = None if self._saved is None else self._due_at + 1  # it hides later steps
+            self._board = SummaryWriter(str(self.folder), purge_step=first)
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
         """Take over what is in the folder, refuse it, or remove it."""
         metrics, last, size = self.folder / _METRICS, self.folder / _LAST, 0
+        path, own = self.folder / _OPTIONS, self._options
         if resume:
-            self._check_options()
+            had = _read_options(path) if path.exists() else own
+            for name in sorted({**own, **had}.keys() - self._may_change):
+                before, now = (json.dumps(x.get(name, "(nothing)")) for x in (had, own))
+                if before != now:
+                    told = f"{path} is of a run with {name} = {before:.200}, this one has "
+                    told += f"{now:.200}: give the same options (see load_options)"
+                    raise RunError(f"{told}, or another folder")
             if last.exists():
                 size = self._take_over(last)
             else:
@@ -128,33 +139,19 @@ class Run:
                     file.truncate(file.read()[:size].rfind(b"\n") + 1)
         elif overwrite:
             boards = self.folder.glob("events.out.tfevents.*")
-            for path in [last, self.folder / _BEST, metrics, self.folder / "curve.png", *boards]:
-                path.unlink(missing_ok=True)
+            for old in [last, self.folder / _BEST, metrics, self.folder / "curve.png", *boards]:
+                old.unlink(missing_ok=True)
         elif last.exists() or (metrics.exists() and metrics.stat().st_size > 0):
-            raise RunError(
-                f"{self.folder} has a run already: go on with it by resume=True (--resume), or "
-                "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
-            )
-        for path in self.folder.glob("checkpoint/.*.*.pt"):  # of `whole_file`, when it was killed
-            path.unlink(missing_ok=True)
-        write_json(self._options, self.folder / OPTIONS_FILE)
-
-    def _check_options(self) -> None:
-        """Refuse to resume a run with other options."""
-        own, had = self._options, self.read_json("options") or self._options
-        had = had if isinstance(had, dict) else {}
-        for name in sorted({**own, **had}.keys() - self._may_change):
-            before, now = (json.dumps(x.get(name, "(nothing)")) for x in (had, own))
-            if before != now:
-                raise RunError(
-                    f"{self.folder / OPTIONS_FILE} is of a run with {name} = {before:.200}, this "
-                    f"one has {now:.200}: give the same options (load_options reads them), or "
-                    "another folder"
-                )
+            told = f"{self.folder} has a run already: go on with it by resume=True (--resume), "
+            told += "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
+            raise RunError(told)
+        for old in self.folder.glob("checkpoint/.*.*.pt"):  # of `whole_file`, when it was killed
+            old.unlink(missing_ok=True)
+        write_json(own, path)
 
     def _take_over(self, path: Path) -> int:
         """Read the last checkpoint; return the length of the metrics then."""
-        saved = checkpoint.load_checkpoint(path)
+        saved = load_checkpoint(path)
         try:
             steps, returns = (column.tolist() for column in saved["curve"])
             self.curve_steps, self.curve_returns = [*map(int, steps)], [*map(float, returns)]
@@ -162,20 +159,15 @@ class Run:
             self.best_score = None if best is None else float(best)
             self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
             size = max(int(saved["metrics_bytes"]), 0)
-            for name in ("kinds", "unsaved", "random"):
-                saved[name] = dict(saved[name])
+            self._saved = saved | {k: dict(saved[k]) for k in ("unsaved", "random")}
         except Exception as error:  # whatever can be said of values that are others
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
-        self._saved = saved
-        if saved.get("versions") != _VERSIONS:
-            told = "%s was written with %s, this is %s: the run goes on, but not bit for bit"
-            _logger.warning(told, path, saved.get("versions"), _VERSIONS)
         return size
 
     def __enter__(self) -> Run:
         self._owner = os.getpid()
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in filter(None, (signal.SIGINT, signal.SIGTERM, _SIGHUP)):
                 if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
                     self._handlers[number] = signal.signal(number, self._stop) or signal.SIG_DFL
         return self
@@ -185,6 +177,8 @@ class Run:
         for item in self._handlers.items():
             signal.signal(*item)
         self.should_stop = True
+        for output in (1, 2) if number == _SIGHUP else ():  # a closed terminal can't be printed on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), output)
         if os.getpid() != self._owner:  # a fork, which has no loop to end
             signal.raise_signal(number)
 
@@ -198,46 +192,28 @@ class Run:
         if self._board is not None:
             self._board.close()
         self._metrics.close()
-        self._lock.close()
-
-    # -- what is told ----------------------------------------------------------------------------
 
     @property
     def resume_command(self) -> str:
         """The command line of this process with `--resume`, to tell how to go on."""
-        words = [os.path.basename(sys.executable) or "python", *sys.orig_argv[1:]]
-        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started it, by python -u
-            count = os.environ.get("LOCAL_WORLD_SIZE", "1")
-            words = ["torchrun", "--nproc-per-node", count, *sys.orig_argv[2:]]
+        words, program = [sys.executable, *sys.orig_argv[1:]], sys.argv[0]
+        if os.access(program, os.X_OK) and not program.endswith(".py"):  # which pip has installed
+            words = sys.argv
         return shlex.join([*(word for word in words if word != "--resume"), "--resume"])
 
-    def progress(
-        self, name: str, steps: int, total: int, *, rollout_steps: int = 1, is_shown: bool = True
-    ) -> StepsBar:
-        """Return a `StepsBar` for a `with` statement around the loop; say if no steps are left.
-
-        `name` is told beside the bar, of `steps` env steps made so far out of `total`. An update
-        takes `rollout_steps`. Unless `is_shown` nothing is printed.
-        """
-        told = ""
-        if 0 < total < rollout_steps:
-            told = f"--total-steps is less than one rollout, {rollout_steps}: nothing is learned"
-        elif self._saved is not None and 0 < total < steps + rollout_steps:
-            how = "give" if "total_steps" in self._may_change else "begin in another folder with"
-            told = f"{self.folder} is finished, at step {self._due_at} of {total}; to train on, "
-            told += f"{how} a larger --total-steps"
-        if told and is_shown:
-            print(told, flush=True)  # noqa: T201 - to whoever has started the training
-        return StepsBar(name, steps, total, is_shown)
-
     @contextmanager
-    def updating(self, number: int, steps: int) -> Iterator[None]:
-        """End the program with a sentence if an update, after so many env steps, is not finite."""
-        try:
-            yield
-        except FloatingPointError as error:
-            where = f"update {number}, after {steps} steps: {error}"
-            raise SystemExit(f"{where}; {self.folder} keeps the checkpoint before") from None
+    def progress(
+        self, name: str, steps: int, total: int, *, is_shown: bool = True
+    ) -> Iterator[Callable[..., None]]:
+        """Show a bar of env steps, `steps` of `total` at first, while a ``with`` statement runs.
+
+        It gives a function `show(steps, text="")` that moves the bar and says how it goes.
+        """
+        with Progress(refresh_per_second=4, disable=not is_shown) as bar:
+            task = bar.add_task(name, total=total, completed=steps)
+            yield lambda steps, text="": bar.update(
+                task, completed=steps, description=f"{name}: {text}" if text else None
+            )
 
     @property
     def seconds(self) -> float:
@@ -274,27 +250,36 @@ class Run:
         return sum(last) / len(last) if last else math.nan
 
     def draw_curve(self, title: str = "", baselines: Mapping[str, float] | None = None) -> None:
-        """Draw the returns of `add_episodes` into `curve.png`, if matplotlib is there."""
-        path, given = self.folder / "curve.png", {"title": title, "baselines": baselines}
+        """Draw the returns of `add_episodes` into `curve.png`, with their moving average.
+
+        Beside them are lines of `baselines`, returns of other policies by their names. Without
+        episodes, or without matplotlib, nothing is drawn.
+        """
+        if not self.curve_steps:
+            return
         try:
-            if self.curve_steps:
-                draw_curve(self.curve_steps, self.curve_returns, path, **given)
+            figure = new_figure(8, 4.5)
         except ImportError as error:
-            _logger.warning("%s has not been drawn: %s", path, error)
+            return _logger.warning("the curve has not been drawn: %s", error)
+        axes = figure.subplots()
+        steps, returns = np.array(self.curve_steps), np.array(self.curve_returns)
+        window = min(max(20, len(steps) // 100), len(steps))
+        means = np.convolve(returns, np.full(window, 1 / window), "valid")
+        unit, name = (1e6, "millions") if steps[-1] >= 1e6 else (1e3, "thousands")
+        axes.plot(steps / unit, returns, ".", markersize=3, alpha=0.25, label="an episode")
+        label = f"mean of the last {window}"
+        axes.plot(steps[window - 1 :] / unit, means, color="black", label=label)
+        for number, (policy, value) in enumerate((baselines or {}).items(), 1):
+            label = f"{policy}: {value:.1f}"
+            axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
+        axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
+        axes.legend(loc="best", fontsize="small")
+        with whole_file(self.folder / "curve.png") as aside:
+            figure.savefig(aside, dpi=150)
 
     def write_json(self, name: str, value: Any) -> None:
         """Write plain values into `<name>.json`; NaN and infinity are null, as in the metrics."""
         write_json(_with_nulls(value), self.folder / f"{name}.json")
-
-    def read_json(self, name: str) -> Any:
-        """Return what `write_json` wrote in this run before it was resumed; None if nothing."""
-        path = self.folder / f"{name}.json"
-        try:
-            return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"{path} is no JSON ({error!s:.200}); mend it, or delete it") from error
-
-    # -- checkpoints -----------------------------------------------------------------------------
 
     def is_due(self, steps: int) -> bool:
         """Return whether a multiple of `save_every` was passed since the last checkpoint."""
@@ -314,45 +299,38 @@ class Run:
             The path of the last checkpoint.
 
         Raises:
-            CheckpointError: It can't be written, as the disk is full for example, or a module has
-                NaN or infinity in it; the checkpoint before stays.
+            CheckpointError: The disk is full, or a module has NaN or infinity in it; the
+                checkpoint before stays.
             KeyError, TypeError: `state` lacks "steps", or holds what can't be saved.
         """
         steps, last = int(state["steps"]), self.folder / _LAST
         scores = [-math.inf if x is None else float(x) for x in (score, self.best_score)]
         is_best = scores[0] > scores[1]  # never of NaN
         content = {
-            **checkpoint.states_of(state),
+            **_states_of(state),
             "options": self._options,
-            "versions": _VERSIONS,
             "curve": (np.array(self.curve_steps, np.int64), np.array(self.curve_returns)),
             "seconds": self.seconds,
             "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
             "best_score": scores[0] if is_best else self.best_score,
         }
-        for name in content["unsaved"].keys() - self._unsaved:
-            told = "%s can't be saved, so a resumed run resets them: %s"
-            _logger.warning(told, name, content["unsaved"][name])
-            self._unsaved.add(name)
+        if content["unsaved"] and not self._due_at:
+            _logger.warning("a resumed run resets what can't be saved: %s", content["unsaved"])
         try:
             if is_best:  # first: killed in between, the run goes on and finds it the best again
-                checkpoint.save_checkpoint(self.folder / _BEST, content)
-            checkpoint.save_checkpoint(last, content)
+                save_checkpoint(self.folder / _BEST, content)
+            save_checkpoint(last, content)
         except OSError as error:
-            raise CheckpointError(
-                f"the checkpoint of step {steps} can't be written: {error}; the one before is "
-                f"kept: make room, then go on with {self.resume_command}"
-            ) from error
+            what = f"the checkpoint of step {steps} can't be written: {error}; the one before stays"
+            raise CheckpointError(f"{what}: go on with {self.resume_command}") from error
         self.best_score, self._due_at = content["best_score"], steps
-        if self._board is not None:
-            self._board.flush()
         return last
 
     def restore(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
         """Bring objects into the state of the last checkpoint, if the run is resumed and has one.
 
-        `parts` are objects by the names that `save` was given them under. Global random streams go
-        on from where they were, too: call it after all that draws from them has been made.
+        `parts` are objects by their names in `save`. Global random streams go on from where they
+        were, too: call it after all that draws from them has been made.
 
         Returns:
             The rest of what `save` was given; None if the run begins anew.
@@ -362,45 +340,29 @@ class Run:
         """
         if self._saved is None:
             return None
-        self.not_restored = checkpoint.restore_parts(parts, self._saved, self.folder / _LAST)
-        return dict(self._saved["state"])
-
-
-class StepsBar(Progress):
-    """A bar on the terminal, inside of ``with``; see `Run.progress`."""
-
-    def __init__(self, name: str, steps: int, total_steps: int, is_shown: bool) -> None:
-        super().__init__(refresh_per_second=4, disable=not is_shown)
-        self._name, self._first, self._begin_s = name, steps, time.perf_counter()
-        self._bar = self.add_task(name, total=total_steps, completed=steps)
-
-    def speed(self, steps: int) -> float:
-        """Return the env steps made per second since this was made."""
-        return (steps - self._first) / (time.perf_counter() - self._begin_s)
-
-    def show(self, steps: int, text: str | None = None) -> None:
-        """Show how many steps are made, and with a text how it goes."""
-        description = None if text is None else f"{self._name}: {text}"
-        self.update(self._bar, completed=steps, description=description)
-
-    def fill(self, steps: int) -> None:
-        """Show that no more steps are made than these."""
-        self.update(self._bar, total=steps)
-
-
-def _lock(folder: Path) -> Any:
-    """Open a file that no other process can lock as long as this one lives, or raise RunError."""
-    file = (folder / ".lock").open("ab")
-    with suppress(ImportError, OSError):  # not on Windows, nor on some file systems
-        import fcntl
-
+        saved, path, name = self._saved, self.folder / _LAST, ""
+        self.not_restored = {}
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a fork does not inherit it
-        except (BlockingIOError, PermissionError):
-            file.close()
-            what = f"{folder} is in use by another process"
-            raise RunError(f"{what}; wait for its end, or choose another folder (--save)") from None
-    return file
+            for name, part in parts.items():
+                try:
+                    state = saved["state"].pop(name)
+                    if name in saved["unsaved"]:
+                        raise EnvStateError(saved["unsaved"][name])
+                    _restore(part, state)
+                except EnvStateError as error:
+                    self.not_restored[name] = str(error)
+                    _logger.warning("%s: not as they were, so reset them: %s", name, error)
+            name, streams = "the random streams", saved["random"]
+            torch.set_rng_state(streams["torch"])
+            np.random.set_state(_checked(streams["numpy"]))  # noqa: NPY002
+            random.setstate(streams["python"])
+            if "cuda" in streams and torch.cuda.is_available():
+                torch.cuda.set_rng_state_all(streams["cuda"][: torch.cuda.device_count()])
+        except Exception as error:  # any class's load_state_dict, or setter of a random stream
+            problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            what = f"{path} does not fit {name}: {' '.join(problem.split()):.500}"
+            raise CheckpointError(f"{what}; make {name} as it was, or begin anew") from error
+        return dict(saved["state"])
 
 
 def _with_nulls(value: Any) -> Any:
@@ -411,95 +373,188 @@ def _with_nulls(value: Any) -> Any:
 def load_options(folder: str | Path, kind: type[T]) -> T:
     """Return the options that the run in a folder was begun with, `kind` being their dataclass.
 
-    Paths and tuples in them come back as the fields' annotations say. Fields that the file lacks
-    have their default: `tyro.cli(Options, default=load_options(folder, Options))`.
+    Fields have the values of JSON, but tuples and paths where their defaults are such, and their
+    default where the file lacks them: `tyro.cli(Options, default=load_options(folder, Options))`.
 
     Raises:
         ValueError: The file holds something else than these options; the sentence names it.
         OSError: It can't be read.
     """
-    path, made = Path(folder) / OPTIONS_FILE, typing.cast("Any", kind)
+    path = Path(folder) / _OPTIONS
     try:
-        found, hints = json.loads(path.read_text(encoding="utf-8")), typing.get_type_hints(kind)
-        if unknown := sorted(set(found) - {field.name for field in dataclasses.fields(made)}):
-            raise KeyError(f"{kind.__name__} has no {', '.join(unknown)}")
-        return made(**{name: _revived(item, hints[name]) for name, item in found.items()})
-    except (TypeError, ValueError, KeyError, RecursionError) as error:
-        raise ValueError(
-            f"{path} does not hold options of {kind.__name__} ({error!s:.200}); take the program "
-            "that wrote it, or another folder"
-        ) from error
+        found, made = _read_options(path), cast("Any", kind)
+        for field in dataclasses.fields(made):
+            if found.get(field.name) is not None and isinstance(field.default, tuple | Path):
+                found[field.name] = type(field.default)(found[field.name])
+        return made(**found)
+    except (TypeError, ValueError, RunError) as error:
+        what = f"{path} does not hold options of {kind.__name__} ({error!s:.200})"
+        raise ValueError(f"{what}; take the program that wrote it") from error
 
 
-def _as_plain(options: Any) -> dict[str, Any]:
-    """Return options, a dataclass or a dict, as what JSON has; TypeError if they have more."""
-
-    def text_of(value: Any) -> str:
-        if isinstance(value, PurePath):
-            return str(value)
-        raise TypeError(
-            f"options have {value!r:.200}, expected a dataclass or a dict of numbers, strings, "
-            "bools, None, paths, and lists, tuples and dicts of them"
-        )
-
-    found: Any = options if isinstance(options, dict) else getattr(options, "__dict__", None)
-    return json.loads(json.dumps(text_of(options) if found is None else found, default=text_of))
+def _read_options(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (TypeError, ValueError, RecursionError) as error:
+        what = f"{path} has no options in JSON ({error!s:.200})"
+        raise RunError(f"{what}; mend it, or take another folder") from error
 
 
-def _revived(value: Any, hint: Any) -> Any:
-    """Return a value of JSON as its annotation says."""
-    kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if kind in (typing.Union, types.UnionType):
-        for one in sorted(inner, key=lambda one: type(value) is not one):  # a str may be a Path
-            with suppress(TypeError, ValueError):
-                return _revived(value, one)
-    elif kind in (list, tuple) and isinstance(value, list):
-        is_record = kind is tuple and inner and inner[-1] is not Ellipsis
-        hints = inner if is_record else (inner or (Any,))[:1] * len(value)
-        return kind(_revived(item, one) for item, one in zip(value, hints, strict=True))
-    elif kind is dict and isinstance(value, dict):
-        return {key: _revived(item, (inner or (Any, Any))[1]) for key, item in value.items()}
-    elif isinstance(kind, type) and issubclass(kind, PurePath) and isinstance(value, str):
-        return kind(value)
-    elif kind is float and type(value) is int:
-        return float(value)
-    is_choice = kind is typing.Literal and value in inner
-    if is_choice or kind is Any or (isinstance(kind, type) and isinstance(value, kind)):
-        return value
-    raise TypeError(f"{value!r:.99} is no {getattr(hint, '__name__', hint)}")
+def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Write a checkpoint, as a whole or not at all, and wait until it is on the disk.
+
+    `content` are tensors, arrays, numbers, strings, bytes, None, and dicts, lists and tuples of
+    them. TypeError if it has something else; OSError if it can't be written.
+    """
+    packed = {"format": FORMAT, "content": _pack(dict(content), "state")}
+    try:
+        with whole_file(path) as aside, aside.open("wb") as file:
+            torch.save(packed, file)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut might leave an empty file
+    except RuntimeError as error:  # of torch's writer, when the disk refuses
+        raise OSError(f"{path}: {str(error).splitlines()[0]:.200}") from error
 
 
-def draw_curve(
-    steps: Any, returns: Any, path: str | Path, *, title: str = "", baselines: Any = None
-) -> None:
-    """Draw the returns of episodes over env steps, with their moving average, into a picture.
+def load_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint; nothing in the file is executed.
 
-    `steps` (E,) are env steps made when each episode ended, ascending, `returns` (E,) the return of
-    each, `path` a .png, .svg or .pdf, `baselines` returns of other policies by their names.
+    Returns:
+        What was saved, tensors on the CPU; None for bytes that this user has not signed. In a
+        checkpoint of `Run`, `["state"]` is what `Run.save` was given.
 
     Raises:
-        ImportError: matplotlib is missing (`pip install vecenv[plots]`).
-        ValueError: There are no episodes.
+        CheckpointError: It is no checkpoint, of another version, or damaged.
+        OSError: It can't be read.
     """
-    steps, returns = np.asarray(steps, np.int64), np.asarray(returns, np.float64)
-    if not len(steps):
-        raise ValueError("there are no episodes to draw: none has ended yet")
-    window = min(max(20, len(steps) // 100), len(steps))
-    means = np.convolve(returns, np.full(window, 1 / window), "valid")
-    unit, name = (1e6, "millions") if steps[-1] >= 1e6 else (1e3, "thousands")
-    figure = new_figure(8, 4.5)
-    axes = figure.subplots()
-    axes.plot(steps / unit, returns, ".", markersize=3, alpha=0.25, label="an episode")
-    label = f"mean of the last {window}"
-    axes.plot(steps[window - 1 :] / unit, means, color="black", label=label)
-    for number, (policy, value) in enumerate((baselines or {}).items(), 1):
-        label = f"{policy}: {value:.1f}"
-        axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
-    axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
-    smallest = max(np.abs(means).min(), 1.0)
-    if np.ptp(np.sign(returns)) == 0 and np.abs(returns).max() > 20 * smallest:
-        axes.set_yscale("symlog", linthresh=smallest)  # of more than an order of magnitude
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="best", fontsize="small")
-    with whole_file(path) as aside:
-        figure.savefig(aside, dpi=150)
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        if (found := saved["format"]) != FORMAT:
+            raise ValueError(f"it has the format {found!r:.99}, expected {FORMAT!r}")
+        return dict(_unpack(saved["content"]))
+    except Exception as error:  # torch raises many kinds
+        if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
+            raise
+        what = f"{path} is no checkpoint, or damaged, or of another version ({error!s:.200})"
+        raise CheckpointError(f"{what}; take another one, such as best.pt beside it") from error
+
+
+def _states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the states of parts and of global random generators, and why envs have none."""
+    states, unsaved = {}, {}
+    for name, part in parts.items():
+        try:
+            states[name] = state = _state_of(part)
+        except EnvStateError as error:
+            states[name], unsaved[name], state = None, str(error), {}
+        for entry, tensor in state.items() if isinstance(part, nn.Module) else ():
+            if isinstance(tensor, Tensor) and not torch.isfinite(tensor).all():
+                what = f"{name} has NaN or infinity in {entry}, so no checkpoint is written"
+                raise CheckpointError(f"{what}; go on from the one before with other options")
+    streams: dict[str, Any] = {
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 - code of users' may use it
+        "python": random.getstate(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        streams["cuda"] = torch.cuda.get_rng_state_all()
+    return {"state": states, "unsaved": unsaved, "random": streams}
+
+
+def _state_of(part: Any) -> Any:
+    if isinstance(part, torch.Generator | np.random.Generator):
+        return part.get_state() if isinstance(part, torch.Generator) else part.bit_generator.state
+    if hasattr(part, "load_state_dict"):
+        return part.state_dict()
+    if isinstance(part, VectorEnv):
+        raise EnvStateError(f"{type(part).__name__} has no state_dict")
+    return part
+
+
+def _restore(part: Any, state: Any) -> None:
+    """Bring a part into a state; if it does not fit, its class says so in whatever way."""
+    if isinstance(part, torch.Generator):
+        part.set_state(state)
+    elif isinstance(part, np.random.Generator):
+        part.bit_generator.state = _checked(state)
+    else:
+        part.load_state_dict(state)
+    found: Any = part.state if isinstance(part, torch.optim.Optimizer) else {}
+    for p, of_parameter in found.items():
+        for name, x in of_parameter.items():  # torch's fused kernels write beyond shorter ones
+            shape = () if name == "step" else p.shape
+            if isinstance(x, Tensor) and (x.shape != shape or x.dtype != torch.float32):
+                found.clear()
+                raise ValueError(f"{name} is {x.dtype} {tuple(x.shape)}, expected {tuple(shape)}")
+
+
+def _checked(state: Any) -> Any:
+    """Return the state of a generator of NumPy, which reads at the places in it unchecked."""
+    place, other = state["state"].get("pos", 0), state.get("buffer_pos", 0)
+    if not (type(place) is type(other) is int and 0 <= place <= 624 and 0 <= other <= 4):
+        raise ValueError("a wrong position in the random numbers")
+    return state
+
+
+def _pack(value: Any, where: str) -> Any:
+    """Return a state of tensors and plain values alone."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        plain = value.detach().cpu()
+        is_part = plain.untyped_storage().nbytes() != plain.numel() * plain.element_size()
+        return plain.clone() if is_part else plain  # torch writes the whole memory
+    if isinstance(value, Mapping):
+        return {_pack(key, where): _pack(x, f"{where}[{key!r}]") for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_pack(item, f"{where}[{n}]") for n, item in enumerate(value)]
+        return items if isinstance(value, list) else tuple(items)
+    signature = False
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        np.lib.format.write_array(file := io.BytesIO(), value, allow_pickle=False)
+        content = file.getvalue()
+    elif isinstance(value, bytes):
+        signature, content = _signature(value, create=True), value
+    else:
+        wanted = "dense tensors, arrays, numbers, strings, bytes, None, and nests of them"
+        raise TypeError(f"{where} is {type(value).__name__}, expected {wanted}")
+    return {_MARK: (signature, torch.from_numpy(np.frombuffer(bytearray(content), np.uint8)))}
+
+
+def _unpack(packed: Any) -> Any:
+    """Undo `_pack`; bytes that are not signed become None."""
+    if isinstance(packed, list | tuple):
+        return type(packed)(map(_unpack, packed))
+    if isinstance(packed, Tensor):
+        size = packed.numel() * packed.element_size()
+        if packed.layout != torch.strided or size > packed.untyped_storage().nbytes():
+            raise ValueError(f"a tensor {tuple(packed.shape)} without so much memory")
+        return packed.detach()
+    if packed is None or type(packed) in (bool, int, float, str):
+        return packed
+    if not isinstance(packed, dict):
+        raise ValueError(f"it has a {type(packed).__name__}")
+    if _MARK not in packed:
+        return {name: _unpack(item) for name, item in packed.items()}
+    signature, tensor = packed[_MARK]
+    content = _unpack(tensor).numpy().tobytes()
+    if not isinstance(signature, str):
+        return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
+    is_own = signature and hmac.compare_digest(signature, _signature(content))
+    return content if is_own else None
+
+
+def _signature(content: bytes, *, create: bool = False) -> str:
+    """Sign with this user's key, made at the first use; "" if there is none."""
+    home = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    path = Path(home) / "vecenv" / "checkpoint.key"
+    with suppress(OSError):
+        if create and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(path) as aside:
+                aside.chmod(0o600)
+                aside.write_bytes(secrets.token_bytes(32))
+        if key := path.read_bytes():
+            return hmac.new(key, content, hashlib.sha256).hexdigest()
+    return ""

@@ -20,8 +20,8 @@ from buffers.core.spaces import build_tree, describe_space, space_leaves, space_
 from vecenv.cage.saved import find_vecnormalize, is_sb3_file, load_sb3_model
 from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.masks import mask_width
-from vecenv.learn import load_checkpoint, load_options, load_weights
-from vecenv.learn.checkpoint import save_checkpoint
+from vecenv.learn import load_checkpoint, load_options
+from vecenv.learn.run import save_checkpoint
 from vecenv.train.options import OptionsError
 
 __all__ = ["Policy", "load_policy", "save_spaces", "sb3_player"]
@@ -196,11 +196,14 @@ def load_agent(agent: Any, path: Path) -> None:
     if not file.exists():
         told = "saves at its end and from time to time (--save-every)"
         raise FileNotFoundError(f"{path} has no policy yet, no {file}, which the training {told}")
+    weights = load_checkpoint(file)["state"]["agent"]
     try:
-        load_weights(agent, load_checkpoint(file)["state"]["agent"])
-    except ValueError as error:
+        agent.load_state_dict(weights)
+    except RuntimeError as error:
         told = "load it with the code that trained it (code= of load_policy, --algo of vecenv play)"
-        raise OptionsError(f"{file} does not fit: {error}; {told}") from error
+        raise OptionsError(
+            f"{file} does not fit: {' '.join(str(error).split())}; {told}"
+        ) from error
 
 
 def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:

@@ -218,7 +218,7 @@ class PPO(Trainer):
     def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
         super().__init__(options, envs, agent)
         if (file := getattr(options, "load", None)) is not None:
-            load_agent(self.agent, file)
+            load_agent(self.agent, Path(file))
         ranks, cell, make_agent = self.ranks, self.agent.memory, self.make_agent
         self.first = ranks.rank * envs.num_envs  # of these envs, among those of all ranks
         self.rollout_steps = ranks.size * envs.num_envs * options.num_steps
@@ -402,7 +402,7 @@ class PPO(Trainer):
         if (ranks := self.ranks).size == 1:
             return begins_anew
         own = self.steps, self.num_updates, torch.get_rng_state()
-        first, states = ranks.of_first((own, [module.state_dict() for module in modules]))
+        first, states = ranks.gather((own, [module.state_dict() for module in modules]))[0]
         if first[0] == self.steps:
             return begins_anew
         self.steps, self.num_updates, stream = first  # the one of this rank is an earlier one

@@ -15,9 +15,8 @@ import torch
 from torch import cuda
 
 from vecenv import RayVectorEnv, learn, make_vec
-from vecenv.agents import AgentsVecEnv
 from vecenv.core.importing import import_object
-from vecenv.learn import Gradient, Ranks, Run, evaluate, evaluate_games
+from vecenv.learn import Gradient, Ranks, Run, evaluate
 from vecenv.train.options import OptionsError, is_on_device, make_placed
 from vecenv.train.policy import env_of, load_agent, save_spaces
 from vecenv.wrappers import RecordInfos
@@ -137,37 +136,42 @@ class Trainer:
         if self.restore(run):
             self.start()
         total, size, every = self.options.total_steps, self.rollout_steps, self.LOG_STEPS
-        how: Any = {"rollout_steps": size, "is_shown": self.ranks.rank == 0}
-        stops = False  # as a callback has asked
-        with run.progress(title_of(self.options), self.steps, total, **how) as progress:
+        is_shown = self.ranks.rank == 0
+        first, begin_s, stops = self.steps, run.seconds, False  # as a callback has asked
+        if is_shown and 0 < total < self.steps + size:
+            print(f"no update of {size} steps is left at step {self.steps}: more --total-steps")
+        with run.progress(title_of(self.options), self.steps, total, is_shown=is_shown) as show:
             while self.steps + size <= total:
                 if any(self.ranks.gather(run.should_stop or stops)):
                     break
                 before = self.steps
-                with run.updating(self.num_updates + 1, before):
-                    scalars = self.update()
+                scalars = self.update()
                 run.add_episodes(self.steps, self.episodes)
-                stops = any([self.on_update(scalars), *map(self.on_episode, self.episodes)])
+                speed = (self.steps - first) / (run.seconds - begin_s)
+                recent = run.recent_return(self.NUM_RECENT)
+                shown = {"charts/episodic_return": recent, "charts/SPS": speed}
+                if self.optimizer is not None:
+                    shown["charts/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
+                told = self.on_update(shown | scalars)
+                stops = any([told, *map(self.on_episode, self.episodes)])
                 if before // every < self.steps // every:
-                    recent, speed = run.recent_return(self.NUM_RECENT), progress.speed(self.steps)
-                    shown = {"charts/episodic_return": recent, "charts/SPS": speed}
-                    if self.optimizer is not None:
-                        shown["charts/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
                     if isinstance(self.envs, RecordInfos):
                         shown |= {f"infos/{name}": x for name, x in self.envs.take().items()}
                     run.log(self.steps, shown | scalars)
-                    progress.show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
+                    show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
                 if run.is_due(self.steps):
                     self.save(run)
-            else:
-                progress.fill(self.steps)  # what no rollout fits into is left out
-            progress.show(self.steps)
-        if how["is_shown"] and self.steps + size <= total:  # the bar would break the line
-            print(f"stopped after {self.steps} steps; go on with {run.resume_command}")
+            show(self.steps)
+        if is_shown and self.steps + size <= total:  # the bar would break the line
+            print(f"stopped after {self.steps} steps; go on with\n{run.resume_command}")
         self.save(run)
 
     def on_update(self, scalars: Mapping[str, Any]) -> bool | None:
-        """Do something after each update, with what it logs; return True to stop the training."""
+        """Do something after each update, with what `metrics.jsonl` gets; True stops the training.
+
+        `infos/...` are in lines of that file only. `steps`, `num_updates` and `episodes`, returns
+        of episodes that have just ended, are attributes.
+        """
 
     def on_episode(self, episode_return: float) -> bool | None:
         """Do something with the return of each episode; return True to stop the training."""
@@ -218,9 +222,8 @@ class Trainer:
             act = partial(act, sample=True) if sample else act
             first = 1_000_000 + options.seed if seed is None else seed
             how: Any = {"seed": first, "device": getattr(options, "device", "cpu")}
-            if isinstance(envs, AgentsVecEnv):  # of one group
-                return next(iter(evaluate_games(act, envs, episodes, **how).values()))
-            return evaluate(act, envs, episodes, **how)
+            found = evaluate(act, envs, episodes, **how)
+            return next(iter(found.values())) if isinstance(found, dict) else found  # of one group
 
     @staticmethod
     def check_options(options: Any) -> None:
@@ -266,10 +269,11 @@ class Trainer:
     @classmethod
     def run_in(cls, folder: Path, options: Any, ranks: Ranks) -> tuple[Run, Self]:
         """Do what `run` does in a folder, in one of several processes."""
-        try:
-            num_envs = ranks.share_of(getattr(options, "num_envs", None) or options.num_games)
-        except ValueError as error:
-            raise OptionsError(f"--num-envs: {error}") from None
+        count = getattr(options, "num_envs", None) or options.num_games
+        if count % ranks.size:
+            told = f"{count} envs can't be split evenly among {ranks.size} ranks"
+            raise OptionsError(f"--num-envs: {told}")
+        num_envs = count // ranks.size
         given: Any = {"overwrite": options.overwrite, "save_every": options.save_every}
         given["tensorboard"] = options.tensorboard and ranks.rank == 0
         with Run(folder, options, options.resume, may_change=cls.MAY_CHANGE, **given) as run:

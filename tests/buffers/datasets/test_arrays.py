@@ -361,3 +361,32 @@ def test_rings_that_do_not_know_their_envs_are_refused():
 def test_classes_that_hold_no_transitions_are_refused():
     with pytest.raises(DatasetError, match="can't be read into a RolloutBuffer, but into Shared"):
         from_arrays(plain_arrays(), LINE, TWO).to_buffer(RolloutBuffer)
+
+
+def test_bad_episodes_are_left_out_when_asked_for_and_told_of():
+    arrays = flat([3, 10, 11, 29], 40)
+    arrays["observations"]["place"][5, 1] = np.nan
+    arrays["actions"][35] = 7
+    data = opened(arrays)
+    with pytest.raises(DatasetError, match=r"episode 1, step 1: obs.*nan"):
+        data.to_buffer(SharedReplayBuffer)
+    with pytest.warns(UserWarning, match=r"left out: .*episode [14]") as told:
+        buffer = data.without_bad().to_buffer(EpisodicReplayBuffer)
+    assert buffer.num_episodes == 3 and len(told) >= 2
+    good = [episode for number, episode in enumerate(opened(flat([3, 10, 11, 29], 40)))
+            if number in (0, 2, 3)]  # fmt: skip
+    assert_same(good, from_buffer(buffer))
+
+
+def test_a_folder_that_holds_rows_is_not_filled_again(tmp_path):
+    data = opened(flat([3, 10], 20))
+    place = {"storage": "memmap", "folder": tmp_path / "replay", "capacity": 100}
+    data.to_buffer(SharedReplayBuffer, **place).close()
+    with pytest.raises(DatasetError, match=r"holds 20 transitions already.*fill"):
+        data.to_buffer(SharedReplayBuffer, **place)
+    again = SharedReplayBuffer(
+        100, OBS, ACTIONS, num_envs=1, extra_columns=EXTRA, storage="memmap",
+        folder=place["folder"],
+    )  # fmt: skip
+    assert len(again) == 20
+    again.close()

@@ -597,8 +597,7 @@ class CudaVectorEnv(VecEnv):
         A CUDA graph that was captured while all envs shared one record goes on to read that.
         """
         self._calls.require_open("set_params")
-        every = np.arange(self.num_envs)
-        chosen = every if rows is None else read_rows("rows", rows, self.num_envs)
+        chosen = read_rows("rows", rows, self.num_envs)
         records = _records(self._separate_params(), self._params_dtype)
         write_params(records, chosen, values, self.kernels.name)
         self._separate_params()[:] = self._upload(_bytes(records))
@@ -607,8 +606,7 @@ class CudaVectorEnv(VecEnv):
         """Return the parameters of some envs as float32 (B, P), see `JitVectorEnv.params_of`."""
         if self._params is None:
             raise TypeError(f"{self.kernels.name} takes no params")
-        chosen = np.arange(self.num_envs)
-        chosen = chosen if rows is None else read_rows("rows", rows, self.num_envs)
+        chosen = read_rows("rows", rows, self.num_envs)
         records = np.resize(_records(self._params, self._params_dtype), self.num_envs)
         return self._result(self._upload(flat_params(records[chosen])))
 
@@ -622,8 +620,7 @@ class CudaVectorEnv(VecEnv):
 
     def snapshot(self, rows: Any = None) -> Branch:
         """Return copies of envs on the CPU, see `JitVectorEnv.snapshot`, which can restore them."""
-        found = np.arange(self.num_envs)
-        found = found if rows is None else read_rows("rows", rows, self.num_envs)
+        found = read_rows("rows", rows, self.num_envs)
         over = self.episode_over.cpu().numpy()
         refuse_branches(self._calls, "snapshot", found, np.unique(found), over)
         at = self._upload(found)

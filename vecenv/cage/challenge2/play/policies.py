@@ -239,14 +239,14 @@ class NetworkPolicy:
 class _FunctionPolicy:
     """A function of the observations."""
 
-    def __init__(self, function: Callable[[np.ndarray], Any]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function, self.uses_masks = function, getattr(function, "wants_masks", False)
         self.observation = getattr(function, "observation", "bits")
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
-    def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> Any:
+    def act(self, obs: np.ndarray, alerts: np.ndarray, *masks: np.ndarray) -> Any:
         """Ask the function."""
-        return self._function(obs)
+        return self._function(obs, *masks)
 
     def reset(self) -> None:
         """Let it forget, if it can."""
@@ -301,6 +301,10 @@ def _named_policy(text: str, scenario: Scenario, seed: int | None) -> BatchedPol
     for path in (Path(text), Path(text) / "policy.npz"):  # in a run folder
         if path.is_file():
             return _policy_of_file(str(path), scenario)
+    if (Path(text) / "checkpoint" / "last.pt").is_file():
+        from vecenv import load_policy
+
+        return _FunctionPolicy(load_policy(text))
     if ":" in text:
         found = import_object("policy", text)
         if isinstance(found, str | Path):
