@@ -9,13 +9,20 @@ from jit.toy_env import PARAMS, TOY
 from vecenv import make_vec
 from vecenv.cage.challenge2.env import Cage2VectorEnv
 from vecenv.cage.challenge4.env import Cage4VectorEnv
-from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv, KernelCompileError, pack_record
+from vecenv.jit import (
+    EnvKernels,
+    JitEnv,
+    JitVectorEnv,
+    KernelCompileError,
+    KernelResultError,
+    pack_record,
+)
 from vecenv.jit.cartpole import CARTPOLE, CartPoleVectorEnv
 from vecenv.jit.envs.acrobot import AcrobotVectorEnv
 from vecenv.jit.envs.pendulum import PendulumVectorEnv
 from vecenv.jit.envs.quadrotor import Quadrotor2DVectorEnv
 from vecenv.jit.envs.tables import FrozenLakeVectorEnv
-from vecenv.jit.random import integers, uniform
+from vecenv.jit.random import integers, normal, uniform
 
 NUM_ENVS = 6
 OWN = TOY.having(params=PARAMS)
@@ -297,3 +304,56 @@ def test_what_does_not_fit_is_refused_with_what_there_is():
 
     with pytest.raises(KernelCompileError, match="no field 'speed'"):
         JitVectorEnv(OWN, sampler=unknown)
+
+
+def test_parameters_that_are_given_are_not_drawn():
+    def sampler(params, rng):
+        params.cost = uniform(rng)
+
+    drawn = OWN.having(sampler=sampler)
+    for options in ({"params": {"cost": 0.5}}, {"params": PARAMS}, {"sampler": False}):
+        envs = JitVectorEnv(drawn, 2, **options)
+        envs.reset(seed=1)
+        assert len(np.unique(envs.params.cost)) == 1
+    kept = JitVectorEnv(drawn, 2, params=PARAMS, sampler=sampler)
+    kept.reset(seed=1)
+    assert len(np.unique(kept.params.cost)) == 2
+    kept.set_params(None, {"cost": 0.25})
+    assert (kept.params.cost == 0.25).all()
+    kept.reset(seed=1)
+    assert (kept.params.cost != 0.25).all()
+
+
+def test_kernels_that_write_parameters_are_refused():
+    def step(state, action, rng, params):
+        params.speed += 1.0
+        return 0.0, False, False
+
+    def reset(state, rng, params):
+        state.x = 0.0
+
+    def observe(state, out, params):
+        out[0] = state.x
+
+    space = Box(-1, 1, (1,), np.float32)
+    kernels = EnvKernels(
+        [("x", np.float64)], space, Discrete(2), reset, step, observe, params=pack_record(speed=1.0)
+    )
+    with pytest.raises(KernelResultError, match=r"in step.*\n.*only a sampler may"):
+        JitVectorEnv(kernels)
+
+
+def test_habits_of_numpy_in_draws_are_answered():
+    def reset(state, rng):
+        state.x = normal(rng, 0.0, 0.3)
+
+    def step(state, action, rng):
+        return 0.0, False, False
+
+    def observe(state, out):
+        out[0] = state.x
+
+    space = Box(-1, 1, (1,), np.float32)
+    kernels = EnvKernels([("x", np.float64)], space, Discrete(2), reset, step, observe)
+    with pytest.raises(KernelCompileError, match=r"normal of vecenv.jit.random takes \(rng\)"):
+        JitVectorEnv(kernels)

@@ -19,6 +19,7 @@ from numba import types as numba_types
 
 from vecenv.core.compiling import fresh_njit
 from vecenv.core.function_copies import Copies, python_function
+from vecenv.jit import random
 from vecenv.jit.episodes import RUN_DTYPE
 from vecenv.jit.kernels import EnvKernels
 
@@ -256,6 +257,14 @@ def _place_and_reason(
                     f"write into it, state.{name}[:] = ..., or entry by entry in a loop"
                 )
                 break
+    if "Cannot bind" in reason and place is not None:
+        source = linecache.getline(place.filename, place.lineno)
+        called = re.findall(r"\b(\w+)\s*\(\s*rng\b", source)
+        for name in [one for one in called if one in random.__all__]:
+            given = inspect.signature(getattr(random, name).py_func)
+            reason = f"{name} of vecenv.jit.random takes {given}"
+            reason += ": write low + (high - low) * uniform(rng)" * (name == "uniform")
+            reason += ": write mean + deviation * normal(rng)" * (name == "normal")
     reason = reason or f"Numba says no more than {type(failure).__name__}"
     if place is None and (found := _BUILT_IN.search(text)) is not None:
         # numba-cuda does not always say where.

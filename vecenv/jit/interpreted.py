@@ -535,6 +535,7 @@ def _take_steps(
     """Reset an env and step it with random actions that its mask allows, or with those given."""
     rng = np.random.default_rng(0)
     batch = _batch_of_one(kernels, params, max_episode_steps)
+    given = None if params is None or kernels.sampler is not None else params.tobytes()
     batch.runs["key"] = rng.integers(2**63)
     trial.begin(batch)
     end = time.perf_counter() + (_TRIAL_SECONDS if trial.seconds is None else trial.seconds)
@@ -564,6 +565,20 @@ def _take_steps(
         trial.prepare(batch)
         loop(batch._replace(op=STEP), 0, 1)
         trial.note(batch)
+        if given is not None and params is not None and params.tobytes() != given:
+            _refuse_written(kernels)
+
+
+def _refuse_written(kernels: EnvKernels) -> NoReturn:
+    """Refuse kernels that write parameters, which envs may share."""
+    code = getattr(kernels.step, "py_func", kernels.step).__code__
+    raise KernelResultError(
+        f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}\n{kernels.name}: a kernel "
+        "writes `params`, which only a sampler may, as envs share them: keep what changes during "
+        "an episode in the state",
+        code.co_filename,
+        code.co_firstlineno,
+    )
 
 
 def _batch_of_one(kernels: EnvKernels, params: np.ndarray | None, max_episode_steps: int) -> Batch:
