@@ -183,7 +183,7 @@ def _even(num_envs: int, step_us: int, sleeps: bool) -> Callable[[], Any]:
         from vecenv import AsyncVectorEnv
 
         factory = functools.partial(EvenEnv, step_us, sleeps)
-        options = {"num_workers": num_envs} if sleeps else {}
+        options: Any = {"num_workers": num_envs} if sleeps else {}
         return AsyncVectorEnv([factory] * num_envs, copy=False, **options)
 
     return make

@@ -15,12 +15,12 @@ With 100 games of 100 steps the score changes by +0.06 ± 0.08 against B_line (t
 
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import tyro
 
-from vecenv import VecEnv, make_vec
-from vecenv.cage import find_policy
+from vecenv.cage import Cage2VectorEnv, DefenderPolicy, find_policy
 
 
 @dataclass
@@ -40,9 +40,11 @@ class Defender:
     """The trained network: from what blue remembers to a number per choice."""
 
     def __init__(self) -> None:
-        self.layers = find_policy("defender").layers
+        policy = find_policy("defender")
+        assert isinstance(policy, DefenderPolicy)
+        self.layers = policy.layers
 
-    def __call__(self, envs: VecEnv, obs: np.ndarray) -> np.ndarray:
+    def __call__(self, envs: Cage2VectorEnv, obs: np.ndarray) -> np.ndarray:
         """Return the numbers float32 (N, choices), those of useless choices very low."""
         x = obs
         for number, (weight, bias) in enumerate(self.layers):
@@ -51,7 +53,11 @@ class Defender:
 
 
 def plan(
-    options: Options, games: VecEnv, copies: VecEnv, obs: np.ndarray, defender: Defender
+    options: Options,
+    games: Cage2VectorEnv,
+    copies: Cage2VectorEnv,
+    obs: np.ndarray,
+    defender: Defender,
 ) -> np.ndarray:
     """Return the best first actions int64 (num_games,) by playing on in copies."""
     likeliest = np.argsort(-defender(games, obs), axis=1)[:, : options.width]
@@ -87,11 +93,11 @@ def plan(
 
 def play(options: Options, *, looks_ahead: bool) -> np.ndarray:
     """Return the scores of the games, float64 (num_games,)."""
-    made = {"red_agent": options.red_agent, "observation": "memory"}
+    made: Any = {"red_agent": options.red_agent, "observation": "memory"}
     made |= {"episode_length": options.episode_length}
-    games = make_vec("Cage2-v0", options.num_games, **made)
+    games = Cage2VectorEnv(options.num_games, **made)
     count = options.num_games * options.width**options.levels * options.copies
-    copies = make_vec("Cage2-v0", count if looks_ahead else 1, **made)
+    copies = Cage2VectorEnv(count if looks_ahead else 1, **made)
     defender, scores = Defender(), np.zeros(options.num_games)
     copies.reset(seed=options.seed)
     obs, _ = games.reset(seed=options.seed)
@@ -102,7 +108,8 @@ def play(options: Options, *, looks_ahead: bool) -> np.ndarray:
             actions = defender(games, obs).argmax(1)
         obs, rewards, *_ = games.step(actions)
         scores += rewards
-    games.close(), copies.close()
+    games.close()
+    copies.close()
     return scores
 
 
