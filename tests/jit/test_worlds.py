@@ -9,6 +9,7 @@ from jit.toy_env import PARAMS, TOY
 from vecenv import make_vec
 from vecenv.cage.challenge2.env import Cage2VectorEnv
 from vecenv.cage.challenge4.env import Cage4VectorEnv
+from vecenv.core.compiling import is_jit_off
 from vecenv.jit import (
     EnvKernels,
     JitEnv,
@@ -299,6 +300,9 @@ def test_what_does_not_fit_is_refused_with_what_there_is():
             lambda s, a, r: (0.0, True, False), lambda s, o: None, sampler=lambda p, r: None,
         ))  # fmt: skip
 
+    if is_jit_off():
+        return
+
     def unknown(params, rng):
         params.speed = integers(rng, 2)
 
@@ -343,6 +347,7 @@ def test_kernels_that_write_parameters_are_refused():
         JitVectorEnv(kernels)
 
 
+@pytest.mark.skipif(is_jit_off(), reason="needs the compiler")
 def test_habits_of_numpy_in_draws_are_answered():
     def reset(state, rng):
         state.x = normal(rng, 0.0, 0.3)

@@ -195,7 +195,7 @@ def test_two_ranks_learn_cartpole_and_go_on_where_they_stopped(tmp_path):
     status, text = ended(torchrun(folder, "--resume", num_ranks=3), folder)
     assert status != 0 and "--num-envs: 8 envs can't be split evenly among 3 ranks" in text
     status, text = ended(torchrun(folder, "--resume", num_ranks=4), folder)
-    assert status != 0 and "last.pt does not fit envs: it is of envs with {'number of envs'" in text
+    assert status != 0 and "last.pt does not fit" in text
 
 
 @pytest.mark.slow

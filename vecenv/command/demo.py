@@ -37,6 +37,12 @@ class Options:
     save: Path = Path("runs/cage2")  # folder for the policy, its learning curve and the film
 
 
+def _interval(mean: float, half_width: float) -> str:
+    """Write a confidence interval, tenths only where they matter."""
+    digits = int(abs(mean) < 100)
+    return f"{mean:.{digits}f} ± {half_width:.{digits}f}"
+
+
 def compare(scores: list[Evaluation]) -> Table:
     """Return a table with a row per cell of the challenge and a column per policy."""
     title = f"mean return ± half of its 95 % interval, {scores[0].cells[0].episodes} episodes each"
@@ -44,10 +50,10 @@ def compare(scores: list[Evaluation]) -> Table:
     for score in scores:
         table.add_column(score.policy, justify="right")
     for cells in zip(*(score.cells for score in scores), strict=True):
-        shown = (f"{cell.mean:.1f} ± {cell.ci95:.1f}" for cell in cells)
+        shown = (_interval(cell.mean, cell.ci95) for cell in cells)
         agent, length = cells[0].red_agent, cells[0].episode_length
         table.add_row(agent, str(length), *shown, end_section=length == 100)
-    totals = (f"{score.total:.0f} ± {score.total_ci95:.0f}" for score in scores)
+    totals = (_interval(score.total, score.total_ci95) for score in scores)
     table.add_row("total", "", *totals, style="bold")
     return table
 

@@ -262,7 +262,7 @@ def bound_scope(
         step_adapter, pair_adapter = episodes.step_without_params, episodes.pair_without_params
     else:
         step_adapter, pair_adapter = episodes.step_with_params, episodes.pair_with_params
-    scope["env_sampler"] = finish(episodes.keep_params.py_func)
+    scope["env_sampler"] = finish(rebound(episodes.keep_params, {}))
     adapters = {"step": step_adapter, "sampler": episodes.sample_params}
     for name, kernel in functions.items():
         adapter = rebound(
