@@ -168,3 +168,35 @@ def test_what_is_no_branch_is_refused_and_nothing_changes():
     envs.restore(over, branch)
     assert not envs.episode_over.any()
     envs.step(np.zeros(4, np.int64))
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_random_copies_of_games_do_what_their_sources_would_have_done(mode):
+    """Each game is compared with a vector env of one, copied by its whole state."""
+    rng, count = np.random.default_rng(3), 4
+    envs = make_vec_agents("Spread-v0", count, autoreset_mode=mode, max_cycles=9)
+    (group,) = envs.groups.values()
+    twins = [
+        make_vec_agents("Spread-v0", 1, autoreset_mode=mode, max_cycles=9) for _ in range(count)
+    ]
+    envs.reset(seed=1)
+    for game, twin in enumerate(twins):
+        twin.reset(seed=1 + game)
+    num_copies, actions = 0, [group.single_action_space.sample for _ in range(group.num_envs)]
+    for step in range(60):
+        alive = np.flatnonzero(~envs.agents.games.envs.episode_over)
+        if step % 3 == 1 and len(alive):
+            targets = rng.permutation(count)[: rng.integers(1, count + 1)]
+            sources = rng.choice(alive, len(targets))
+            states = [twins[game].state_dict() for game in sources]
+            envs.copy_rows(sources, targets)
+            for game, state in zip(targets, states, strict=True):
+                twins[game].load_state_dict(state)
+            num_copies += len(targets)
+        drawn = np.stack([sample() for sample in actions])
+        found = envs.step(drawn)[:4]
+        rows = [group.rows([game]) for game in range(count)]
+        singles = [twin.step(drawn[own])[:4] for twin, own in zip(twins, rows, strict=True)]
+        assert_equal(found, [np.concatenate(column) for column in zip(*singles, strict=True)])
+        assert_equal([envs.alive], [np.concatenate([twin.alive for twin in twins])])
+    assert num_copies > 20

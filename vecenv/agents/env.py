@@ -749,6 +749,10 @@ class AgentRowsVecEnv(VecEnv):
         """Return the whole state of the games, see `VecEnv.state_dict`."""
         return self.agents.state_dict()
 
+    def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
+        """Copy games, by their numbers, to others; see `AgentsVecEnv.copy_rows`."""
+        self.agents.copy_rows(source, target, luck=luck)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.agents.load_state_dict(state)
