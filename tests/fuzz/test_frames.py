@@ -4,6 +4,7 @@ import pytest
 from fuzz import frames
 
 from buffers import BufferMisuseError
+from buffers.core.rows import FrameLayout
 from buffers.replay.once import Once
 from buffers.replay.table import Table
 
@@ -16,7 +17,7 @@ def test_a_few_cases_of_frames():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "name"),
-    [(Table, "cut"), (Once, "complete"), (Once, "commit")],
+    [(Table, "cut"), (FrameLayout, "first_break"), (Once, "commit")],
     ids=["heads kept", "nothing refused", "not counted"],
 )
 def test_what_is_left_out_is_found(where, name, monkeypatch):
