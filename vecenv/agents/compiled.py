@@ -22,6 +22,7 @@ from vecenv.core.errors import ActionError, ObservationError
 from vecenv.core.masks import MASK_KEY
 from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces, batch_thinly
+from vecenv.jit.branches import read_sources
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import GameLayout, GroupLayout
 from vecenv.jit.kernels import EnvKernels
@@ -148,10 +149,11 @@ class CompiledGames(VecEnv):
         self.envs.load_state_dict(state)
         self._calls.mark_reset()
 
-    def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
-        """Copy games to others, see `JitVectorEnv.copy_rows`."""
+    def copy_games(self, source: Any, target: Any, luck: str) -> tuple[np.ndarray, np.ndarray]:
+        """Copy games to others, see `JitVectorEnv.copy_rows`; return which to which."""
         self._all_alive = False
         self.envs.copy_rows(source, target, luck=luck)
+        return read_sources(source, target, self.num_envs, self.num_envs, luck)
 
     def close(self, **kwargs: Any) -> None:
         """Close the games; may be called twice."""

@@ -506,17 +506,15 @@ class AgentsVecEnv:
         """Copy compiled games to others in the midst of them, see `JitVectorEnv.copy_rows`.
 
         Raises:
-            TypeError: The games are not compiled; or what that raises.
+            TypeError: The games are not compiled, or on a device; or what that raises.
         """
-        if (copy_games := getattr(self.games, "copy_rows", None)) is None:
+        if (copy_games := getattr(self.games, "copy_games", None)) is None:
             raise TypeError(
-                f"copy_rows needs compiled games, these are of a {type(self.games).__name__}; "
+                "copy_rows needs compiled games on the CPU, these are of a "
+                f"{type(self.games).__name__}; "
                 "state_dict and load_state_dict copy any"
             )
-        copy_games(source, target, luck=luck)
-        given = (np.atleast_1d(ids) for ids in (source, target))
-        pair = (np.flatnonzero(ids) if ids.dtype == np.bool_ else ids for ids in given)
-        sources, targets = np.broadcast_arrays(*pair)
+        sources, targets = copy_games(source, target, luck)
         for group in self.groups.values():
             for notes in (group.alive, group.valid):
                 notes[group.rows(targets)] = notes[group.rows(sources)]

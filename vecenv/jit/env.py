@@ -375,19 +375,18 @@ class JitVectorEnv(VecEnv):
         Its third argument has the envs int64 (B,), or None for all in order. Of games with a
         `central_state` kernel, see `EnvKernels`.
         """
-        write: Any = state_writer(self.kernels.central_state, debug=self._runner.is_python)
-        shared = () if self._params is None else (self._params.view(np.recarray)[0],)
+        has_params, debug = self._params is not None, self._runner.is_python
+        write: Any = state_writer(self.kernels.central_state, has_params=has_params, debug=debug)
 
         def write_states(
             states: np.ndarray, out: np.ndarray, env_ids: np.ndarray | None = None
         ) -> None:
-            if not self.has_own_params:
-                write(states, out, *shared)
-                return
-            ids = range(len(states)) if env_ids is None else env_ids
-            for k, env_id in enumerate(ids):
-                own = self._params.view(np.recarray)[env_id]  # type: ignore[union-attr]  # there
-                write(states[k : k + 1], out[k : k + 1], own)
+            if self._params is None:
+                write(states, out)
+            else:
+                is_part = env_ids is not None and len(self._params) > 1
+                params = take_records(self._params, env_ids) if is_part else self._params  # type: ignore[arg-type]  # there
+                write(states, out, params.view(np.recarray))
 
         return write_states
 

@@ -299,19 +299,24 @@ def game_kernels(layout: GameLayout, own: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def state_writer(central_state: Any, *, debug: bool) -> Callable[..., None]:
+def state_writer(central_state: Any, *, has_params: bool, debug: bool) -> Callable[..., None]:
     """Return a function that writes the central states of games.
 
-    It takes records (B,), an array (B, *state_shape) and, if the kernels do, the parameter record.
-    With `debug` it is plain Python.
+    It takes records (B,), an array (B, *state_shape) and, if the kernels do, parameter records
+    (B,), or (1,) of all. With `debug` it is plain Python.
     """
     own = getattr(central_state, "py_func", central_state) if debug else as_njit(central_state)
 
-    def write_states(states, out, *params):
+    def write_states(states, out):
         for k in range(len(states)):
-            own(states[k], out[k], *params)
+            own(states[k], out[k])
 
-    return write_states if debug else cached_njit(write_states)
+    def write_with_params(states, out, params):
+        for k in range(len(states)):
+            own(states[k], out[k], params[k if len(params) > 1 else 0])
+
+    write = write_with_params if has_params else write_states
+    return write if debug else cached_njit(write)
 
 
 def _reset(own_reset: Any, num_agents: int) -> Callable[..., None]:

@@ -17,6 +17,7 @@ from torch import cuda
 from vecenv import RayVectorEnv, learn, make_vec
 from vecenv.core.importing import import_object
 from vecenv.learn import Gradient, Ranks, Run, evaluate
+from vecenv.make import has_compiled_envs
 from vecenv.train.options import OptionsError, is_on_device, make_placed
 from vecenv.train.policy import env_of, load_agent, save_spaces
 from vecenv.wrappers import RecordInfos
@@ -113,6 +114,8 @@ class Trainer:
         except (ValueError, ImportError) as error:
             raise OptionsError(str(error)) from None
         worlds = {"sampler": options.randomize} if options.randomize else {}
+        if worlds and not has_compiled_envs(options.env_id, options.env_kwargs):
+            raise OptionsError("--randomize is for compiled envs with parameters (docs/worlds.md)")
         make = partial(make_vec, options.env_id, **worlds, **options.env_kwargs)
         envs = make_placed(make, options, num_envs, on_device=on_device and cls.ON_DEVICE, **given)
         if not (on_device and options.log_infos):
