@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from vecenv.files import write_json
+from vecenv.timing.report import as_number, new_table
 
 __all__ = ["Comparison", "compare_policies", "returns_of"]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two policies got in the same episodes; prints as three lines.
+    """What two policies got in the same episodes.
 
     Attributes:
         names: Of both policies.
@@ -36,13 +40,16 @@ class Comparison:
     difference_ci95: float
     unpaired_ci95: float
 
-    def __str__(self) -> str:
-        width = max(map(len, (*self.names, "difference")))
-        rows = [*zip(self.names, self.means, self.ci95, strict=True)]
-        rows.append(("difference", self.difference, self.difference_ci95))
-        lines = [f"{name:{width}}  {mean:10.2f} ± {half:.2f}" for name, mean, half in rows]
+    def table(self) -> Table:
+        """Return the table, for `rich` to print."""
         told = f"{self.episodes} episodes under equal luck; ±: 95 %; unpaired it would be ± "
-        return "\n".join([*lines, f"{told}{self.unpaired_ci95:.2f}"])
+        told += as_number(self.unpaired_ci95)
+        made = new_table("", ["policy", "return"], box=SIMPLE_HEAD, caption=told)
+        made.min_width = len(told)
+        rows = [*zip(self.names, self.means, self.ci95, strict=True)]
+        for name, mean, half in [*rows, ("difference", self.difference, self.difference_ci95)]:
+            made.add_row(Text(name), f"{as_number(mean)} ± {as_number(half)}")
+        return made
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return all of it as JSON, and write it to a file if a path is given."""

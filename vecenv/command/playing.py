@@ -34,34 +34,48 @@ def play(
     *,
     seed: int,
     render_modes: Iterable[str] = (),
+    sample: bool = False,
     **options: Any,
-) -> tuple[dict[str, Any], str]:
+) -> tuple[dict[str, tuple[Any, Any]], str]:
     """Play whole episodes; return what was found, and what trained the policy.
 
-    That is a `vecenv.learn.EvaluationResult` under the name "", or for each group of agents one
-    under "NAME, N agents".
+    That are two `vecenv.learn.EvaluationResult` under the name "", or for each group of agents
+    under "NAME, N agents": with the likeliest actions, and with drawn ones, None where the policy
+    has nothing to draw from. With `sample` the first one is drawn, and the second None.
 
     Args:
         env: See `load_policy`.
         policy: See `load_policy`.
         episodes: How many, at most 100 side by side.
-        seed: Of the episodes.
+        seed: Of the episodes, and of what is drawn.
         render_modes: In which `show_run` is to draw afterwards: refused here if the env does not.
-        **options: Those of `load_policy`.
+        sample: See `load_policy`.
+        **options: The others of `load_policy`.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, expected at least 1")
-    envs, act, name = load_policy(env, policy, num_envs=min(episodes, 100), **options)
-    from vecenv.learn import evaluate  # torch, not before there is a policy
+    given: Any = {"num_envs": min(episodes, 100), "sample": sample, **options}
+    envs, act, name = load_policy(env, policy, **given)
+    import torch  # not before there is a policy
+
+    from vecenv.learn import evaluate
 
     try:
         for mode in render_modes:
             check_draws(envs, env, mode)
-        found = evaluate(act, envs, episodes, seed=seed)
+        draws = not sample and "sample" in inspect.signature(act).parameters
+        found = list[Any]()
+        for is_drawn in (False, True) if draws else (False,):
+            torch.manual_seed(seed)
+            found.append(evaluate(act, envs, episodes, seed=seed, sample=is_drawn))
+        first, second = found if draws else (*found, None)
         if not isinstance(envs, AgentsVecEnv):
-            return {"": found}, name
-        counts = {group: rows.num_agents for group, rows in envs.groups.items()}
-        told = {f"{k}, {counts[k]} agent{'s' * (counts[k] > 1)}": x for k, x in found.items()}
+            return {"": (first, second)}, name
+        told = dict[str, tuple[Any, Any]]()
+        for group, rows in envs.groups.items():
+            count, key = rows.num_agents, group
+            label = f"{key}, {count} agent{'s' * (count > 1)}"
+            told[label] = first[key], None if second is None else second[key]
         return told, name
     finally:
         envs.close()

@@ -274,12 +274,7 @@ class PPO(Trainer):
     @torch.inference_mode()
     def collect(self) -> None:
         """Step all envs `num_steps` times, then compute what no step needed."""
-        envs, rollout, count, end = (
-            self.envs,
-            self.rollout,
-            self.envs.num_envs,
-            self.rollout.num_steps,
-        )
+        envs, rollout, count = self.envs, self.rollout, self.envs.num_envs
         # The quantiles (T, N, K) of all actions, which so depend on no number of ranks.
         shape = (end := rollout.num_steps), count * self.ranks.size, len(self.agent.sizes)
         drawn = torch.rand(shape, device=rollout.device if self.is_captured else "cpu")

@@ -18,6 +18,7 @@ from vecenv import RayVectorEnv, learn, make_vec
 from vecenv.core.importing import import_object
 from vecenv.learn import Gradient, Ranks, Run, evaluate
 from vecenv.make import has_compiled_envs
+from vecenv.timing.report import as_number
 from vecenv.train.options import OptionsError, is_on_device, make_placed
 from vecenv.train.policy import env_of, load_agent, save_spaces
 from vecenv.wrappers import RecordInfos
@@ -161,7 +162,7 @@ class Trainer:
                     if isinstance(self.envs, RecordInfos):
                         shown |= {f"infos/{name}": x for name, x in self.envs.take().items()}
                     run.log(self.steps, shown | scalars)
-                    show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
+                    show(self.steps, f"return {as_number(recent)}, {speed:.0f} steps/s")
                 if run.is_due(self.steps):
                     self.save(run)
             show(self.steps)
@@ -222,10 +223,9 @@ class Trainer:
             act = self.player(envs, self.agent, options)
             if sample and "sample" not in inspect.signature(act).parameters:
                 return None
-            act = partial(act, sample=True) if sample else act
             first = 1_000_000 + options.seed if seed is None else seed
             how: Any = {"seed": first, "device": getattr(options, "device", "cpu")}
-            found = evaluate(act, envs, episodes, **how)
+            found = evaluate(act, envs, episodes, sample=sample, **how)
             return next(iter(found.values())) if isinstance(found, dict) else found  # of one group
 
     @staticmethod
