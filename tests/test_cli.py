@@ -594,6 +594,8 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
             "is no trainer: it has no Options; --eject",
         ),
         (["train", "CartPole-v1", "--num-epochs", "0"], "num_epochs is 0, expected at least 1"),
+        (["train", "CartPole-v1", "--num-envs", "0"], "num_envs is 0, expected at least 1"),
+        (["train", "CartPole-v1", "--hidden", "64", "0"], "hidden is (64, 0), expected at least 1"),
         (["train", "Pendulum-v1", "--alpha", "0"], "--alpha 0.0: expected a number above 0"),
         (["train", "CartPole-v1", "--algo", "sac"], "expected a bounded Box of floats"),
         (["train", "Pendulum-v1", "--algo", "dqn"], "expected Discrete; use a wrapper"),

@@ -44,6 +44,9 @@ _USER_ERRORS = (
     *(ValueError, TypeError, OSError, ImportError, RuntimeError, GymnasiumError),
     FloatingPointError,  # of a loss
 )
+# Options of trainers that are 1 at least.
+_COUNTS = "num_envs", "num_games", "num_steps", "num_epochs", "num_minibatches", "num_workers"
+_COUNTS += "batch_size", "hidden", "hold", "torch_threads", "eval_episodes"
 
 
 def demo() -> int:
@@ -190,9 +193,11 @@ def _options_of_training(
 
 def _check_counts(options: Any) -> None:
     """Refuse what would end a training with an error, before it begins."""
-    for name, least in {"total_steps": 0, "eval_episodes": 1, "num_epochs": 1, "hold": 1}.items():
-        if (count := getattr(options, name, least)) < least:
-            raise ValueError(f"{name} is {count}, expected at least {least}")
+    for name in (*_COUNTS, "total_steps"):
+        given, least = getattr(options, name, None), int(name in _COUNTS)
+        counts = given if isinstance(given, tuple) else (given,)
+        if any(count is not None and count < least for count in counts):
+            raise ValueError(f"{name} is {given}, expected at least {least}")
 
 
 def play(

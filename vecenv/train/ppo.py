@@ -244,9 +244,8 @@ class PPO(Trainer):
         if self.is_captured:  # from here on these are replayed, and wait for nothing
             # Of several ranks the sums are left out: torch does not watch those in a graph, and
             # would wait for a rank that has ended for ever.
-            names = ["collect", "compute_advantages", "learn"][: 3 if ranks.size == 1 else 2]
             given = {"generators": [self.rollout.generator], "log": print}
-            for name in names:
+            for name in ["collect", "compute_advantages", "learn"][: 3 if ranks.size == 1 else 2]:
                 setattr(self, name, Graph(getattr(self, name), options.device, **given))
 
     def start(self) -> None:
@@ -254,9 +253,8 @@ class PPO(Trainer):
         options, envs = self.options, self.envs
         obs, _ = envs.reset(seed=options.seed + self.steps + self.first)
         if self.rollout is None:
-            names = "gamma", "gae_lambda", "device"
-            given: Any = {name: getattr(options, name) for name in names}
-            given |= {name: getattr(envs, name) for name in ("autoreset_mode", "allocate")}
+            given: Any = {k: getattr(options, k) for k in ("gamma", "gae_lambda", "device")}
+            given |= {"autoreset_mode": envs.autoreset_mode, "allocate": envs.allocate}
             given |= {"seed": options.seed + self.ranks.rank, "extra_columns": self.extra_columns()}
             spaces = envs.single_observation_space, envs.single_action_space
             self.rollout = RolloutBuffer(options.num_steps, envs.num_envs, *spaces, **given)

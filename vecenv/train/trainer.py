@@ -60,7 +60,7 @@ class Trainer:
     # Options that a resumed run may be given other values of.
     MAY_CHANGE: ClassVar = frozenset(
         ("save", "save_every", "overwrite", "tensorboard", "profile", "eval_episodes")
-    ).union(("num_workers", "vector_kwargs"))
+    ).union(("num_workers", "vector_kwargs", "learning_rate"))
     STATE: tuple[str, ...] = ("agent", "optimizer", "envs", "steps", "num_updates")
     BASELINES: ClassVar[dict[str, float] | None] = None  # returns of others, beside the curve
     AUTORESET: ClassVar[str | None] = None  # mode of the envs to train in; None is the default
@@ -156,8 +156,7 @@ class Trainer:
                 shown = {"charts/episodic_return": recent, "charts/SPS": speed}
                 if self.optimizer is not None:
                     shown["charts/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-                told = self.on_update(shown | scalars)
-                stops = any([told, *map(self.on_episode, self.episodes)])
+                stops = any([self.on_update(shown | scalars), *map(self.on_episode, self.episodes)])
                 if before // every < self.steps // every:
                     if isinstance(self.envs, RecordInfos):
                         shown |= {f"infos/{name}": x for name, x in self.envs.take().items()}
@@ -166,7 +165,11 @@ class Trainer:
                 if run.is_due(self.steps):
                     self.save(run)
             show(self.steps)
-        if is_shown and self.steps + size <= total:  # the bar would break the line
+        self.stop(run)
+
+    def stop(self, run: Run) -> None:
+        """Save; say how to go on, if steps are left."""
+        if self.ranks.rank == 0 and self.steps + self.rollout_steps <= self.options.total_steps:
             print(f"stopped after {self.steps} steps; go on with\n{run.resume_command}")
         self.save(run)
 
@@ -207,6 +210,8 @@ class Trainer:
                 own[name].copy_(state[name])
             else:
                 setattr(self, name, state[name])
+        if isinstance(self.optimizer, learn.Adam):
+            self.optimizer.set_lr(self.options.learning_rate)  # which may be another one now
         return bool(run.not_restored)
 
     def finish(self, run: Run) -> None:
@@ -287,7 +292,13 @@ class Trainer:
                 print(f"{num_envs} envs of {type(getattr(envs, 'unwrapped', envs)).__name__}")
             if options.profile:
                 envs.timing.enable()
-            trainer.train(run)
+            try:
+                trainer.train(run)
+            except FloatingPointError:  # the weights are those before
+                if hasattr(trainer, "rollout"):
+                    trainer.rollout.advance()  # to where the envs are
+                trainer.stop(run)
+                raise
             if options.profile and envs.timing.log.phases_ns:
                 print(envs.timing.report())
             trainer.finish(run)
