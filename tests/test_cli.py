@@ -895,7 +895,7 @@ def test_scores_of_likeliest_and_drawn_actions_are_files_of_other_programs(
         options = ["--table", str(files[name]), "--json", str(files["json"])]
         assert main([*words, *options]) == 0
     assert "drawn as in the training" in capsys.readouterr().out
-    header, *rows = csv.reader(files["csv"].open(encoding="utf-8"))
+    header, *rows = csv.reader(files["csv"].read_text(encoding="utf-8").splitlines())
     assert header == ["actions", "return", "return ±", "deviation"]
     numbers = json.loads(files["json"].read_text())
     assert [row["actions"] for row in numbers["rows"]] == [row[0] for row in rows]
