@@ -239,7 +239,7 @@ def play(
         sample: Draw actions from the policy, as in the training, instead of the likeliest ones, of
             which the return is printed beside that of drawn ones.
     """
-    from vecenv.command.trainers import runs_of, zoo_policy
+    from vecenv.command.trainers import runs_of
 
     if policy is None:
         there = f" ({', '.join(map(str, runs_of(env)))})" if runs_of(env) else ""
@@ -249,9 +249,6 @@ def play(
     from vecenv.compare.source import read_env_kwargs
 
     _check_shown(gif, html, fps)
-    shown = str(policy)  # without where the package is
-    if policy == Path("zoo") and not (policy / "options.json").is_file():
-        policy = zoo_policy(env)
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
     options |= {"seed": seed, "vecnormalize": vecnormalize, "sample": sample}
     _tell_statistics(policy, vecnormalize)
@@ -259,11 +256,11 @@ def play(
     results, name = play(env, policy, episodes, render_modes=modes, **options)
     for group, (result, drawn) in results.items():
         told = f"{result} (drawn as in the training: {drawn})" if drawn else f"{result}"
-        print(f"{env}, {name} of {shown}{group and f', {group}'}: {told}")
+        print(f"{env}, {name} of {policy}{group and f', {group}'}: {told}")
     if text:
-        show_run(env, policy, Shown(shown, frames, fps=fps), **options)
+        show_run(env, policy, Shown(str(policy), frames, fps=fps), **options)
     if gif is not None or html is not None:
-        show_run(env, policy, Shown(f"{name} of {shown}", frames, gif, html, fps), **options)
+        show_run(env, policy, Shown(f"{name} of {policy}", frames, gif, html, fps), **options)
     return 0
 
 
@@ -369,6 +366,7 @@ def evaluate(
         challenge, env = (2 if env == "Cage2-v0" else 4), None
     if (paired is None) == (policy is None):
         raise ValueError("expected either --policy with one policy, or --paired with two")
+    _tell_statistics(policy)
     options: dict[str, Any] = {"seed": seed, "env_kwargs": read_env_kwargs(env_kwargs)}
     if paired is not None:
         from vecenv.command.paired import compare_policies
@@ -396,7 +394,6 @@ def _evaluate_cage(
     red_agents: tuple[str, ...] | None, options: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Play by the protocol of a challenge; `options` are those of Challenge 2."""
-    _tell_statistics(policy)
     with progress_bar() as bar, _warnings_in_one_line():
         first = f"{policy} (the first time ever the simulator is compiled, 15 to 30 s)"
         task = bar.add_task(first)

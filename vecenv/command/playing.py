@@ -13,6 +13,7 @@ import numpy as np
 
 from vecenv.agents import AgentsVecEnv
 from vecenv.cage.saved import is_sb3_file, load_sb3_model
+from vecenv.command import trainers
 from vecenv.command.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, name_of
 from vecenv.command.watching import check_draws, show
 from vecenv.compare.source import GAMES, EnvSource, read_source
@@ -118,8 +119,8 @@ def load_policy(
 
     Args:
         env: What it plays in; see `vecenv.compare.source.read_source`.
-        policy: A run folder of the trainers, or a file in it; or a .zip that stable-baselines3 has
-            written, which can run code: give only those that you trust.
+        policy: A run folder of the trainers, or a file in it; "zoo"; or a .zip that
+            stable-baselines3 has written, which can run code: give only those that you trust.
         num_envs: How many envs.
         env_kwargs: For the env; in the env that it was trained in, those of the training hold, too.
         algorithm: Which trainer the run is of, a name or a file; None finds out.
@@ -128,6 +129,8 @@ def load_policy(
         sample: Whether it draws from the policy instead of taking the likeliest actions.
     """
     source = read_source(env)
+    if policy == Path("zoo") and not (policy / OPTIONS_FILE).is_file():
+        policy = trainers.zoo_policy(env)
     if not policy.exists():
         raise FileNotFoundError(f"policy is {str(policy)!r}, but there is no such file or folder")
     if is_sb3_file(policy):
