@@ -896,15 +896,15 @@ def test_scores_of_likeliest_and_drawn_actions_are_files_of_other_programs(
         assert main([*words, *options]) == 0
     assert "drawn as in the training" in capsys.readouterr().out
     header, *rows = csv.reader(files["csv"].read_text(encoding="utf-8").splitlines())
-    assert header == ["actions", "return", "return ±", "deviation"]
+    assert header == ["", "return", "return ±"]
     numbers = json.loads(files["json"].read_text())
-    assert [row["actions"] for row in numbers["rows"]] == [row[0] for row in rows]
-    for row, found in zip(rows, numbers["rows"], strict=True):
-        wanted = found["mean"], found["ci95"], found["std"]
+    assert [found["name"] for found in numbers["scores"]] == [row[0] for row in rows]
+    for row, found in zip(rows, numbers["scores"], strict=True):
+        wanted = found["mean"], found["ci95"]
         assert [float(x) for x in row[1:]] == pytest.approx(wanted, abs=0.051)
-    assert numbers["rows"][0]["mean"] != numbers["rows"][1]["mean"]
+    assert numbers["scores"][0]["mean"] != numbers["scores"][1]["mean"]
     lines = files["md"].read_text(encoding="utf-8").splitlines()
-    assert lines[:2] == ["| actions | return | deviation |", "|:--|--:|--:|"] and len(lines) == 4
+    assert lines[:2] == ["|  | return |", "|:--|--:|"] and len(lines) == 4
     assert main(["play", "CartPole-v1", *words[1:3], "--episodes", "4", "--seed", "0"]) == 0
     told = capsys.readouterr().out
     likeliest, drawn = (f"return {row[1]} ± {row[2]} (95 %)" for row in rows)
@@ -916,9 +916,10 @@ def test_two_policies_play_the_same_episodes(capsys, cartpole_run, tmp_path):
     words = ["evaluate", "--paired", "defender", "sleep", "--episodes", "5", "--json", str(found)]
     assert main([*words, "--env-kwargs", "episode_length=12"]) == 0
     told, numbers = capsys.readouterr().out, json.loads(found.read_text())
-    assert "5 episodes under equal luck" in told and numbers["names"] == ["defender", "sleep"]
-    assert numbers["difference"] == pytest.approx(numbers["means"][0] - numbers["means"][1])
-    assert numbers["difference"] > 0
+    assert "5 episodes under equal luck" in told and numbers["unpaired_ci95"] >= 0
+    (first, mean, _), (second, other, _), (_, gain, _) = (x.values() for x in numbers["scores"])
+    assert (first, second) == ("defender", "sleep") and mean > other
+    assert gain == pytest.approx(mean - other)
     same = ["evaluate", "--paired", str(cartpole_run), str(cartpole_run), "--env", "CartPole-v1"]
     assert main([*same, "--episodes", "3"]) == 0
     assert "difference" in (told := capsys.readouterr().out) and "0.0 ± 0.0" in told

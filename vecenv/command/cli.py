@@ -355,7 +355,7 @@ def evaluate(
         json: File to write the numbers to.
         table: File to write the table to, .csv or .md.
     """
-    from vecenv.command.scores import score, table_format, write_table
+    from vecenv.command.scores import compare_policies, score, table_format, write_table
     from vecenv.compare.source import read_env_kwargs
 
     for path in filter(None, (json, table)):
@@ -369,8 +369,6 @@ def evaluate(
     _tell_statistics(policy)
     options: dict[str, Any] = {"seed": seed, "env_kwargs": read_env_kwargs(env_kwargs)}
     if paired is not None:
-        from vecenv.command.paired import compare_policies
-
         options["env"] = env or f"Cage{challenge}-v0"
         result: Any = compare_policies(paired, episodes, **options)
     elif env is not None:
