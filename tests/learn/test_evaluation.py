@@ -211,10 +211,16 @@ def test_policies_draw_where_they_are_asked_to():
     def act(obs, *, sample=False):
         return np.full(len(obs), int(sample))
 
+    def by_chance(obs, *, sample=False):
+        return torch.randint(2, (len(obs),))
+
     envs = {"envs": "CartPole-v1", "episodes": 3, "seed": 5}
     always = evaluate(lambda obs: np.ones(len(obs), int), **envs)
     never = evaluate(lambda obs: np.zeros(len(obs), int), **envs)
     assert evaluate(act, **envs) == never != always == evaluate(act, **envs, sample=True)
+    before = torch.get_rng_state()
+    drawn = [evaluate(by_chance, **envs, sample=True) for _ in range(2)]
+    assert drawn[0] == drawn[1] and torch.equal(before, torch.get_rng_state())
     with pytest.raises(ValueError, match="no probabilities to draw from: leave sample out"):
         evaluate(lambda obs: np.ones(len(obs), int), **envs, sample=True)
 

@@ -57,26 +57,20 @@ def play(
         raise ValueError(f"episodes is {episodes}, expected at least 1")
     given: Any = {"num_envs": min(episodes, 100), "sample": sample, **options}
     envs, act, name = load_policy(env, policy, **given)
-    import torch  # not before there is a policy
-
-    from vecenv.learn import evaluate
+    from vecenv.learn import evaluate  # torch, not before there is a policy
 
     try:
         for mode in render_modes:
             check_draws(envs, env, mode)
         draws = not sample and "sample" in inspect.signature(act).parameters
-        found = list[Any]()
-        for is_drawn in (False, True) if draws else (False,):
-            torch.manual_seed(seed)
-            found.append(evaluate(act, envs, episodes, seed=seed, sample=is_drawn))
-        first, second = found if draws else (*found, None)
+        first = evaluate(act, envs, episodes, seed=seed, sample=sample)
+        second = evaluate(act, envs, episodes, seed=seed, sample=True) if draws else None
         if not isinstance(envs, AgentsVecEnv):
             return {"": (first, second)}, name
         told = dict[str, tuple[Any, Any]]()
         for group, rows in envs.groups.items():
-            count, key = rows.num_agents, group
-            label = f"{key}, {count} agent{'s' * (count > 1)}"
-            told[label] = first[key], None if second is None else second[key]
+            label = f"{group}, {rows.num_agents} agent{'s' * (rows.num_agents > 1)}"
+            told[label] = first[group], second and second[group]
         return told, name
     finally:
         envs.close()

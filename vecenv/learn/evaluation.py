@@ -60,15 +60,9 @@ def evaluating(what: str, log: Callable[[str], Any] = print) -> Iterator[None]:
 
 @torch.inference_mode()
 def evaluate(
-    act: Callable[..., Any],
-    envs: Any,
-    episodes: int = 100,
-    *,
-    seed: int = 1_000_000,
-    device: torch.device | str = "cpu",
-    sample: bool = False,
-    **make_kwargs: Any,
-) -> Any:
+    act: Callable[..., Any], envs: Any, episodes: int = 100, *, seed: int = 1_000_000,
+    device: torch.device | str = "cpu", sample: bool = False, **make_kwargs: Any,
+) -> Any:  # fmt: skip
     """Play whole episodes with a policy, and return their mean return with its uncertainty.
 
     Every env plays its first episodes, the same number of them (the first envs one more, where it
@@ -85,7 +79,7 @@ def evaluate(
         episodes: How many, or how many games. Those that never end are waited for.
         seed: Of the first env; env i is seeded with `seed + i`. Give others than in the training.
         device: Where observations are brought to.
-        sample: Let a policy with a parameter `sample` draw, as in the training.
+        sample: Let a policy with a parameter `sample` draw, as in the training, with the same seed.
         **make_kwargs: For `make_vec`.
 
     Returns:
@@ -100,9 +94,14 @@ def evaluate(
     if episodes < 1 or (is_vector and make_kwargs):
         told = f"{sorted(make_kwargs)} are for envs that are made here"
         raise ValueError(told if episodes > 0 else f"episodes is {episodes}, expected at least 1")
-    if sample and "sample" not in inspect.signature(act).parameters:
-        raise ValueError("the policy has no probabilities to draw from: leave sample out")
-    act = partial(act, sample=True) if sample else act
+    if sample:
+        if "sample" not in inspect.signature(act).parameters:
+            raise ValueError("the policy has no probabilities to draw from: leave sample out")
+        with torch.random.fork_rng([]):  # the caller's stream stays where it is
+            torch.default_generator.manual_seed(seed)
+            return evaluate(
+                partial(act, sample=True), envs, episodes, seed=seed, device=device, **make_kwargs
+            )
     if not is_vector:
         with closing(make_vec(envs, **{"num_envs": min(100, episodes), **make_kwargs})) as made:
             return evaluate(act, made, episodes, seed=seed, device=device)
