@@ -212,7 +212,6 @@ class PPO(Trainer):
     loss = staticmethod(ppo_loss)
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps", "rank_timeout"}
     STATE = (*Trainer.STATE, "rollout", "memory")
-    rollout: Any = None
     memory: Tensor | None = None
 
     def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:

@@ -70,6 +70,7 @@ class Trainer:
 
     ranks = Ranks()  # processes that learn together
     optimizer: Any = None
+    rollout: Any = None  # of those that learn from one
     gradient: Any = None
     rollout_steps = 1  # env steps that an update takes, at most; where fewer are left it ends
 
@@ -295,7 +296,7 @@ class Trainer:
             try:
                 trainer.train(run)
             except FloatingPointError:  # the weights are those before
-                if hasattr(trainer, "rollout"):
+                if trainer.rollout is not None:
                     trainer.rollout.advance()  # to where the envs are
                 trainer.stop(run)
                 raise
