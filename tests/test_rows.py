@@ -12,8 +12,7 @@ from gymnasium.spaces import GraphInstance
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv import ObservationError, SlotError
-from vecenv.core.autoreset import StepRows
-from vecenv.core.rows import ObservationRows, aligned_zeros, check_slot_array, copy_batch
+from vecenv.core.rows import ObservationRows, StepRows, aligned_zeros, check_slot_array, copy_batch
 
 BOX = spaces.Box(-9, 9, (3,), np.float32)
 

@@ -24,7 +24,7 @@ from gymnasium.envs.registration import (
 from gymnasium.vector import AutoresetMode
 
 from vecenv.backends import BACKENDS, MADE, is_for_compiled, is_on_device
-from vecenv.choose import Choice, FirstSteps, choose_backend
+from vecenv.choose import Choice, choose_backend
 from vecenv.core.arguments import read_autoreset_mode, read_count
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvCreationError
@@ -34,7 +34,6 @@ from vecenv.core.spaces import ObservationMode
 
 if TYPE_CHECKING:
     from vecenv.jit.kernels import EnvKernels  # loads the compiler
-    from vecenv.sync import SyncVectorEnv
 
 __all__ = ["make_vec"]
 
@@ -97,12 +96,11 @@ def make_vec(
             vector envs into actors of a Ray cluster, the compiled one of the id if there is one and
             no wrappers are given; "cuda" steps compiled envs on a CUDA device, see `device`. None
             is "async" if an argument was given that only `AsyncVectorEnv` has; else that of the
-            vector env whose spec was given; else "jit" where there is one; else "sync", and the log
-            (INFO) says if the first hundred steps show that workers would pay. "auto" finds
-            that out by a trial where there are several envs: by the factories, it makes and steps
-            an env in a process that is thrown away, which may leave traces (files, videos, games
-            on a server), and the log says why it chose. All others make
-            `num_envs` envs and no more, and step none before the caller does.
+            vector env whose spec was given; else "jit" where there is one; else "sync". "auto"
+            finds out by a trial whether workers would pay: by the factories, it makes and steps an
+            env in a process that is thrown away, which may leave traces (files, videos, games on a
+            server), and the log says why it chose. All others make `num_envs` envs and no more, and
+            step none before the caller does.
         device: Where compiled envs are: "cuda" or another CUDA device makes a `CudaVectorEnv`, with
             which results are tensors (docs/gpu.md); "cpu" is this process. Of other envs it is an
             argument of their constructor.
@@ -162,8 +160,6 @@ def make_vec(
         if told := _about_options(env_kwargs):
             error.add_note(f"If the env does not take it: {told}")
         raise
-    if backend is None and chosen == "sync" and envs.num_envs > 1:
-        cast("SyncVectorEnv", envs)._watch = FirstSteps(envs.num_envs)
     return envs
 
 
@@ -239,12 +235,12 @@ def _decide(source: _Source, backend: str | None, env: Any) -> tuple[str, bool]:
 def _choose(source: _Source, backend: str | None, *, can_be_compiled: bool) -> Choice:
     """Decide what "auto" or None means for these envs and these options."""
     specified = BACKENDS.get(source.backend or "")
-    if specified is not None and specified.takes == "either":
+    takes = None if specified is None else specified.takes
+    if specified is not None and takes == "either":
         return Choice(specified.name, {}, "its spec says so")
-    only_async = _parameters("async") - _parameters("sync")
-    if named := sorted(only_async & source.options.keys()):
+    if named := sorted(_of_workers() & source.options.keys()):
         return Choice("async", {}, f"only AsyncVectorEnv takes {', '.join(named)}")
-    if specified is not None and specified.takes == "factories":
+    if specified is not None and takes == "factories":
         return Choice(specified.name, {}, "its spec says so")
     if can_be_compiled:
         return Choice("jit", {}, "it is compiled")
@@ -276,8 +272,7 @@ def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
                 else "backend='sync'"
             )
         )
-    of_workers = _parameters("async") - _parameters("sync")
-    names = of_workers & source.options.keys()
+    names = _of_workers() & source.options.keys()
     if names and (names := sorted(names - _parameters(backend))):
         raise TypeError(
             f"vector_kwargs has {', '.join(names)}, which backend {backend!r} does not take: only "
@@ -287,6 +282,10 @@ def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
 
 def _parameters(backend: str) -> set[str]:
     return set(inspect.signature(BACKENDS[backend].load()).parameters)
+
+
+def _of_workers() -> set[str]:
+    return _parameters("async") - _parameters("sync")
 
 
 def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:

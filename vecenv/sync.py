@@ -12,17 +12,16 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.arguments import read_autoreset_mode
-from vecenv.core.autoreset import EnvGroup, StepRows, blame
+from vecenv.core.autoreset import EnvGroup, blame
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
-from vecenv.core.batches import take_row
+from vecenv.core.ending import close_at_exit
 from vecenv.core.env_state import SavedEnv, dump_env, load_env, pack_envs, unpack_envs
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.infos import keep_info
-from vecenv.core.leaving import close_at_exit
-from vecenv.core.reopening import MissingEnv, raise_creation_errors, remade
+from vecenv.core.replacing import MissingEnv, raise_creation_errors, remade
+from vecenv.core.rows import StepRows, slot_rows
 from vecenv.core.seeding import Seed, seed_per_env
-from vecenv.core.slots import slot_rows
-from vecenv.core.spaces import ObservationMode, batch_env_spaces, require_new_env
+from vecenv.core.spaces import ObservationMode, batch_env_spaces, require_new_env, take_row
 from vecenv.timing.stamps import EnvStamps
 
 __all__ = ["SyncVectorEnv"]
@@ -87,7 +86,6 @@ class SyncVectorEnv(GymVecEnv):
         self._group = EnvGroup(self.envs, mode)
         self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs), self._group)
         self._sent: deque[tuple[int, Any]] = deque()
-        self._watch: Any = None  # `FirstSteps` of `make_vec`: told of steps until `end` is False
         # Not by `__del__`: of copies that share everything (EzPickle's) the first one to go would
         # close the envs of all.
         self._end = weakref.finalize(self._group, _close_all, self.envs)
@@ -108,12 +106,7 @@ class SyncVectorEnv(GymVecEnv):
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
-        watch = self._watch
-        if watch is not None:
-            watch.begin()
         infos = self._group.step(self._actions.each(actions), rows)
-        if watch is not None and not watch.end():
-            self._watch = None
         return self._results(rows, out, infos)
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:

@@ -18,7 +18,7 @@ from numba import config, njit
 from numba.core.bytecode import FunctionIdentity
 
 import vecenv
-from vecenv.core import compiling as module
+from vecenv.core import private_numba as module
 from vecenv.core.compiling import cached_njit, fingerprint, fresh_njit, is_jit_off
 from vecenv.jit import binding
 from vecenv.jit.binding import tidy
@@ -379,7 +379,7 @@ def test_fingerprint_changes_with_whatever_the_code_depends_on(one, other):
 
 def test_fingerprint_knows_the_settings_of_numba(monkeypatch):
     before = fingerprint([double])
-    monkeypatch.setattr(module.config, "BOUNDSCHECK", 1 - (module.config.BOUNDSCHECK or 0))
+    monkeypatch.setattr(config, "BOUNDSCHECK", 1 - (config.BOUNDSCHECK or 0))
     assert fingerprint([double]) != before
 
 

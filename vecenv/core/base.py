@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.arguments import read_autoreset_mode, read_timeout
-from vecenv.core.autoreset import EnvGroup, StepRows
+from vecenv.core.autoreset import EnvGroup
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
 from vecenv.core.masks import (
     MASK_KEY,
@@ -26,8 +26,15 @@ from vecenv.core.masks import (
     no_masks,
 )
 from vecenv.core.protocol import CallProtocol
-from vecenv.core.reopening import read_reopened
-from vecenv.core.rows import ArrayRows, ObservationRows, aligned_zeros, check_slot_array, copy_batch
+from vecenv.core.replacing import read_reopened
+from vecenv.core.rows import (
+    ArrayRows,
+    ObservationRows,
+    StepRows,
+    aligned_zeros,
+    check_slot_array,
+    copy_batch,
+)
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.timing import Timing

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.core.batches import short
 from vecenv.core.errors import InfoError
+from vecenv.core.spaces import short
 
 __all__ = ["InfosApart", "add_info", "copy_value", "keep_info", "take_infos"]
 

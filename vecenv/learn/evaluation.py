@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.core.arguments import read_autoreset_mode
-from vecenv.core.batches import leaf_by_leaf
+from vecenv.core.spaces import leaf_by_leaf
 from vecenv.make import make_vec
 
 __all__ = ["EvaluationResult", "ask", "evaluate", "evaluating"]

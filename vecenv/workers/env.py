@@ -43,9 +43,9 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 from vecenv.core.arguments import read_autoreset_mode, read_count, read_timeout
-from vecenv.core.autoreset import StepRows
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.deadline import Deadline
+from vecenv.core.ending import close_at_exit
 from vecenv.core.env_state import pack_envs, unpack_envs
 from vecenv.core.errors import EnvStateError
 from vecenv.core.faults import (
@@ -56,12 +56,11 @@ from vecenv.core.faults import (
     retold,
 )
 from vecenv.core.infos import add_info
-from vecenv.core.leaving import close_at_exit
 from vecenv.core.pickling import dump_factories, dump_registry, dumps
 from vecenv.core.protocol import CallProtocol
-from vecenv.core.reopening import raise_creation_errors
+from vecenv.core.replacing import raise_creation_errors
+from vecenv.core.rows import StepRows, slot_rows
 from vecenv.core.seeding import Seed, checked_seed, seed_per_env, split_reset_mask
-from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 from vecenv.timing.stamps import EnvStamps, WorkerProcess
