@@ -10,7 +10,6 @@ import traceback
 from typing import Any, NamedTuple
 
 from gymnasium import logger
-from gymnasium.error import ResetNeeded
 
 from vecenv.core.errors import ObservationError
 from vecenv.core.pickling import dumps, loads
@@ -23,7 +22,6 @@ __all__ = [
     "WorkerDiedError",
     "describe_exit",
     "raise_faults",
-    "reset_needed_as",
     "retold",
     "shorten",
 ]
@@ -160,22 +158,6 @@ def raise_faults(faults: list[EnvFault], step: int) -> None:
             for trace, ids in ids_of.items():
                 logger.error(f"envs {', '.join(ids)} raised, in {faults[0].call}:\n{trace}")
     raise faults[-1].exception(step)
-
-
-def reset_needed_as(kind: type[Exception]) -> type[Exception]:
-    """Return a ResetNeeded that is also a `kind`, so that an `except` of either catches it.
-
-    Example:
-        >>> issubclass(reset_needed_as(ValueError), ValueError)
-        True
-    """
-    if issubclass(ResetNeeded, kind):
-        return ResetNeeded
-    plain = {"__init__": Exception.__init__, "__str__": Exception.__str__}
-    try:
-        return type("ResetNeeded", (ResetNeeded, kind), plain)
-    except TypeError:  # classes whose instances hold something in C, such as OSError
-        return ResetNeeded
 
 
 def retold(error: BaseException) -> BaseException:
