@@ -149,11 +149,12 @@ class SyncVectorEnv(GymVecEnv):
         """Call a method of every env, or read an attribute, and return the results."""
         self._calls.require_idle("call")
         found = self._each("call", lambda index: self.envs[index].get_wrapper_attr(name))
-        values = self._each(
-            "call",
-            lambda index: found[index](*args, **kwargs) if callable(found[index]) else found[index],
-        )
-        return tuple(values)
+
+        def value_of(index: int) -> Any:
+            value = found[index]
+            return value(*args, **kwargs) if callable(value) else value
+
+        return tuple(self._each("call", value_of))
 
     def _set_attr(self, name: str, values: Sequence[Any]) -> None:
         self._each("set_attr", lambda index: self.envs[index].set_wrapper_attr(name, values[index]))
@@ -236,8 +237,6 @@ def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
     for index, env_fn in enumerate(env_fns):
         try:
             env = env_fn()
-            if not isinstance(env, Env):
-                raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}")
             require_new_env(env, known)
             envs.append(env)
         except Exception as error:
