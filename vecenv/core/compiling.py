@@ -269,8 +269,14 @@ class _Walk:
         self.unknown: list[str] = []  # types of what can't be hashed
         self._seen: dict[int, int] = {}
         self._add(_VERSIONS, [getattr(config, setting, None) for setting in _SETTINGS])
-        for root in roots:
-            self._visit(root)
+        self._visit_all(roots)
+
+    def _add(self, *parts: Any) -> None:
+        self.digest.update(repr(parts).encode())
+
+    def _visit_all(self, values: Iterable[Any]) -> None:
+        for found in values:
+            self._visit(found)
 
     def _visit(self, found: Any) -> None:
         if found is None or type(found) in _PLAIN:  # most are
@@ -281,15 +287,19 @@ class _Walk:
     def _visit_compiled(self, found: Any) -> bool:
         """Visit what Numba compiles; return whether it was any of that."""
         value: Any = found
+        is_new = id(value) not in self._seen
         if is_jitted(found):
-            if id(value) not in self._seen:
-                self._options(value)
+            if is_new:
+                self._add("options", sorted(map(str, value.targetoptions.items())))
+                for name, kind in sorted(value.locals.items()):  # types of local variables
+                    self._add("local", name)
+                    self._visit(kind)
                 if not value._can_compile:  # declared with signatures
                     self._add([str(one.signature) for one in value.overloads.values()])
             self._enter(value, python_function(value))
         elif isinstance(value, types.FunctionType):
             # Numba registers for its own functions only when it compiles for the first time.
-            is_new = id(value) not in self._seen and not _is_fixed(value.__module__)
+            is_new = is_new and not _is_fixed(value.__module__)
             self._enter(value, value)
             own = getattr(value, "compiled_as", None)  # it says itself what is compiled for it
             self._visit(own)
@@ -301,13 +311,6 @@ class _Walk:
             return False
         return True
 
-    def _options(self, compiler: Any) -> None:
-        """Hash the options of a dispatcher: of a compiler, and types of local variables."""
-        self._add("options", sorted(map(str, compiler.targetoptions.items())))
-        for name, kind in sorted(compiler.locals.items()):
-            self._add("local", name)
-            self._visit(kind)
-
     def _overload(self, kind: Any) -> None:
         """Visit what compiled code calls in the place of a plain function."""
         for template in getattr(kind, "templates", [None]):
@@ -317,11 +320,10 @@ class _Walk:
                 continue
             self._add("overload", getattr(template, "_inline", None) is not None)
             self._add(sorted(map(str, getattr(template, "_jit_options", {}).items())))
-            if not _is_fixed(make.__module__):
+            if _is_fixed(make.__module__):
+                self._visit_all(closed_over(make).values())  # of `register_jitable`
+            else:
                 self._enter(make, make)
-                continue
-            for value in closed_over(make).values():  # of `register_jitable`
-                self._visit(value)
 
     def _visit_constant(self, found: Any) -> bool:
         """Visit a value; return whether it is one that is known."""
@@ -340,10 +342,13 @@ class _Walk:
         elif isinstance(value, tuple | list | frozenset | set):
             items = sorted(value, key=_stable_repr) if isinstance(value, frozenset | set) else value
             self._add(type(value).__name__, getattr(value, "_fields", None), len(value))
-            for item in items:
-                self._visit(item)
+            self._visit_all(items)
         elif isinstance(value, types_of_numba.Type):
-            return self._visit_type(value)
+            # Names say all, but for those with an address or a number of this process.
+            self._add("type", str(value))
+            is_external = isinstance(value, types_of_numba.ExternalFunctionPointer)
+            is_numbas = _is_fixed(type(value).__module__) and not is_external
+            return is_numbas and not re.search(r"0x|#|\$", str(value))
         elif isinstance(value, type):
             return self._visit_class(value)
         elif (name := _name_in_library(value)) is not None:
@@ -352,22 +357,11 @@ class _Walk:
             return False
         return True
 
-    def _visit_type(self, kind: Any) -> bool:
-        """Visit a type of Numba's."""
-        # Names of others say all, but for those with an address or a number of this process.
-        if not _is_fixed(type(kind).__module__) or re.search(r"0x|#|\$", str(kind)):
-            return False
-        self._add("type", str(kind))
-        return not isinstance(kind, types_of_numba.ExternalFunctionPointer)
-
     def _visit_class(self, found: Any) -> bool:
-        """Visit a class: an enum, a jitclass, a named tuple, an exception, or one of a library."""
+        """Visit a class: an enum, a named tuple, an exception, or one of a library."""
         if isinstance(found, enum.EnumMeta):
-            members: dict[str, Any] = dict(found.__members__)
-            self._add("enum", found.__mro__[1].__name__)
-            for name, one in members.items():
-                self._add(name)
-                self._visit(one.value)
+            self._add("enum", found.__mro__[1].__name__, list(found.__members__))
+            self._visit_all(one.value for one in found.__members__.values())  # type: ignore[attr-defined]
             return True
         if "class_type" in vars(found):  # a jitclass
             return False
@@ -401,11 +395,9 @@ class _Walk:
         self.digest.update(own)
         for one in inner:
             self._code(one, scope, closed)
-        values = [scope.get(name, _MISSING) for name in names]
-        values += [closed.get(name, _MISSING) for name in code.co_freevars]
+        values = [scope[name] for name in names if name in scope]
+        values += [closed[name] for name in code.co_freevars if name in closed]
         for value in values:
-            if value is _MISSING:
-                continue
             self._visit(value)
             if isinstance(value, types.ModuleType):
                 self._attributes(value, code.co_names)
@@ -420,9 +412,6 @@ class _Walk:
                 self._attributes(value, names)
             elif value is not _MISSING:
                 self._visit(value)
-
-    def _add(self, *parts: Any) -> None:
-        self.digest.update(repr(parts).encode())
 
 
 def _is_fixed(module: str | None) -> bool:
@@ -450,19 +439,11 @@ def _parts_of(code: types.CodeType) -> tuple[bytes, tuple[str, ...], tuple[types
     (`co_names` has the names of attributes, too.)
     """
     inner = tuple(one for one in code.co_consts if isinstance(one, types.CodeType))
-    literals = [
-        "" if isinstance(one, types.CodeType) else _stable_repr(one) for one in code.co_consts
-    ]
+    literals = ["" if one in inner else _stable_repr(one) for one in code.co_consts]
     arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
     parts = code.co_code, code.co_names, code.co_varnames, literals, arguments
-    return hashlib.sha256(repr(parts).encode()).digest(), _globals_read(code), inner
-
-
-@functools.lru_cache(maxsize=4096)
-def _globals_read(code: types.CodeType) -> tuple[str, ...]:
-    """Return the names of the globals that code reads, each once."""
     read = (one.argval for one in dis.get_instructions(code) if one.opname in _READS_GLOBAL)
-    return tuple(dict.fromkeys(read))
+    return hashlib.sha256(repr(parts).encode()).digest(), tuple(dict.fromkeys(read)), inner
 
 
 def _stable_repr(value: Any) -> str:
