@@ -1,4 +1,4 @@
-"""Choosing between stepping here and in workers, by a trial in a worker that is thrown away."""
+"""Choosing between stepping here and in workers: by a trial, or a hint after the first steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vecenv.machine import pss_bytes, usable_cores
 from vecenv.timing.advice import duration
 from vecenv.workers.env import AsyncVectorEnv
 
-__all__ = ["Choice", "Probe", "choose_backend", "try_out"]
+__all__ = ["Choice", "FirstSteps", "Probe", "choose_backend", "try_out"]
 
 _logger = logging.getLogger("vecenv")
 
@@ -36,6 +36,8 @@ _HANDOVER_S = 100e-6  # what handing a step to workers and back costs a caller t
 _CLEARLY = 1.1  # how much faster workers must be: one process is less at the mercy of others
 _SHORT_S = 10e-3  # a step of all envs, of which the caller does a share rather than wait for it
 _MOST_WAITING = 64  # workers for envs that wait
+# A hint is given after so many steps, of steps that take longer and a gain by workers above that.
+_HINT_STEPS, _HINT_S, _HINT_GAIN = 100, 200e-6, 1.5
 
 
 class Choice(NamedTuple):
@@ -110,13 +112,17 @@ def _judge(probe: Probe, num_envs: int) -> Choice:
         return Choice("async", {"num_workers": min(num_envs, most)}, reason)
     step_s = probe.step_s * num_envs
     reason = f"a step of all {num_envs} envs takes about {duration(step_s * 1e9)} in one process"
-    shared_s = step_s * math.ceil(num_envs / min(num_envs, cores)) / num_envs + _HANDOVER_S
-    if step_s <= _CLEARLY * shared_s:
+    if _gain(step_s, num_envs, min(num_envs, cores)) <= _CLEARLY:
         return Choice("sync", {}, f"{reason}, too little to be handed over")
     if step_s < _SHORT_S:
         others = f"{cores - 1} worker{'s' * (cores > 2)}"
         return Choice("async", {"caller_steps": True}, f"{reason}; {others} share it with this")
     return Choice("async", {}, f"{reason}, enough to be shared by {cores} workers")
+
+
+def _gain(step_s: float, num_envs: int, workers: int) -> float:
+    """Return how many times as fast workers make a step that takes `step_s` in one process."""
+    return step_s / (step_s * math.ceil(num_envs / workers) / num_envs + _HANDOVER_S)
 
 
 def _affordable(process_bytes: int | None) -> int:
@@ -126,6 +132,47 @@ def _affordable(process_bytes: int | None) -> int:
             if line.startswith("MemAvailable:") and process_bytes:
                 return int(line.split()[1]) * 1024 // 2 // process_bytes
     return _MOST_WAITING
+
+
+class FirstSteps:
+    """Says in the log (INFO) if the first hundred steps show that workers would pay.
+
+    What counts is the median step, as the first may compile something. On a machine that is busy
+    with other programs nothing is said.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self._num_envs = num_envs
+        self._steps: list[np.ndarray] = []
+        self._begun = np.zeros(3)
+
+    def begin(self) -> None:
+        """Note seconds by the clock and of this process's computing, and how often it waited."""
+        self._begun = np.array([time.perf_counter(), time.process_time(), _voluntary_switches()])
+
+    def end(self) -> bool:
+        """Note the same after a step; return whether more steps are wanted."""
+        begun = self._begun
+        self.begin()
+        self._steps.append(self._begun - begun)
+        if len(self._steps) < _HINT_STEPS:
+            return True
+        step_s, cpu_s, switches = np.median(self._steps, axis=0).tolist()
+        is_waiting = cpu_s < 0.5 * step_s and switches >= 1
+        is_kept = cpu_s < 0.8 * step_s and not is_waiting  # from its core: others use them
+        free_cores = int(usable_cores() / max(1.0, cpu_s / step_s))  # envs may have threads
+        workers = min(self._num_envs, _MOST_WAITING if is_waiting else max(1, free_cores))
+        gain = _gain(step_s, self._num_envs, workers)
+        if step_s > _HINT_S and gain > _HINT_GAIN and not is_kept:
+            _logger.info(
+                'a step of all %d envs takes %s in this process: backend="async"%s would be %s '
+                "as fast here; vecenv compare measures it",
+                self._num_envs,
+                duration(step_s * 1e9),
+                f' with vector_kwargs={{"num_workers": {workers}}}' if is_waiting else "",
+                f"up to {gain:.0f} x" if is_waiting else f"about {gain:.1f} x",
+            )
+        return False
 
 
 def try_out(factories: Sequence[Callable[[], Env]], timeout: float) -> Probe:

@@ -24,7 +24,7 @@ from gymnasium.envs.registration import (
 from gymnasium.vector import AutoresetMode
 
 from vecenv.backends import BACKENDS, MADE, is_for_compiled, is_on_device
-from vecenv.choose import Choice, choose_backend
+from vecenv.choose import Choice, FirstSteps, choose_backend
 from vecenv.core.arguments import read_autoreset_mode, read_count
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvCreationError
@@ -34,6 +34,7 @@ from vecenv.core.spaces import ObservationMode
 
 if TYPE_CHECKING:
     from vecenv.jit.kernels import EnvKernels  # loads the compiler
+    from vecenv.sync import SyncVectorEnv
 
 __all__ = ["make_vec"]
 
@@ -96,11 +97,12 @@ def make_vec(
             vector envs into actors of a Ray cluster, the compiled one of the id if there is one and
             no wrappers are given; "cuda" steps compiled envs on a CUDA device, see `device`. None
             is "async" if an argument was given that only `AsyncVectorEnv` has; else that of the
-            vector env whose spec was given; else "jit" where there is one; else "sync". "auto"
-            finds out by a trial whether workers would pay: by the factories, it makes and steps an
-            env in a process that is thrown away, which may leave traces (files, videos, games on a
-            server), and the log says why it chose. All others make `num_envs` envs and no more, and
-            step none before the caller does.
+            vector env whose spec was given; else "jit" where there is one; else "sync", and the log
+            (INFO) says if the first hundred steps show that workers would pay. "auto" finds
+            that out by a trial where there are several envs: by the factories, it makes and steps
+            an env in a process that is thrown away, which may leave traces (files, videos, games
+            on a server), and the log says why it chose. All others make
+            `num_envs` envs and no more, and step none before the caller does.
         device: Where compiled envs are: "cuda" or another CUDA device makes a `CudaVectorEnv`, with
             which results are tensors (docs/gpu.md); "cpu" is this process. Of other envs it is an
             argument of their constructor.
@@ -160,6 +162,8 @@ def make_vec(
         if told := _about_options(env_kwargs):
             error.add_note(f"If the env does not take it: {told}")
         raise
+    if backend is None and chosen == "sync" and envs.num_envs > 1:
+        cast("SyncVectorEnv", envs)._watch = FirstSteps(envs.num_envs)
     return envs
 
 
