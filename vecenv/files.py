@@ -237,10 +237,9 @@ def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return ["dict", {key: _packed(item, arrays) for key, item in value.items()}]
     if isinstance(value, list | tuple):
         return ["list", [_packed(item, arrays) for item in value]]
-    array = np.asarray(value)
+    array, name = np.asarray(value), f"array{len(arrays)}"
     if array.dtype.kind not in "biufU":
         raise TypeError(f"{type(value).__name__} can't be saved: an array of {array.dtype}")
-    name = f"array{len(arrays)}"
     arrays[name] = array
     return ["array", name]
 

@@ -267,14 +267,12 @@ class CallProtocol:
         self.require_open("recv")
         if self.num_in_flight == 0:
             raise NoAsyncCallError("`recv` was called without a pending `send`", "recv")
-        most = self.num_in_flight
         for name, given in (("max_envs", max_envs), ("min_envs", min_envs)):
             if isinstance(given, bool) or not isinstance(given, int | np.integer | None):
                 raise TypeError(f"{name} is {given!r}, expected an integer")
-        if max_envs is not None:
-            if max_envs < 1:
-                raise ValueError(f"max_envs is {max_envs}, expected at least 1")
-            most = min(int(max_envs), most)
+        if max_envs is not None and max_envs < 1:
+            raise ValueError(f"max_envs is {max_envs}, expected at least 1")
+        most = self.num_in_flight if max_envs is None else min(int(max_envs), self.num_in_flight)
         if min_envs is None:
             return most, most
         if not 1 <= min_envs <= self.num_in_flight:
