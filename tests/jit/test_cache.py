@@ -276,7 +276,7 @@ def twice_stretched(x):
 
 def test_functions_are_compiled_from_what_they_are_when_the_env_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    scope = {"LENGTH": 5}
+    scope = {"LENGTH": 5, "__name__": __name__}
     scope["stretched"] = njit(types.FunctionType(stretched.__code__, scope))
     twice = types.FunctionType(twice_stretched.__code__, scope)
     assert scope["stretched"](1) == 5  # Numba keeps this length
