@@ -302,18 +302,6 @@ def test_arguments_of_workers_mean_workers(caplog):
     again.close()
 
 
-def test_the_log_says_after_a_hundred_steps_that_workers_would_pay(caplog):
-    envs = vecenv.make_vec("Synthetic-v0", 8, wait_ms=0.5)
-    envs.reset(seed=1)
-    with caplog.at_level(logging.INFO, logger="vecenv"):
-        for _ in range(99):
-            envs.step([0] * 8)
-        assert "as fast here" not in caplog.text
-        envs.step([0] * 8)
-    assert 'backend="async" with vector_kwargs={"num_workers": 8} would be up to ' in caplog.text
-    envs.close()
-
-
 def test_a_spec_names_the_backend_that_was_chosen(caplog, monkeypatch):
     choices = [Choice("async", {}, "it pays")]
     monkeypatch.setattr(make, "choose_backend", lambda *args, **kwargs: choices.pop())

@@ -147,14 +147,12 @@ class FirstSteps:
         self._begun = np.zeros(3)
 
     def begin(self) -> None:
-        """Note seconds by the clock and of this process's computing, and how often it waited."""
-        self._begun = np.array([time.perf_counter(), time.process_time(), _voluntary_switches()])
+        """Note the clocks before a step."""
+        self._begun = _clocks()
 
     def end(self) -> bool:
         """Note the same after a step; return whether more steps are wanted."""
-        begun = self._begun
-        self.begin()
-        self._steps.append(self._begun - begun)
+        self._steps.append(_clocks() - self._begun)
         if len(self._steps) < _HINT_STEPS:
             return True
         step_s, cpu_s, switches = np.median(self._steps, axis=0).tolist()
@@ -277,6 +275,11 @@ def _step_alone(env: Env) -> tuple[float, bool]:
         is_waiting = cpu_s < 0.5 * stepped_s and stepped_s > _WORTHWHILE_S * len(times)
         is_waiting = is_waiting and 2 * switches >= len(times)
     return float(np.median(times)), is_waiting
+
+
+def _clocks() -> np.ndarray:
+    """Return seconds by the clock and of this process's computing, and switches as it waited."""
+    return np.array([time.perf_counter(), time.process_time(), _voluntary_switches()])
 
 
 def _voluntary_switches() -> int:
