@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from vecenv.backends import BACKENDS, TIMED, Backend
 from vecenv.compare.source import BackendUnavailableError, EnvSource, read_source
 from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper
+from vecenv.core.ending import end_with_caller
 from vecenv.core.masks import METHODS, MaskInfos, can_be_masked
-from vecenv.core.orphans import end_with_caller
 from vecenv.machine import tree_memory_bytes
 from vecenv.timing.report import TimingReport
 
@@ -175,13 +175,13 @@ class Runner:
 
 def _workers_for(source: EnvSource, setting: Setting) -> dict[str, Any]:
     """Return how many workers envs are to have: one each if they wait, which is tried out."""
-    from vecenv.probe import probe_env, run_apart  # of some backends only
+    from vecenv.choose import try_out  # of some backends only
 
     num_envs = setting.num_envs
     if setting.num_workers is not None:
         return {"num_workers": min(setting.num_workers, num_envs)}
     with contextlib.suppress(Exception):  # making the envs for good says what is wrong
-        if run_apart(probe_env, [source.env_fn()], timeout=_PROBE_S).is_waiting:
+        if try_out([source.env_fn()], _PROBE_S).is_waiting:
             return {"num_workers": num_envs}
     return {}
 

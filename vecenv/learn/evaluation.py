@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.core.arguments import read_autoreset_mode
-from vecenv.core.batches import leaf_by_leaf
+from vecenv.core.spaces import leaf_by_leaf
 from vecenv.make import make_vec
 from vecenv.timing.report import as_number
 

@@ -18,8 +18,8 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Space
 from buffers.core.arguments import tree_leaves
 from buffers.core.spaces import build_tree, describe_space, space_leaves, space_of
 from vecenv.cage.saved import find_vecnormalize, is_sb3_file, load_sb3_model
-from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.masks import mask_width
+from vecenv.core.spaces import leaf_by_leaf
 from vecenv.learn import load_checkpoint, load_options
 from vecenv.learn.run import save_checkpoint
 from vecenv.train.options import OptionsError

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from buffers import RolloutBuffer
 from vecenv import RayVectorEnv, VecEnv, mask_width
-from vecenv.core.batches import leaf_by_leaf
+from vecenv.core.spaces import leaf_by_leaf
 from vecenv.learn import Adam, Graph, Moments, Run, quick_products
 from vecenv.train import networks
 from vecenv.train.networks import Choices, Encoders, Memory, Normals, mlp
