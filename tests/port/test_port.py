@@ -42,7 +42,6 @@ def test_masks_and_fields_are_compared():
     ("changed", "what", "python_line", "kernel_line"),
     [
         ({"step": toys.step_rarely_wrong}, "reward", "reward = 1.0 if self", "reward = 0.5"),
-        ({"step": toys.step_other_field}, "observation[1]", "", "out[1] = state.wind"),
         ({"observe": toys.observe_wrong}, "observation[1]", "", "out[1] = 5"),
         ({"action_mask": toys.mask_wrong}, "mask[0]", "", "def mask_wrong"),
     ],
@@ -59,11 +58,7 @@ def test_a_difference_is_told_with_its_lines(changed, what, python_line, kernel_
 
 
 def test_a_field_is_named_with_the_line_that_set_it():
-    def close(state, out):
-        out[0] = state.place
-        out[1] = min(max(state.wind, -1), 1)
-
-    kernels = dataclasses.replace(toys.WALK, step=toys.step_other_field, observe=close)
+    kernels = dataclasses.replace(toys.WALK, step=toys.step_other_field)
     found = prove(toys.Walk, kernels, minutes=0.1, debug=True, has_free_runs=False).difference
     assert found is not None and found.what == "field wind"
     assert (found.python, found.kernels) == ("-1", "-2")

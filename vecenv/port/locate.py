@@ -10,36 +10,22 @@ import sys
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from vecenv.jit import random
-from vecenv.port.lockstep import Mismatch, Run, call_both
+from vecenv.port.lockstep import Difference, call_both
 from vecenv.port.sides import RESET, KernelSide, PythonSide
 from vecenv.port.tape import Draw
 
-__all__ = ["Located", "is_own_file", "locate", "told_line"]
+__all__ = ["is_own_file", "locate"]
 
 _PACKAGE = Path(__file__).parents[1]
 _STANDARD = str(Path(inspect.__file__).parent)
 _RETURNED = ("observation", "reward", "terminated", "truncated", "mask")
+_SHOWN = 4  # draws before and after the first that differs
 _COLUMNS = {"reward": "rewards", "terminated": "terminations", "truncated": "truncations"}
-
-
-class Located(NamedTuple):
-    """Where a difference comes from.
-
-    Attributes:
-        python, kernels: The last lines that set the two values, "" if they weren't found.
-        draws: Draws of that step, in order: of the Python env and of the kernels.
-        is_reproduced: Whether a fresh env and the kernels as plain Python differ likewise.
-    """
-
-    python: str
-    kernels: str
-    draws: tuple[list[Draw], list[Draw]]
-    is_reproduced: bool
 
 
 def is_own_file(file: str) -> bool:
@@ -173,7 +159,7 @@ def _tree(file: str) -> ast.Module:
     return ast.parse("".join(linecache.getlines(file)))
 
 
-def told_line(line: tuple[str, int]) -> str:
+def _told(line: tuple[str, int]) -> str:
     """Tell a line: its file, as short as is clear, number and source."""
     file, number = line
     if not file:
@@ -224,30 +210,44 @@ def _watch_python(side: PythonSide, what: str, *, is_reset: bool) -> _Trace:
     return _Trace(None, (method.__code__, number) if hasattr(method, "__code__") else None)
 
 
-def locate(
-    python: PythonSide, kernels: KernelSide, run: Run, mismatch: Mismatch, tolerance: float
-) -> Located:
-    """Replay a run to its end, where the sides differ.
+def locate(found: Difference, python: PythonSide, kernels: KernelSide, tolerance: float) -> None:
+    """Replay a run to its end, and note the lines and the draws of the difference there.
 
     Args:
+        found: The difference, whose lines and notes are set.
         python: A fresh env.
         kernels: Fresh ones, as plain Python.
-        run: That ends with the difference.
-        mismatch: What differed.
         tolerance: See `vecenv.port.lockstep.compare`.
     """
-    *before, last = run.actions
-    seeds = [run.seed, *[None] * len(before)]
+    *before, last = found.actions
+    seeds = [found.seed, *[None] * len(before)]
     for action, seed in zip(before, seeds, strict=False):
         call_both(python, kernels, action, seed, tolerance, {})
-    own = _watch_python(python, mismatch.what, is_reset=last is RESET)
-    other = _watch_kernels(kernels, mismatch.what)
+    own = _watch_python(python, found.what, is_reset=last is RESET)
+    other = _watch_kernels(kernels, found.what)
+    through = own.run, other.run
+    again, _ = call_both(python, kernels, last, seeds[-1], tolerance, {}, through=through)
+    draws = python.tape.draws, other.draws
+    number = _first_apart(*draws)
+    lines = own.line, other.line
+    if found.what == "draws":  # the line of the one too many, or of the last one
+        lines = [(d[number:] or d[-1:])[0][3:] if d else ("", 0) for d in draws]
+    found.python_line, found.kernel_line = map(_told, lines)
+    for k in range(max(0, number - _SHOWN), min(max(map(len, draws)), number + _SHOWN)):
+        told = " | ".join(str(side[k]) if k < len(side) else "nothing" for side in draws)
+        mark = "  <- the first that differs" if k == number else ""
+        found.notes.append(f"draw {k + 1}: {told}{mark}")
+    if again is None or again.what != found.what:
+        found.notes.append(
+            "a fresh env and the kernels as plain Python do not differ here: episodes depend on "
+            "earlier ones, or compiled code computes otherwise (integers beyond 64 bits)"
+        )
 
-    found, _ = call_both(
-        python, kernels, last, seeds[len(before)], tolerance, {}, through=(own.run, other.run)
-    )
-    assert python.tape is not None
-    is_same = found is not None and found.what == mismatch.what
-    return Located(
-        told_line(own.line), told_line(other.line), (python.tape.draws, other.draws), is_same
-    )
+
+def _first_apart(python: list[Draw], kernels: list[Draw]) -> int:
+    """Return the number of the first draw that is not the same on both sides."""
+    for k, (one, other) in enumerate(zip(python, kernels, strict=False)):
+        are_integers = one.kind == other.kind == "integers"
+        if one.words != other.words or (are_integers and one.args != other.args):
+            return k
+    return min(len(python), len(kernels))

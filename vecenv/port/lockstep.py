@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
@@ -16,7 +16,7 @@ from vecenv.core.masks import mask_sizes
 from vecenv.port.sides import RESET, KernelSide, PythonSide, Seen
 from vecenv.port.tape import UnsupportedDraw
 
-__all__ = ["Actions", "Lockstep", "Mismatch", "Run", "compare", "pick", "width_of"]
+__all__ = ["Actions", "Difference", "Lockstep", "compare", "pick", "width_of"]
 
 _LENGTHS = (20, 60, 200, 600)  # of runs, in turn
 STYLES = ("random", "held", "rare", "short", "return", "masked")
@@ -24,25 +24,35 @@ _MOST_KEPT = 400  # runs that others go on from
 _FAR = 1e3  # in place of infinite bounds of actions
 
 
-class Mismatch(NamedTuple):
-    """What differed first.
+@dataclass
+class Difference:
+    """The first difference.
 
     Attributes:
         what: "observation[3]", "reward", "draws", "field paddle[0]", "mask[1]", ...
         python, kernels: The two values, as text.
+        seed: Of the run.
+        actions: From the seed on; the first is `RESET`, the last one shows the difference.
+        python_line, kernel_line: The lines of source that set the values, "" if not found.
+        notes: The draws of that step side by side, the first that differs marked.
     """
 
     what: str
     python: str
     kernels: str
-
-
-@dataclass
-class Run:
-    """A seed and the actions from there; the first is `RESET`."""
-
     seed: int = 0
     actions: list[Any] = field(default_factory=list)
+    python_line: str = ""
+    kernel_line: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        step = self.actions[::-1].index(RESET)
+        when = f"step {step} of an episode" if step else "a reset"
+        told = f"{self.what} differs in {when}, {len(self.actions)} calls after seed {self.seed}"
+        own = f"Python:  {self.python}   {self.python_line}"
+        other = f"kernels: {self.kernels}   {self.kernel_line}"
+        return "\n  ".join([told, own, other, *self.notes])
 
 
 def width_of(space: Space) -> int:
@@ -125,7 +135,7 @@ def _parts(action: Any) -> Sequence[Any]:
 
 def compare(
     python: Seen, kernels: Seen, tolerance: float, errors: dict[str, float]
-) -> Mismatch | None:
+) -> Difference | None:
     """Return the first difference of what both sides gave.
 
     Args:
@@ -139,10 +149,10 @@ def compare(
         if name not in kernels:
             if name == "mask":
                 continue
-            return Mismatch(name, str(value), absent)
+            return Difference(name, str(value), absent)
         other = kernels[name]
         if np.shape(value) != np.shape(other):
-            return Mismatch(name, f"shape {np.shape(value)}", f"shape {np.shape(other)}")
+            return Difference(name, f"shape {np.shape(value)}", f"shape {np.shape(other)}")
         if value.dtype.kind == "f" or other.dtype.kind == "f":
             a, b = value.astype(np.float64), other.astype(np.float64)
             with np.errstate(invalid="ignore"):
@@ -156,9 +166,9 @@ def compare(
             index = np.argwhere(wrong)[0].tolist()
             where = str(index) if index else ""
             at = tuple(index)
-            return Mismatch(name + where, repr(value[at].item()), repr(other[at].item()))
+            return Difference(name + where, repr(value[at].item()), repr(other[at].item()))
     extra = [name for name in kernels if name not in python and name.startswith("observation")]
-    return Mismatch(extra[0], absent, str(kernels[extra[0]])) if extra else None
+    return Difference(extra[0], absent, str(kernels[extra[0]])) if extra else None
 
 
 def _call(side: Any, action: Any, seed: int | None) -> Seen:
@@ -172,7 +182,7 @@ def call_both(
     seed: int | None,
     *compared: Any,
     through: Sequence[Callable[..., Any]] = (_call, _call),
-) -> tuple[Mismatch | None, Seen]:
+) -> tuple[Difference | None, Seen]:
     """Reset or step both sides; return the difference, and what was seen.
 
     Args:
@@ -194,10 +204,9 @@ def call_both(
     own, other = seen
     if isinstance(own, Exception) or isinstance(other, Exception):
         told = [repr(one) if isinstance(one, Exception) else "no exception" for one in (own, other)]
-        return Mismatch("exception", *told), {}
-    assert python.tape is not None
+        return Difference("exception", *told), {}
     if (words := python.tape.num_words) != kernels.num_words:
-        return Mismatch("draws", f"{words} words of 64 bits", f"{kernels.num_words}"), own
+        return Difference("draws", f"{words} words of 64 bits", f"{kernels.num_words}"), own
     found = compare(own, other, *compared)
     return found, {"mask": other["mask"], **own} if "mask" in other else own
 
@@ -219,7 +228,6 @@ class Lockstep:
         counts: Steps, resets, draws and numbers that were equal.
         styles: How many steps by style.
         errors: The largest distances of floats, by name.
-        run: The run that was played last, at a difference the one with it.
     """
 
     def __init__(
@@ -238,11 +246,10 @@ class Lockstep:
         self.counts = Counter(steps=0, resets=0, draws=0, numbers=0)
         self.styles: Counter[str] = Counter()
         self.errors: dict[str, float] = {}
-        self.run = Run()
         self._visits: Counter[Any] = Counter()
-        self._kept: dict[Any, Run] = {}
+        self._kept: dict[Any, tuple[int, list[Any]]] = {}  # seeds and actions by what was new
 
-    def play(self, seconds: float) -> Mismatch | None:
+    def play(self, seconds: float) -> Difference | None:
         """Play runs for so long, at least one of each kind; return the first difference."""
         end = time.perf_counter() + seconds
         number, found = 0, None
@@ -253,49 +260,43 @@ class Lockstep:
             number += 1
         return found
 
-    def _play_run(self, style: str, length: int, end: float) -> Mismatch | None:
+    def _play_run(self, style: str, length: int, end: float) -> Difference | None:
         rng, python = self._rng, self._python
-        run, prefix = Run(int(rng.integers(2**62))), []
+        run_seed, prefix = int(rng.integers(2**62)), []
         if style == "return" and self._kept:
             rarest = sorted(self._kept, key=self._visits.__getitem__)[:40]
-            kept = self._kept[rarest[rng.integers(len(rarest))]]
-            prefix = kept.actions[: max(1, len(kept.actions) - int(rng.integers(4)))]
-            run.seed, length = kept.seed, len(prefix) + min(length, 60)
+            run_seed, prefix = self._kept[rarest[rng.integers(len(rarest))]]
+            prefix = prefix[: max(1, len(prefix) - int(rng.integers(4)))]
+            length = len(prefix) + min(length, 60)
         self._actions.begin(style)
-        self.run = run
-        seen: Seen = {}
+        seen, actions = Seen(), list[Any]()
         short = int(rng.integers(1, 12)) if style == "short" else length + 1
         for step in range(length):
             if step < len(prefix):
-                action = prefix[step]
+                actions.append(prefix[step])
             elif step % short == 0 or python.is_over(seen):
-                action = RESET
+                actions.append(RESET)
             else:
-                action = self._actions(seen, python.obs)
-            run.actions.append(action)
-            seed = run.seed if step == 0 else None
+                actions.append(self._actions(seen, python.obs))
+            seed = None if step else run_seed
             found, seen = call_both(
-                python, self._kernels, action, seed, self._tolerance, self.errors
+                python, self._kernels, actions[-1], seed, self._tolerance, self.errors
             )
             if found is not None:
+                found.seed, found.actions = run_seed, actions
                 return found
-            self._note(style, seen)
+            is_step = actions[-1] is not RESET
+            self.styles[style] += is_step
+            self.counts["steps" if is_step else "resets"] += 1
+            self.counts["draws"] += len(python.tape.draws)
+            self.counts["numbers"] += sum(np.size(value) for value in seen.values())
+            for feature in _features(python.tape.draws, seen):
+                self._visits[feature] += 1
+                if self._visits[feature] == 1 and len(self._kept) < _MOST_KEPT:
+                    self._kept[feature] = run_seed, list(actions)
             if time.perf_counter() > end + 1.0:
                 break
         return None
-
-    def _note(self, style: str, seen: Seen) -> None:
-        """Count what was equal, and keep the run if something in it is new."""
-        assert self._python.tape is not None
-        draws, is_step = self._python.tape.draws, self.run.actions[-1] is not RESET
-        self.counts["steps" if is_step else "resets"] += 1
-        self.counts["draws"] += len(draws)
-        self.counts["numbers"] += sum(np.size(value) for value in seen.values())
-        self.styles[style] += is_step
-        for feature in _features(draws, seen):
-            self._visits[feature] += 1
-            if self._visits[feature] == 1 and len(self._kept) < _MOST_KEPT:
-                self._kept[feature] = Run(self.run.seed, list(self.run.actions))
 
 
 def _features(draws: Sequence[Any], seen: Seen) -> Iterator[Any]:

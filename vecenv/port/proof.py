@@ -10,52 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from vecenv.port.hidden import Hidden, find_hidden
-from vecenv.port.locate import locate, told_line
-from vecenv.port.lockstep import Lockstep, Mismatch, Run
+from vecenv.port.locate import locate
+from vecenv.port.lockstep import Difference, Lockstep
 from vecenv.port.returns import Equivalence, free_runs, speeds
-from vecenv.port.sides import RESET, KernelSide, PythonSide, check_spaces, read_kernels
-from vecenv.port.tape import Draw
+from vecenv.port.sides import KernelSide, PythonSide, check_spaces, read_kernels
 
-__all__ = ["Difference", "Proof", "prove"]
+__all__ = ["Proof", "prove"]
 
 _LONGEST = 1_000  # steps of an episode in free runs, if nothing else ends it
-_SHOWN = 4  # draws before and after the first that differs
-
-
-@dataclass
-class Difference:
-    """The first difference.
-
-    Attributes:
-        what: "observation[3]", "reward", "draws", "field paddle[0]", "mask[1]", ...
-        python, kernels: The two values.
-        python_line, kernel_line: The lines of source that set them, "" if they weren't found.
-        notes: The draws of that step side by side, the first that differs marked.
-        seed: Of the run.
-        actions: From the seed on; None is a reset. The last one shows the difference.
-        step: Number of the step in its episode; 0 is the reset.
-    """
-
-    what: str
-    python: str
-    kernels: str
-    python_line: str = ""
-    kernel_line: str = ""
-    notes: list[str] = field(default_factory=list)
-    seed: int = 0
-    actions: list[Any] = field(default_factory=list)
-    step: int = 0
-
-    def __str__(self) -> str:
-        when = f"step {self.step} of an episode" if self.step else "a reset"
-        return "\n  ".join(
-            [
-                f"{self.what} differs in {when}, {len(self.actions)} calls after seed {self.seed}",
-                f"Python:  {self.python}   {self.python_line}",
-                f"kernels: {self.kernels}   {self.kernel_line}",
-                *self.notes,
-            ]
-        )
 
 
 @dataclass
@@ -118,7 +80,7 @@ class Proof:
         """Write all of it as JSON."""
         told = asdict(self) | {"is_proven": self.is_proven}
         told |= {name: [x._asdict() for x in getattr(self, name)] for name in ("hidden", "means")}
-        path.write_text(json.dumps(told, indent=1) + "\n")
+        path.write_text(json.dumps(told, indent=1, default=lambda array: array.tolist()) + "\n")
 
 
 def _listed(counts: Mapping[str, int]) -> str:
@@ -184,13 +146,14 @@ def prove(
             return proof
         say("playing both in lockstep")
         steps = Lockstep(python, side, tolerance=tolerance, seed=seed, policies=policies)
-        mismatch = steps.play(60.0 * minutes * (0.6 if has_free_runs else 1.0))
+        found = steps.play(60.0 * minutes * (0.6 if has_free_runs else 1.0))
         proof.counts, proof.styles = dict(steps.counts), dict(steps.styles)
         proof.largest_errors = steps.errors
-        if mismatch is not None:
+        proof.difference = found
+        if found is not None:
             say("looking for the lines of the difference")
             replay = PythonSide(make_python, python.paths), KernelSide(make_envs, limit, debug=True)
-            proof.difference = _difference(*replay, steps.run, mismatch, tolerance)
+            locate(found, *replay, tolerance)
         elif has_free_runs:
             say("comparing free runs")
             proof.means = free_runs(
@@ -208,40 +171,3 @@ def prove(
         side.envs.close()
         proof.seconds = time.perf_counter() - began
     return proof
-
-
-def _difference(
-    python: PythonSide, kernels: KernelSide, run: Run, mismatch: Mismatch, tolerance: float
-) -> Difference:
-    """Locate a difference with fresh sides, and tell it."""
-    found = locate(python, kernels, run, mismatch, tolerance)
-    told = Difference(*mismatch, found.python, found.kernels)
-    told.seed = run.seed
-    told.actions = [None if one is RESET else one.tolist() for one in run.actions]
-    told.step = told.actions[::-1].index(None)
-    number = _first_apart(*found.draws)
-    if mismatch.what == "draws":  # the line of the one too many, or of the last one
-        lines = [told_line((d[number:] or d[-1:])[0][3:]) if d else "" for d in found.draws]
-        told.python_line, told.kernel_line = lines
-    most = max(map(len, found.draws))
-    for k in range(max(0, number - _SHOWN), min(most, number + _SHOWN)):
-        own, other = (str(draws[k]) if k < len(draws) else "nothing" for draws in found.draws)
-        mark = "  <- the first that differs" if k == number else ""
-        told.notes.append(f"draw {k + 1}: {own} | {other}{mark}")
-    if not found.is_reproduced:
-        told.notes.append(
-            "a fresh env and the kernels as plain Python do not differ here: episodes depend on "
-            "earlier ones, or compiled code computes otherwise (integers beyond 64 bits)"
-        )
-    return told
-
-
-def _first_apart(python: list[Draw], kernels: list[Draw]) -> int:
-    """Return the number of the first draw that is not the same on both sides."""
-    for k, (one, other) in enumerate(zip(python, kernels, strict=False)):
-        is_same = one.words == other.words
-        if one.kind == other.kind == "integers":
-            is_same &= one.args == other.args
-        if not is_same:
-            return k
-    return min(len(python), len(kernels))

@@ -69,7 +69,7 @@ class PythonSide:
     ) -> None:
         self.env: Any = make()
         self.inner: Any = getattr(self.env, "unwrapped", self.env)
-        self.tape = Tape() if is_taped else None
+        self.tape, self._is_taped = Tape(), is_taped
         self.paths = paths or {}
         self.is_parallel = hasattr(self.env, "possible_agents")
         self.spaces = _spaces(self.env)
@@ -87,10 +87,9 @@ class PythonSide:
     def __call__(self, action: Any, seed: int | None = None) -> Seen:
         """Reset, with `RESET`, or take a step with an action of the kernels' action space."""
         if action is not RESET:
-            if self.tape is not None:
-                self.tape.begin()
+            self.tape.begin()
             return self._seen(*self.env.step(self._own(action)))
-        if self.tape is None:
+        if not self._is_taped:
             obs, info = self.env.reset(seed=seed)
             return self._seen(obs, None, False, False, info)
         if seed is not None:
@@ -115,7 +114,8 @@ class PythonSide:
         return own[""] if "" in own else tuple(own.values())
 
     def _seen(self, obs: Any, reward: Any, over: Any, cut: Any, info: Any) -> Seen:
-        self.obs, seen, names = obs, Seen(), list(self.spaces)
+        self.obs, names = obs, list(self.spaces)
+        seen = {f"field {k}": np.asarray(self.field(path)) for k, path in self.paths.items()}
         parts = {"observation": obs}
         if reward is not None:
             parts |= {"reward": reward, "terminated": over, "truncated": cut}
@@ -129,8 +129,6 @@ class PythonSide:
             seen |= {f"{what} of {name}": np.asarray(one) for name, one in part.items()}
         if MASK_KEY in info:
             seen["mask"] = np.asarray(info[MASK_KEY]).astype(bool)
-        for name, path in self.paths.items():
-            seen[f"field {name}"] = np.asarray(self.field(path))
         return seen
 
     def field(self, path: Any) -> Any:

@@ -151,8 +151,11 @@ def _filled(one: Callable[..., Any], values: Any, size: Any, dtype: Any) -> Any:
     return np.array(out, dtype).reshape(shape)
 
 
-class _Taped:
-    """What NumPy's and Python's generators have in common, drawn from a tape."""
+class TapedNumpy:
+    """Stands for `np.random.Generator` and `np.random.RandomState`.
+
+    Attributes that it lacks are those of `_NUMBERS`.
+    """
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
@@ -174,27 +177,6 @@ class _Taped:
     def seed(self, *args: Any) -> None:
         """Do nothing: the tape has the seed."""
 
-    def shuffle(self, x: Any, axis: int = 0) -> None:
-        """Put a list or the rows of an array in random order."""
-        order = np.arange(len(x))
-        self._tape.take("shuffle", order)
-        copied = x.copy()
-        for k, source in enumerate(order):
-            x[k] = copied[source]
-
-    def permutation(self, x: Any, axis: int = 0) -> Any:
-        """Return an array, or the numbers below x, in random order."""
-        array = np.arange(x) if np.ndim(x) == 0 else np.array(x)
-        self.shuffle(array)
-        return array
-
-    def _weighted(self, weights: Any) -> int:
-        return int(self._tape.take("choice", np.asarray(weights, np.float64)))
-
-
-class TapedNumpy(_Taped):
-    """Stands for `np.random.Generator` and `np.random.RandomState`."""
-
     def integers(
         self, low: Any, high: Any = None, size: Any = None, dtype: Any = np.int64,
         endpoint: bool = False,
@@ -214,42 +196,56 @@ class TapedNumpy(_Taped):
         """Draw from the standard normal distribution, an array of this shape."""
         return _numbers(self._tape, "normal", size=shape or None)
 
+    def shuffle(self, x: Any, axis: int = 0) -> None:
+        """Put a list or the rows of an array in random order."""
+        order = np.arange(len(x))
+        self._tape.take("shuffle", order)
+        copied = x.copy()
+        for k, source in enumerate(order):
+            x[k] = copied[source]
+
+    def permutation(self, x: Any, axis: int = 0) -> Any:
+        """Return an array, or the numbers below x, in random order."""
+        array = np.arange(x) if np.ndim(x) == 0 else np.array(x)
+        self.shuffle(array)
+        return array
+
     def choice(self, a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
         """Draw elements; without replacement the first of a permutation."""
         count = int(a) if np.ndim(a) == 0 else len(a)
         if size is not None and not replace:
             if p is not None:
-                raise UnsupportedDraw(
-                    "choice without replacement and with `p` has no counterpart in "
-                    "vecenv.jit.random: draw one element at a time, in env and kernels"
-                )
+                return self.choice_without_replacement_by_weights  # refused
             found = self.permutation(count)[: int(np.prod(size))].reshape(size)
         else:
-            one = lambda: self._tape.below(count) if p is None else self._weighted(p)  # noqa: E731
+            one = lambda: self._index(count, p)  # noqa: E731
             found = _filled(one, (), size, np.int64)
         return found if np.ndim(a) == 0 else np.asarray(a)[found]
 
+    def _index(self, count: int, weights: Any) -> int:
+        if weights is None:
+            return self._tape.below(count)
+        return int(self._tape.take("choice", np.asarray(weights, np.float64)))
 
-class TapedPython(_Taped):
+
+class TapedPython(TapedNumpy):
     """Stands for `random.Random`."""
 
     def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
         """Draw an element of a range."""
-        return self.choice(range(start) if stop is None else range(start, stop, step))
+        return self.choices(range(start) if stop is None else range(start, stop, step))[0]
 
-    def randint(self, a: int, b: int) -> int:
+    def randint(self, a: int, b: int) -> int:  # type: ignore[override]  # Python's includes b
         """Draw from a to b, both included."""
         return self.randrange(a, b + 1)
 
-    def choice(self, seq: Any) -> Any:
+    def choice(self, seq: Any) -> Any:  # type: ignore[override]
         """Draw an element."""
-        return seq[self._tape.below(len(seq))]
+        return self.choices(seq)[0]
 
     def choices(self, population: Any, weights: Any = None, *, k: int = 1) -> list[Any]:
         """Draw k elements with replacement."""
-        if weights is None:
-            return [self.choice(population) for _ in range(k)]
-        return [population[self._weighted(weights)] for _ in range(k)]
+        return [population[self._index(len(population), weights)] for _ in range(k)]
 
     def sample(self, population: Any, k: int) -> list[Any]:
         """Draw k elements without replacement: the first of a permutation."""
