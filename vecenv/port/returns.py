@@ -199,8 +199,8 @@ def free_runs(
             _linear_policy(envs.single_observation_space, space, rng) for _ in range(_NUM_POLICIES)
         ]
         for name, play in (
-            ("kernels", lambda one: ours(one, part / 16.0, min(limit, 200))),
-            ("Python env", lambda one: theirs(one, part / 16.0, min(limit, 200), 20)),
+            ("kernels", lambda one: ours(one, part / 8.0, min(limit, 200))),
+            ("Python env", lambda one: theirs(one, part / 8.0, min(limit, 200), 20)),
         ):
             means = [
                 played[:, 0].mean() if len(played) else -np.inf for played in map(play, policies)
