@@ -166,8 +166,10 @@ def test_policies_of_the_user_are_played():
         asked.append(obs)
         return 2
 
-    proof = prove(toys.Walk, toys.WALK, policies=[right], **BRIEF)
-    assert proof.is_proven and proof.styles["policy"] > 5
+    options = {"minutes": 0.03, "debug": True, "max_episode_steps": 20}
+    proof = prove(toys.brief, toys.WALK, policies=[right], **options)
+    assert proof.is_proven and proof.styles["policy"] > 5, str(proof)
+    assert proof.means[2].what == "return, policy 1 of the user" and proof.means[2].kernels > 0.0
     assert asked and asked[0].shape == (2,)
 
 

@@ -164,6 +164,7 @@ def prove(
                 seconds=60.0 * minutes * 0.4,
                 margin=margin,
                 seed=seed,
+                policies=policies,
             )
             proof.speeds = None if debug else speeds(make_python, make_envs)
     finally:

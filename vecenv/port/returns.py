@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,6 +104,11 @@ def _linear_policy(obs_space: Any, space: Any, rng: np.random.Generator) -> Poli
     return act
 
 
+def _of_rows(policy: Callable[[Any], Any], space: Any) -> Policy:
+    """Return a policy for observations (B, ...) that asks one for each."""
+    return lambda obs, masks: np.array([policy(row) for row in obs]).astype(space.dtype)
+
+
 def _kernel_episodes(
     envs: JitVectorEnv, policy: Policy, seed: int, limit: int, seconds: float
 ) -> np.ndarray:
@@ -159,6 +164,7 @@ def free_runs(
     seconds: float,
     margin: float,
     seed: int,
+    policies: Sequence[Callable[[Any], Any]] = (),
 ) -> list[Equivalence]:
     """Compare returns and lengths of random actions, then those of policies carried over.
 
@@ -173,6 +179,7 @@ def free_runs(
         seconds: How long all this may take.
         margin: See `compare_means`.
         seed: Of all of this.
+        policies: The user's, played too, but in games.
     """
     rng, part = np.random.default_rng(seed), seconds / 10.0
     side = PythonSide(make_python, is_taped=False)
@@ -195,17 +202,17 @@ def free_runs(
 
     try:
         both("random actions", _random_policy(space, rng))
-        policies = [
+        for number, policy in enumerate(policies if "" in side.spaces else (), 1):
+            both(f"policy {number} of the user", _of_rows(policy, space))
+        drawn = [
             _linear_policy(envs.single_observation_space, space, rng) for _ in range(_NUM_POLICIES)
         ]
         for name, play in (
             ("kernels", lambda one: ours(one, part / 8.0, min(limit, 200))),
             ("Python env", lambda one: theirs(one, part / 8.0, min(limit, 200), 20)),
         ):
-            means = [
-                played[:, 0].mean() if len(played) else -np.inf for played in map(play, policies)
-            ]
-            both(f"policy chosen by the {name}", policies[int(np.argmax(means))])
+            means = [played[:, 0].mean() if len(played) else -np.inf for played in map(play, drawn)]
+            both(f"policy chosen by the {name}", drawn[int(np.argmax(means))])
     finally:
         envs.close()
         side.env.close()
