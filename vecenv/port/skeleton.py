@@ -17,7 +17,7 @@ __all__ = ["guess_fields", "write_skeleton"]
 
 _NUM_CALLS = 200
 _LARGEST = 10_000  # elements of an array that may be state
-_LIBRARIES = ("numpy", "gymnasium", "builtins", "pygame", "enum", "collections")
+_LIBRARIES = ("numpy", "gymnasium", "builtins", "pygame", "enum", "collections", "logging")
 _NOT_STATE = re.compile("np_random|render|window|clock|screen|metadata|spec$|space")
 
 _KERNELS = '''"""Kernels of {source}: fill in what says TODO, then run
@@ -67,14 +67,14 @@ def action_mask(state, out):
 
 _TEST = '''"""The kernels do what {source} does."""
 
+{imported}
 from {module} import FIELDS, KERNELS
 
-from vecenv.command.porting import python_env
 from vecenv.port import prove
 
 
 def test_the_port_is_the_env():
-    proof = prove(python_env({source!r}), KERNELS, fields=FIELDS, minutes=0.1, has_free_runs=False)
+    proof = prove({made}, KERNELS, fields=FIELDS, minutes=0.1, has_free_runs=False)
     assert proof.is_proven, str(proof)
 '''
 
@@ -222,5 +222,8 @@ def write_skeleton(make: Callable[[], Any], source: str, folder: Path) -> tuple[
     )
     folder.mkdir(parents=True, exist_ok=True)
     files[0].write_text(text)
-    files[1].write_text(_TEST.format(source=source, module=module))
+    place, _, made = source.partition(":")
+    imported = f"from {place} import {made}" if made.isidentifier() else "import gymnasium"
+    made = made if made.isidentifier() else f"lambda: gymnasium.make({source!r})"
+    files[1].write_text(_TEST.format(source=source, module=module, imported=imported, made=made))
     return files
