@@ -77,13 +77,14 @@ class _Watch:
         """Call a function under the watch."""
         self._states = _global_states()
         is_tracing = self.is_tracing and any(not one.line for one in self.found.values())
-        sys.settrace(self._on_line if is_tracing else None)
+        trace, profile = sys.gettrace(), sys.getprofile()
+        sys.settrace(self._on_line if is_tracing else trace)
         sys.setprofile(self._on_call)
         try:
             return function(*args)
         finally:
-            sys.setprofile(None)
-            sys.settrace(None)
+            sys.setprofile(profile)
+            sys.settrace(trace)
             self._look()
 
     def _on_line(self, frame: types.FrameType, event: str, _: Any) -> Any:

@@ -115,18 +115,18 @@ class PythonSide:
 
     def _seen(self, obs: Any, reward: Any, over: Any, cut: Any, info: Any) -> Seen:
         self.obs, names = obs, list(self.spaces)
-        seen = {f"field {k}": np.asarray(self.field(path)) for k, path in self.paths.items()}
+        seen = {f"field {k}": np.array(self.field(path)) for k, path in self.paths.items()}
         parts = {"observation": obs}
         if reward is not None:
             parts |= {"reward": reward, "terminated": over, "truncated": cut}
         for what, part in parts.items():
             if names == [""]:
-                seen[what] = np.asarray(part)
+                seen[what] = np.array(part)
                 continue
             if not isinstance(part, dict):
                 parts_of = [part] * len(names) if np.ndim(part) == 0 else part
                 part = dict(zip(names, parts_of, strict=True))
-            seen |= {f"{what} of {name}": np.asarray(one) for name, one in part.items()}
+            seen |= {f"{what} of {name}": np.array(one) for name, one in part.items()}
         if MASK_KEY in info:
             seen["mask"] = np.asarray(info[MASK_KEY]).astype(bool)
         return seen
