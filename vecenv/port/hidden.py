@@ -55,6 +55,7 @@ class Hidden(NamedTuple):
 
 
 def _global_states() -> tuple[Any, Any]:
+    """Return the states of the generators behind `random` and `numpy.random`."""
     kind, key, *rest = np.random.get_state()  # noqa: NPY002  # what is looked for
     return python_random.getstate(), (kind, key.tobytes(), *rest)
 
@@ -103,6 +104,7 @@ class _Watch:
         self._states = states
 
     def _on_call(self, frame: types.FrameType, event: str, called: Any) -> None:
+        """Note a call of a built-in function by a line of the env, not by a library it calls."""
         if event != "c_call" or not is_own_file(frame.f_code.co_filename):
             return
         owner = getattr(called, "__self__", None)
@@ -172,6 +174,7 @@ def _unseeded(make: Callable[[], Any]) -> list[Hidden]:
 
 
 def _state_of(generator: Any) -> str:
+    """Return what is equal for generators that will draw the same."""
     if isinstance(generator, python_random.Random):
         return repr(generator.getstate())
     if isinstance(generator, np.random.RandomState):

@@ -80,6 +80,7 @@ class _Trace:
         return is_own_file(file) or f"{_PACKAGE.name}/jit/envs/" in file
 
     def _on_call(self, frame: types.FrameType, event: str, _: Any) -> Any:
+        """Follow calls of the users' functions, and of draws by these."""
         file, caller = frame.f_code.co_filename, frame.f_back
         if file == random.__file__ and caller is not None:
             is_inner = caller.f_code.co_filename == file or not self._is_own(
@@ -89,6 +90,7 @@ class _Trace:
         return self._on_line if self._is_own(file) else None
 
     def _note_draw(self, frame: types.FrameType, caller: types.FrameType) -> Any:
+        """Note a draw of kernels when it begins, and how many words it took when it ends."""
         rng, *given = (
             frame.f_locals[name] for name in frame.f_code.co_varnames[: frame.f_code.co_argcount]
         )
@@ -105,6 +107,7 @@ class _Trace:
         return on_return
 
     def _on_line(self, frame: types.FrameType, event: str, arg: Any) -> Any:
+        """Look at the value before each line: the line that was run last has changed it."""
         if self._value is not None:
             try:
                 value = np.array(self._value(frame))
@@ -147,6 +150,7 @@ class _Trace:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int]]:
+    """Return files and lines that an exception has passed, the outermost first."""
     found, one = [], error.__traceback__
     while one is not None:
         found.append((one.tb_frame.f_code.co_filename, one.tb_lineno))
@@ -182,6 +186,11 @@ def _split(what: str) -> tuple[str, str, tuple[int, ...]]:
 
 
 def _watch_kernels(side: KernelSide, what: str) -> _Trace:
+    """Return the trace that finds the line of the kernels which sets this value.
+
+    Fields are read from the state record, observations and masks from `out` in the author's
+    function, reward and flags of a single env from what `step` returns.
+    """
     kind, name, index = _split(what)
     kernels, state = side.envs.kernels, side.envs.states[0]
     if kind == "field":
@@ -202,6 +211,7 @@ def _watch_kernels(side: KernelSide, what: str) -> _Trace:
 
 
 def _watch_python(side: PythonSide, what: str, *, is_reset: bool) -> _Trace:
+    """Return the trace that finds the line of the Python env which sets this value."""
     kind, name, index = _split(what)
     if kind == "field":
         return _Trace(lambda _: np.array(side.field(side.paths[name]))[index])

@@ -214,6 +214,7 @@ def call_both(
 class Lockstep:
     """Plays runs of many kinds until they differ or time is up.
 
+    A seed and the actions from there are a run: both sides do the same each time that it is played.
     Runs that did something new (a reward, an end, another sequence of draws) are kept; some runs
     begin as these and go on in another way, so rare situations are reached often.
 
@@ -261,6 +262,7 @@ class Lockstep:
         return found
 
     def _play_run(self, style: str, length: int, end: float) -> Difference | None:
+        """Play one run of a style; return the difference that ends it."""
         rng, python = self._rng, self._python
         run_seed, prefix = int(rng.integers(2**62)), []
         if style == "return" and self._kept:

@@ -1,4 +1,18 @@
-"""Prove that kernels do what a Python env does, or show where they first differ."""
+"""Prove that kernels do what a Python env does, or show where they first differ.
+
+    find_hidden   the Python env alone, played three times: does it depend on anything else?
+        |
+    Lockstep      Tape --words--> PythonSide --Seen--+
+        |                                            +--> compare --> Difference, or go on
+        |         the same seed --> KernelSide ------+
+        |                                                     |
+    free_runs     no difference: means of returns      locate: the run once more, kernels as plain
+        |         with random numbers of their own     Python under a trace: lines and draws
+      Proof <------------------------------------------------+
+
+The kernels are one env of a vector env, compiled as they will be used. Only where a difference is
+located do they run as plain Python.
+"""
 
 from __future__ import annotations
 

@@ -84,6 +84,7 @@ def compare_means(what: str, python: np.ndarray, kernels: np.ndarray, margin: fl
 
 
 def _random_policy(space: Any, rng: np.random.Generator) -> Policy:
+    """Return a policy that draws any action which the masks allow."""
     return lambda obs, masks: pick(space, rng.random((len(obs), width_of(space))), masks)
 
 

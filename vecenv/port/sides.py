@@ -114,6 +114,10 @@ class PythonSide:
         return own[""] if "" in own else tuple(own.values())
 
     def _seen(self, obs: Any, reward: Any, over: Any, cut: Any, info: Any) -> Seen:
+        """Return copies of what the env gave, and of the fields; `reward` is None of a reset.
+
+        Fields come first: a difference in one is nearer to its cause than what follows from it.
+        """
         self.obs, names = obs, list(self.spaces)
         seen = {f"field {k}": np.array(self.field(path)) for k, path in self.paths.items()}
         parts = {"observation": obs}
@@ -229,6 +233,7 @@ class KernelSide:
         return int(self.envs.state_dict()["runs"]["counter"][0]) & 0xFFFF
 
     def _seen(self, obs: Any, reward: Any = None, over: Any = None, cut: Any = None) -> Seen:
+        """Return copies of what the kernels gave; what agents get stands in the state of a game."""
         state, seen = self.envs.states[0], Seen()
         if self.layout is not None:
             for group in self.layout.groups.values():

@@ -138,6 +138,7 @@ def _names(paths: Any) -> dict[str, str]:
 
 
 def _field_source(name: str, value: np.ndarray) -> str:
+    """Return the line of the state record for a field that held this value."""
     dtype = {"f": "np.float64", "b": "np.int8" if value.ndim else "np.bool_"}
     shape = f", {value.shape}" if value.ndim else ""
     return f"        ({name!r}, {dtype.get(value.dtype.kind, 'np.int64')}{shape}),\n"

@@ -62,7 +62,7 @@ class Draw(NamedTuple):
         return f"{self.kind}({', '.join(map(str, self.args))}) {name}:{self.line}"
 
 
-@cache
+@cache  # of one draw: a call from Python costs a microsecond, and is the kernels' own code
 def _compiled(name: str) -> Callable[..., Any]:
     return cached_njit(getattr(random, name))
 
@@ -143,6 +143,7 @@ def _numbers(
 
 
 def _filled(one: Callable[..., Any], values: Any, size: Any, dtype: Any) -> Any:
+    """Call `one` with the values, which may be arrays, for each number of the result."""
     if size is None and all(np.ndim(value) == 0 for value in values):
         return one(*values)
     shape = np.broadcast_shapes(*map(np.shape, values)) if size is None else size
@@ -223,6 +224,7 @@ class TapedNumpy:
         return found if np.ndim(a) == 0 else np.asarray(a)[found]
 
     def _index(self, count: int, weights: Any) -> int:
+        """Draw a number below `count`, in proportion to weights if there are any."""
         if weights is None:
             return self._tape.below(count)
         return int(self._tape.take("choice", np.asarray(weights, np.float64)))
@@ -267,7 +269,9 @@ def _children(found: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
 def find_generators(env: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
     """Yield where each generator is that an env holds, the generator, and what replaces it.
 
-    Attributes, lists, dicts and tuples are followed, and globals of the modules of its classes.
+    Attributes, lists, dicts and tuples are followed, the nearest first, and globals of the modules
+    of its classes. The module-level functions of `random` and `numpy.random` are not among them:
+    `vecenv.port.hidden` refuses envs that use these.
     """
     queue = deque[tuple[str, Any]]([("env", env)])
     for one in type(getattr(env, "unwrapped", env)).__mro__:
