@@ -30,7 +30,6 @@ __all__ = ["TraceDifference", "TraceError", "TraceReplay", "replay_traces"]
 HOSTS = np.arange(codes.NUM_HOSTS)
 SPEC_IDS = codes.spec_id(HOSTS)  # of our hosts
 _WATCHED = np.isin(SPEC_IDS // 17, (codes.CON, codes.INT), invert=True)  # where events are kept
-_MAX_BYTES = 1 << 29  # of a trace in memory; 499 steps take 2 MB
 
 
 class TraceError(ValueError):
@@ -131,7 +130,7 @@ class Trace:
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         try:
-            self.arrays = read_npz(path, max_bytes=_MAX_BYTES)
+            self.arrays = read_npz(path)
         except FileNotFoundError:
             raise
         except (OSError, ValueError) as error:
