@@ -556,10 +556,6 @@ def npz_changer(marker):
     return change
 
 
-def change_json(content, rng):
-    return json.dumps(mutate_tree(json.loads(content), rng)).encode()
-
-
 def policy_kind(folder, marker):
     """Policies of PPO and of `save_defender`."""
     from vecenv.cage import BlueMemory, cage2_scenario, find_policy, save_defender
@@ -617,21 +613,6 @@ def state_kind(folder, marker):
 
     sources = [(folder / "state.npz").read_bytes()]
     return Kind("env state", sources, npz_changer(marker), load_state, (ValueError, KeyError))
-
-
-def scores_kind(folder):
-    """Scores as JSON."""
-    from vecenv.cage import Evaluation, evaluate
-
-    evaluate("sleep", episodes=3, episode_lengths=[30]).to_json(folder / "scores.json")
-
-    def read_scores(file):
-        found = Evaluation.from_json(file)
-        with being_used():
-            str(found)
-
-    sources = [(folder / "scores.json").read_bytes()]
-    return Kind("scores", sources, change_json, read_scores, (ValueError,))
 
 
 def checkpoint_kind(folder):
@@ -722,7 +703,7 @@ def main(folder, is_broken):
         replay_state._check_table = lambda *_: None
     marker = folder / "was_run"
     kinds = [*buffer_kinds(folder), policy_kind(folder, str(marker))]
-    kinds += [state_kind(folder, str(marker)), scores_kind(folder)]
+    kinds += [state_kind(folder, str(marker))]
     kinds += [checkpoint_kind(folder)]
     read_files(0, 30, kinds, folder, marker)  # compiles what is not compiled yet
     for kind in kinds:  # whole files load
