@@ -200,10 +200,9 @@ def load_agent(agent: Any, path: Path) -> None:
     try:
         agent.load_state_dict(weights)
     except RuntimeError as error:
-        told = "load it with the code that trained it (code= of load_policy, --algo of vecenv play)"
-        raise OptionsError(
-            f"{file} does not fit: {' '.join(str(error).split())}; {told}"
-        ) from error
+        told = f"{file} does not fit: {' '.join(str(error).split())}; load it with the code that "
+        told += "trained it (code= of load_policy, --algo of vecenv play)"
+        raise OptionsError(told) from error
 
 
 def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:
