@@ -1,4 +1,3 @@
-import contextlib
 import importlib
 import itertools
 import logging
@@ -8,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import types
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -234,26 +232,6 @@ def test_variants_of_one_factory_never_run_each_others_code(order, tmp_path):
     assert len(files) == 3, "code of another process was not found"
 
 
-def symbol_number():
-    return next(FunctionIdentity._unique_ids)
-
-
-def test_symbols_are_numbered_from_a_random_number_on_in_forks_too():
-    number = symbol_number()
-    assert number > module._FIRST_SYMBOL
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
-        child = os.fork()
-    if child == 0:
-        os.write(write, str(symbol_number()).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert abs(int(os.read(read, 100)) - number) > 10**6
-    os.close(read)
-    os.close(write)
-
-
 def test_code_with_symbols_of_before_is_not_kept_on_disk(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(FunctionIdentity, "_unique_ids", itertools.count(7))
@@ -285,20 +263,6 @@ def test_functions_are_compiled_from_what_they_are_when_the_env_is_made(tmp_path
     assert cached_njit(twice)(1) == 14
     again = cached_njit(twice)
     assert again(1) == 14 and again.stats.cache_hits
-
-
-def test_options_of_the_compiler_are_part_of_the_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    for options in ({}, {"error_model": "numpy"}):
-        divided = cached_njit(divide, **options)
-        with contextlib.suppress(ZeroDivisionError):
-            assert divided(1.0, 0.0) == np.inf and options
-        assert not divided.stats.cache_hits
-    assert len(list(tmp_path.rglob("*.nbi"))) == 2
-
-
-def divide(x, y):
-    return x / y
 
 
 @pytest.mark.slow
@@ -381,21 +345,6 @@ def test_fingerprint_knows_the_settings_of_numba(monkeypatch):
     before = fingerprint([double])
     monkeypatch.setattr(module.config, "BOUNDSCHECK", 1 - (module.config.BOUNDSCHECK or 0))
     assert fingerprint([double]) != before
-
-
-def test_damaged_code_on_a_full_disk_is_compiled_anew(tmp_path, monkeypatch, caplog):
-    def no_space(*args):
-        raise OSError(28, "No space left on device")
-
-    def damaged(*args):
-        raise EOFError("Ran out of input")
-
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.load", damaged)
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.flush", no_space)
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", damaged)
-    kernel = cached_njit(lambda x: x + 3)
-    assert kernel(1) == 4
-    assert "not kept on disk: Ran out" in caplog.text
 
 
 @pytest.mark.parametrize("compiled", [cached_njit, fresh_njit])
