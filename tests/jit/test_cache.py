@@ -1,3 +1,4 @@
+import contextlib
 import importlib
 import itertools
 import logging
@@ -265,6 +266,20 @@ def test_functions_are_compiled_from_what_they_are_when_the_env_is_made(tmp_path
     assert again(1) == 14 and again.stats.cache_hits
 
 
+def test_options_of_the_compiler_are_part_of_the_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
+    for options in ({}, {"error_model": "numpy"}):
+        divided = cached_njit(divide, **options)
+        with contextlib.suppress(ZeroDivisionError):
+            assert divided(1.0, 0.0) == np.inf and options
+        assert not divided.stats.cache_hits
+    assert len(list(tmp_path.rglob("*.nbi"))) == 2
+
+
+def divide(x, y):
+    return x / y
+
+
 @pytest.mark.slow
 def test_fingerprints_are_equal_in_every_process(tmp_path, monkeypatch):
     """One process here, whose hashes of texts are others by chance, and two that are started."""
@@ -345,6 +360,21 @@ def test_fingerprint_knows_the_settings_of_numba(monkeypatch):
     before = fingerprint([double])
     monkeypatch.setattr(module.config, "BOUNDSCHECK", 1 - (module.config.BOUNDSCHECK or 0))
     assert fingerprint([double]) != before
+
+
+def test_damaged_code_on_a_full_disk_is_compiled_anew(tmp_path, monkeypatch, caplog):
+    def no_space(*args):
+        raise OSError(28, "No space left on device")
+
+    def damaged(*args):
+        raise EOFError("Ran out of input")
+
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.load", damaged)
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.flush", no_space)
+    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", damaged)
+    kernel = cached_njit(lambda x: x + 3)
+    assert kernel(1) == 4
+    assert "not kept on disk: Ran out" in caplog.text
 
 
 @pytest.mark.parametrize("compiled", [cached_njit, fresh_njit])

@@ -132,6 +132,42 @@ def test_a_rollout_on_a_device_waits_for_nothing_and_touches_no_memory_of_the_ho
     rollout.check()
 
 
+def padded(rows, num_batches, size):
+    """Rows cut evenly into batches, of which some are repeated, evenly, with weight 0."""
+    order, weights, start = [], [], 0
+    for k in range(num_batches):
+        count = len(rows) // num_batches + (k < len(rows) % num_batches)
+        own, taken = rows[start : start + count], 0
+        start += count
+        for j in range(size):
+            is_own = taken * size < (j + 1) * count
+            taken += is_own
+            order.append(own[taken - 1])
+            weights.append(float(is_own))
+    return order, weights
+
+
+@pytest.mark.parametrize("num_valid", [T * N, 23, 4, 2, 1])
+def test_batches_of_a_rollout_on_a_device_are_laid_out_as_on_the_cpu(num_valid):
+    _, (_, rollout) = pair("NextStep")
+    sampler = rollout._sampler
+    rollout.valid.view(-1)[torch.randperm(T * N)[num_valid:]] = False
+    rollout._storage.num_valid.fill_(num_valid)
+    valid = rollout.valid.view(-1).nonzero().flatten()
+    for num_batches, size in ((1, T * N), (3, 14), (7, 6)):
+        order, weights = sampler._order(num_batches, size, is_fixed=True)[1]
+        own = order[weights > 0]
+        if num_valid < num_batches:
+            assert (weights.view(num_batches, size).sum(1) == 1).all()
+            assert torch.isin(order, valid).all()
+            continue
+        assert own.sort().values.equal(valid)
+        expected = padded(own.tolist(), num_batches, size)
+        assert (order.tolist(), weights.tolist()) == expected
+    first, second = (sampler._order(1, T * N, is_fixed=True)[1][0] for _ in "ab")
+    assert num_valid < 5 or not first.equal(second)
+
+
 @pytest.mark.parametrize(
     ("mode", "number", "length"),
     fast_are(
