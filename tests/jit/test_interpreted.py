@@ -1,7 +1,6 @@
 """Kernels run as Python: the trial before the first compiled call, and debug=True."""
 
 import dataclasses
-import threading
 import time
 
 import numpy as np
@@ -16,9 +15,9 @@ from vecenv.jit import (
     EnvKernels,
     JitVectorEnv,
     KernelIndexError,
+    KernelResultError,
     binding,
     pack_record,
-    trials,
 )
 from vecenv.jit.random import integers
 
@@ -235,25 +234,6 @@ def test_other_parameters_are_tried_too():
     JitVectorEnv(kernels, params=pack_record(last=6), dry_run=False)
 
 
-def test_a_trial_ends_though_it_has_lost_what_was_to_end_it(monkeypatch):
-    """As in a callback from C code, where Python only prints what is raised."""
-    monkeypatch.setattr(trials, "_LIMIT_SECONDS", 0.05)
-    monkeypatch.setattr(trials, "_STOP_SECONDS", (0.05, 20.0))
-    came = []
-
-    def loop(batch, start, stop):
-        while len(came) < 2:
-            try:
-                while True:
-                    time.sleep(0)
-            except TimeoutError as error:
-                came.append(error)
-
-    binding.try_out(WALK, loop, None, binding.NO_LIMIT)
-    assert len(came) == 2
-    assert "vecenv-jit-trial" not in {thread.name for thread in threading.enumerate()}
-
-
 def five_values(state, action, rng):
     return 0, 1.0, False, False, {}
 
@@ -261,7 +241,10 @@ def five_values(state, action, rng):
 def test_debugging_tells_what_a_step_must_return():
     envs = JitVectorEnv(dataclasses.replace(WALK, step=five_values), debug=True)
     envs.reset(seed=0)
-    with pytest.raises(TypeError, match=r"step must return \(reward, terminated, truncated\)"):
+    told = (
+        r"step returns five values, as a step of Gymnasium.*expected a tuple \(reward, terminated"
+    )
+    with pytest.raises(KernelResultError, match=told):
         envs.step([0])
 
 

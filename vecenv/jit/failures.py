@@ -8,7 +8,6 @@ import os
 import re
 import types
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -66,11 +65,10 @@ def explain(
         compiled: Their Numba functions, by name.
         constants: Global constants of the templates, see `binding`.
         error: Numba's error.
-        compile_one: Compiles a kernel for types of arguments and returns its signature; None for
-            the processor.
+        compile_one: Compiles a kernel for types of arguments; None for the processor.
         where: " for ..." what it was compiled, in the message.
     """
-    compile_one = compile_one or _compile_for_processor
+    compile_one = compile_one or (lambda kernel, given: kernel.compile(given))
     for name, types_all in _signatures(constants).items():
         if getattr(kernels, name) is None:
             continue
@@ -78,10 +76,8 @@ def explain(
         function = python_function(kernel)
         names = [*ARGUMENTS[name], "params"] if name != "sampler" else ["params", "rng"]
         listed = ", ".join(f"{a}: {_type_text(t)}" for a, t in zip(names, types_all, strict=False))
-        if name == "step":
-            _refuse_five(kernels, function, str(error))
         try:
-            signature = compile_one(kernel, _with_star(function, types_all))
+            compile_one(kernel, _with_star(function, types_all))
         except Exception as failure:
             text = _COLOURS.sub("", str(failure))
             place, reason = _place_and_reason(failure, text, kernel, constants)
@@ -91,20 +87,12 @@ def explain(
                 "that Numba says is in the attribute numba_message",
                 numba_message=text,
             ) from None
-        if name == "step":
-            _check_step_result(kernels, function, signature.return_type)
     text = _COLOURS.sub("", str(error))
     raise KernelCompileError(
         f"{kernels.name}: each kernel can be compiled{where}, the loop over them can't: "
         f"{_reason(text)}",
         numba_message=text,
     ) from None
-
-
-def _compile_for_processor(kernel: Any, given: tuple[Any, ...]) -> Any:
-    """Compile a kernel and return its signature."""
-    kernel.compile(given)
-    return kernel.overloads[given].signature
 
 
 def _signatures(constants: dict[str, Any]) -> dict[str, list[Any]]:
@@ -133,38 +121,6 @@ def _with_star(function: types.FunctionType, types_all: list[Any]) -> tuple[Any,
     count = function.__code__.co_argcount
     rest = numba_types.StarArgTuple.from_types(tuple(types_all[count:]))
     return *types_all[:count], rest
-
-
-def _refuse_five(kernels: EnvKernels, step: types.FunctionType, text: str) -> None:
-    """Refuse a step that returns Gymnasium's five values."""
-    for one, after in pairwise(reads(step)):
-        if (one.operation, one.name) == ("BUILD_TUPLE", 5) and after.operation == "RETURN_VALUE":
-            _refuse_result(kernels, step, "five values", one.line, text)
-
-
-def _check_step_result(kernels: EnvKernels, step: types.FunctionType, returned: Any) -> None:
-    """Refuse a step that does not return a number and two bools."""
-    parts = getattr(returned, "types", ()) if isinstance(returned, numba_types.BaseTuple) else ()
-    is_number = [isinstance(part, numba_types.Number | numba_types.Boolean) for part in parts]
-    if is_number != [True, True, True]:
-        text = "five values" if len(parts) == 5 else str(returned)
-        _refuse_result(kernels, step, text, [one.line for one in reads(step)][-1], "")
-
-
-def _refuse_result(
-    kernels: EnvKernels, step: types.FunctionType, returned: str, line: int, text: str
-) -> NoReturn:
-    if returned == "five values":
-        returned += (
-            ", as a step of Gymnasium does; here `observe` writes the observation, "
-            "and there are no infos"
-        )
-    raise KernelCompileError.at(
-        Place.of(step, line),
-        f"{kernels.name}: kernel step returns {returned}; expected a tuple "
-        "(reward, terminated, truncated) of a number and two bools",
-        numba_message=text,
-    ) from None
 
 
 def _place_and_reason(

@@ -9,11 +9,9 @@ constants as wide numbers, and NumPy with functions that return wide numbers.
 from __future__ import annotations
 
 import inspect
-import linecache
 import logging
 import sys
 import threading
-import traceback
 import types
 from collections.abc import Callable
 from typing import Any
@@ -184,9 +182,14 @@ def interpretable(run_rows: Any, kernels: EnvKernels | None = None) -> Callable[
     def step_problem(_: str, result: Any, *args: Any) -> str | None:
         if _is_step_result(result):
             return None
-        came = "None (this branch ends without `return`)"
-        if result is not None:
+        came = "None (this branch ends without `return`)" if result is None else _kind(result)
+        if isinstance(result, tuple):
             came = f"({', '.join(map(_kind, result))})"
+            if len(result) == 5:
+                came = (
+                    "five values, as a step of Gymnasium does; `observe` writes the observation, "
+                    "and there are no infos,"
+                )
         return (
             f"{'' if kernels is None else kernels.name}: kernel step returns {came} here; expected "
             "a tuple (reward, terminated, truncated) of a number and two bools"
@@ -207,17 +210,7 @@ def interpretable(run_rows: Any, kernels: EnvKernels | None = None) -> Callable[
             value.view(WideArray) if isinstance(value, np.ndarray) else value for value in batch
         )
         with np.errstate(all="ignore"):  # compiled code does not warn
-            try:
-                return loop(Batch(*arrays), start, stop)
-            except (TypeError, ValueError) as error:
-                frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
-                source = linecache.getline(frame.f_code.co_filename, line)
-                if frame.f_code is loop.__code__ and "env_step(" in source:  # the unpacking
-                    raise TypeError(
-                        "step must return (reward, terminated, truncated), a number and two bools; "
-                        f"{error}"
-                    ) from error
-                raise
+            return loop(Batch(*arrays), start, stop)
 
     return run
 
@@ -271,11 +264,9 @@ def _kind(value: Any) -> str:
 
 
 def _is_step_result(result: Any) -> bool:
-    """Whether compiled code reads a result of `step` as it was meant, or refuses it itself."""
-    if result is None:
-        return False
+    """Whether compiled code reads a result of `step` as it was meant."""
     if not isinstance(result, tuple) or len(result) != 3:
-        return True  # which can't be unpacked or compiled
+        return False
     reward, *flags = (
         one[()] if isinstance(one, np.ndarray) and one.ndim == 0 else one for one in result
     )

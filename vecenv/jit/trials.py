@@ -40,9 +40,7 @@ _MIN_STEPS = 8
 NUM_EPISODES = 3  # that are played whole
 _TRIAL_SECONDS = 0.02  # a dry run with enough steps ends after this time
 _LIMIT_SECONDS = 2.0  # any dry run is stopped after this time
-# Until it is stopped once more, as what is raised in a callback from C code (LLVM's) is lost; not
-# soon, as that would cut off what the thread does at its end.
-_STOP_SECONDS = (1.5, 0.5)
+_STOP_SECONDS = 1.5  # until the thread that was stopped is left behind
 _MOST = 12345  # what memory is filled with, in types that have room for it; few loops are that long
 _SHOWN = {
     "obs": "the observation",
@@ -213,12 +211,11 @@ def _ends_in_time(run: Callable[[], None], seconds: float) -> bool:
         thread.join(seconds)
         is_late = thread.is_alive()
     finally:  # also after Ctrl-C
-        for wait in _STOP_SECONDS:
-            if thread.is_alive():
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
-                )
-                thread.join(wait)
+        if thread.is_alive():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
+            )
+            thread.join(_STOP_SECONDS)
     return not is_late
 
 
