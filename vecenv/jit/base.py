@@ -354,8 +354,9 @@ class CompiledVecEnv(VecEnv):
             ResetNeeded, AlreadyPendingCallError: There was no reset, or an env is in flight.
         """
         sources, targets = read_sources(source, target, self.num_envs, self.num_envs, luck)
-        over = self._read("runs", sources)["episode_over"]
-        refuse_branches(self._calls, "copy_rows", sources, targets, over)
+        over = self.episode_over
+        over = over if isinstance(over, np.ndarray) else over.cpu().numpy()
+        refuse_branches(self._calls, "copy_rows", sources, targets, over[sources])
         own = self._params if self.has_own_params else None
         self._put(targets, (self._states, self._runs, own), sources, luck)
 

@@ -119,7 +119,8 @@ class Runner:
             self._is_busy = True  # no lock: it would stay taken if Ctrl-C came after its call
             if self.is_python:
                 return self._interpret(batch, num_rows, actions, outputs)
-            self.settle()
+            if not self._is_settled:
+                self.settle()
             if batch is not self._described:
                 self._describe(batch, num_rows)
             if self._num_parts > 1:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium.error import ResetNeeded
+from gymnasium.spaces import MultiBinary
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.arguments import read_count
@@ -528,19 +529,12 @@ def checked_tensor(
     """
     import torch
 
-    wanted = [torch_dtype(one) for one in dtypes]
-    if (
-        isinstance(tensor, torch.Tensor)
-        and tensor.device == device
-        and tensor.shape == shape
-        and tensor.dtype in wanted
-        and tensor.is_contiguous()
-        and not tensor.requires_grad
-    ):
+    wanted, is_tensor = [torch_dtype(one) for one in dtypes], isinstance(tensor, torch.Tensor)
+    fits = is_tensor and tensor.device == device and tensor.dtype in wanted
+    if fits and tensor.shape == shape and tensor.is_contiguous() and not tensor.requires_grad:
         return tensor
-    listed = " or ".join(map(str, wanted))
-    expected = f"expected a contiguous tensor {listed} {shape} on {device}"
-    if not isinstance(tensor, torch.Tensor):
+    expected = f"expected a contiguous tensor {' or '.join(map(str, wanted))} {shape} on {device}"
+    if not is_tensor:
         raise SlotError(f"out.{name} is {type(tensor).__name__}, {expected}; nothing was stepped")
     if tensor.requires_grad:
         raise SlotError(f"out.{name} requires gradients, {expected} without; nothing was stepped")
@@ -555,11 +549,14 @@ class DeviceActions:
     """Checks batched actions as far as the host knows them, and brings them to the device."""
 
     def __init__(self, space: Any, num_envs: int, device: torch.device) -> None:
+        import torch
+
         self._space = space
         self._shape = (num_envs, *(space.shape or ()))
         self._dtype = torch_dtype(space.dtype)
         self._device = device
-        self._kinds = "fiu" if np.dtype(space.dtype).kind == "f" else "iu"
+        is_binary = isinstance(space, MultiBinary)
+        self._kinds = [*("fi" if self._dtype.is_floating_point else "i"), *[torch.bool] * is_binary]
 
     def check(self, actions: Any, env_ids: np.ndarray | None = None) -> torch.Tensor:
         """Return actions (B, *action_shape) as a contiguous tensor of the space's dtype.
@@ -590,12 +587,9 @@ class DeviceActions:
                 f"actions has shape {tuple(actions.shape)}, expected {shape}: one of {self._space} "
                 "per env; pass one action per env, including envs about to reset"
             )
-        kind = (
-            "f" if actions.dtype.is_floating_point else "b" if actions.dtype == torch.bool else "i"
-        )
-        is_binary = hasattr(self._space, "n") and len(self._shape) > 1
         if actions.dtype != self._dtype:
-            if kind not in self._kinds + ("b" if is_binary else ""):
+            kind = "f" if actions.dtype.is_floating_point else "i"
+            if (torch.bool if actions.dtype == torch.bool else kind) not in self._kinds:
                 raise ActionTypeError(
                     f"actions has dtype {actions.dtype}, expected {self._dtype} for {self._space}"
                 )
