@@ -22,9 +22,9 @@ NUM_ENVS = 256
 FIRST, SECOND = np.random.default_rng(0).integers(0, 2, (2, NUM_ENVS))
 
 
-def interrupting(function, times=1, *, before=False):
-    """Do what a function does, and be interrupted after it, or before, at its first calls."""
-    left = [True] * times
+def interrupting(function, *, before=False):
+    """Do what a function does, and be interrupted after it, or before, at its first call."""
+    left = [True]
 
     def interrupted(*args, **kwargs):
         strikes = bool(left) and left.pop()
@@ -97,65 +97,6 @@ def test_a_recv_that_was_interrupted_asks_for_a_reset(instant, monkeypatch):
 
 # -- forks -----------------------------------------------------------------------------------
 
-FORKS = """
-import os, signal, sys, threading, traceback
-import numpy as np
-from gymnasium.error import ResetNeeded
-from vecenv.jit import runner
-from vecenv.jit.cartpole import CartPoleVectorEnv
-
-runner.SplitChoice.num_parts = lambda self, num_rows: 100
-NUM_ENVS, NUM_THREADS = 10_000, int(sys.argv[1])
-actions = np.random.default_rng(0).integers(0, 2, (8, NUM_ENVS))
-
-
-def trajectory(envs):
-    return [envs.reset(seed=0)[0], *(envs.step(row)[0] for row in actions)]
-
-
-def child_of(envs, expected):
-    signal.alarm(20)  # it must not hang
-    try:
-        envs.step(actions[0])
-    except ResetNeeded:
-        told.append(1)
-    same = [(a == b).all() for a, b in zip(trajectory(envs), expected, strict=True)]
-    envs.close()
-    return 0 if all(same) else 3
-
-
-envs, told = CartPoleVectorEnv(NUM_ENVS, num_threads=NUM_THREADS), []
-expected = trajectory(envs)
-is_over, results = threading.Event(), []
-
-
-def step_on():
-    while not is_over.is_set():
-        results.append(all((a == b).all() for a, b in zip(trajectory(envs), expected)))
-
-
-thread = threading.Thread(target=step_on)
-thread.start()
-codes = []
-for _ in range(15):
-    child = os.fork()
-    if child == 0:
-        code = 2
-        try:
-            code = child_of(envs, expected)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stderr.flush()
-            os._exit(code + 10 * len(told) if code == 0 else code)
-    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-is_over.set()
-thread.join()
-assert set(codes) <= {0, 10}, codes
-assert results and all(results), "the parent's results are wrong"
-print(codes.count(10))
-"""
-
 FORK_WHILE_COMPILING = """
 import os, signal, threading, time
 from numba import njit
@@ -185,14 +126,6 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @needs_compiler
 def test_a_child_forked_while_a_thread_compiles_can_compile():
     assert printed(FORK_WHILE_COMPILING, kind="compiled") == ["2"]
-
-
-@pytest.mark.slow
-@needs_compiler
-@pytest.mark.parametrize("num_threads", ["1", "2"])
-def test_a_child_forked_during_a_step_asks_for_a_reset_and_then_is_right(num_threads):
-    """The lock was for ever taken in the child, or it waited for threads that it does not have."""
-    printed(FORKS, num_threads)
 
 
 @pytest.mark.parametrize("limit", [2**31, 2**31 + 1, 2**40])

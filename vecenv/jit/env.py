@@ -461,10 +461,9 @@ def _default_threads() -> int:
 
 
 def _note_fork() -> None:
-    """In a forked process, require a reset of the envs that other threads were stepping."""
+    """In a forked process, leave the helper threads to the parent."""
     for envs in list(_alive.values()):
-        if envs._runner.note_fork():
-            envs._calls.give_up(RuntimeError("this process was forked during a step of these envs"))
+        envs._runner.note_fork()
 
 
 if hasattr(os, "register_at_fork"):

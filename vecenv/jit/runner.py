@@ -157,17 +157,12 @@ class Runner:
         if self._helpers is not None:
             self._helpers.stop()
 
-    def note_fork(self) -> bool:
-        """Adapt to a forked process, in which there are no other threads.
-
-        Returns:
-            Whether another thread was in a job, which no thread will complete here.
-        """
-        was_busy, self._is_busy = self._is_busy, False
+    def note_fork(self) -> None:
+        """Adapt to a forked process, in which there are no other threads."""
+        self._is_busy = False
         if self._helpers is not None:
             self._helpers.end.detach()
         self._forget_helpers()
-        return was_busy
 
     def stamp(self, note: Callable[[int, int], None] | None) -> None:
         """Call `note` with the start and end of every job from now on; None ends it."""
