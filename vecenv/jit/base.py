@@ -109,10 +109,6 @@ class CompiledVecEnv(VecEnv):
         """Return memory of the caller's that is written into, or raise SlotError."""
         raise NotImplementedError
 
-    def _new_masks(self, count: int) -> Any:
-        """Return zeros int8 (count, width)."""
-        raise NotImplementedError
-
     def _result(self, array: Any) -> Any:
         """Return an array as the caller gets it."""
         return array
@@ -257,7 +253,7 @@ class CompiledVecEnv(VecEnv):
 
     def _with_masks(self, infos: dict[str, Any], env_ids: Any, is_there: Any) -> dict[str, Any]:
         """Return infos with the masks of these envs, or all, and where they belong to a result."""
-        masks = self._new_masks(len(is_there))
+        masks = self.allocate((len(is_there), self._mask_width), np.int8)
         self._write_masks(masks, env_ids)
         return {**infos, MASK_KEY: self._result(masks), f"_{MASK_KEY}": self._result(is_there)}
 

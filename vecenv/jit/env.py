@@ -255,13 +255,11 @@ class JitVectorEnv(CompiledVecEnv):
 
     # -- masks --------------------------------------------------------------------------------
 
-    def _new_masks(self, count: int) -> np.ndarray:
-        return np.zeros((count, self._mask_width), np.int8)
-
     def _action_masks(self, env_ids: np.ndarray | None, out: np.ndarray | None) -> np.ndarray:
         self.require_masks()
         if out is None:
-            out = self._new_masks(self.num_envs if env_ids is None else len(env_ids))
+            count = self.num_envs if env_ids is None else len(env_ids)
+            out = self.allocate((count, self._mask_width), np.int8)
         plain = np.asarray(out)
         if self._write_masks(plain, env_ids):
             row = int(np.flatnonzero(~allow_something(plain.view(_BOOL), self._mask_starts))[0])

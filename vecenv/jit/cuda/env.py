@@ -381,15 +381,14 @@ class CudaVectorEnv(CompiledVecEnv):
             rows, count = self._upload(ids), len(ids)
         self.require_masks()
         self._settle()
-        masks = self._new_masks(count) if out is None else out
-        if out is not None:
-            dtypes = (np.dtype(np.int8), np.dtype(np.bool_))
-            self._checked("masks", out, (count, self._mask_width), dtypes)
+        shape, dtypes = (count, self._mask_width), (np.dtype(np.int8), np.dtype(np.bool_))
+        masks = (
+            self.allocate(shape, np.int8)
+            if out is None
+            else self._checked("masks", out, shape, dtypes)
+        )
         self._write_masks(masks, rows)
         return self._result(masks) if out is None else out
-
-    def _new_masks(self, count: int) -> torch.Tensor:
-        return self._device.zeros((count, self._mask_width), np.int8)
 
     def _write_masks(self, masks: Any, env_ids: Any) -> int:
         import torch
