@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from gymnasium.error import NoAsyncCallError, ResetNeeded
 from jit.test_threads import split_all, wait_for_no_helpers  # noqa: F401  # a fixture
-from programs import printed
 
 from vecenv.core.compiling import is_jit_off
 from vecenv.jit import runner
@@ -93,39 +92,6 @@ def test_a_recv_that_was_interrupted_asks_for_a_reset(instant, monkeypatch):
     envs.reset(seed=0)
     envs.send(FIRST)
     assert len(envs.recv().env_ids) == NUM_ENVS
-
-
-# -- forks -----------------------------------------------------------------------------------
-
-FORK_WHILE_COMPILING = """
-import os, signal, threading, time
-from numba import njit
-from numba.core.compiler_lock import global_compiler_lock
-import vecenv.core.compiling
-
-is_held = threading.Event()
-
-
-def compile_long():
-    with global_compiler_lock:
-        is_held.set()
-        time.sleep(0.3)
-
-
-threading.Thread(target=compile_long).start()
-is_held.wait()
-child = os.fork()
-if child == 0:
-    signal.alarm(20)  # it must not hang
-    os._exit(njit(lambda x: x + 1)(1))
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_a_child_forked_while_a_thread_compiles_can_compile():
-    assert printed(FORK_WHILE_COMPILING, kind="compiled") == ["2"]
 
 
 @pytest.mark.parametrize("limit", [2**31, 2**31 + 1, 2**40])

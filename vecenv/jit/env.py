@@ -15,8 +15,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.core.arguments import read_autoreset_mode, read_count
 from vecenv.core.base import StepBatch, StepResult
 from vecenv.core.masks import allow_something, mask_starts, none_allowed
-from vecenv.core.rows import aligned_zeros, check_slot_array
-from vecenv.core.slots import Outputs, SlotCheck
+from vecenv.core.rows import Outputs, aligned_zeros, check_slot_array, slot_outputs
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.jit.arrays import ActionReader
 from vecenv.jit.base import MODES, CompiledVecEnv
@@ -157,7 +156,6 @@ class JitVectorEnv(CompiledVecEnv):
             (num_envs if is_same_step else 0, *obs_shape[1:]), self._obs_dtype
         )
         self._reader = ActionReader(self.kernels.action_space, num_envs)
-        self._slots = SlotCheck(obs_shape, self._obs_dtype)
         self._row = (obs_shape[1:], self._obs_dtype)
         self._unused = self._new_outputs(0)  # for jobs that do not write them
         self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
@@ -286,7 +284,10 @@ class JitVectorEnv(CompiledVecEnv):
     def _step(self, actions: Any, out: Any) -> StepResult:
         if self._is_disabled:
             self._refuse_over(self._over)
-        outputs = self._new_outputs(self.num_envs) if out is None else self._slots.arrays(out)
+        if out is None:
+            outputs = self._new_outputs(self.num_envs)
+        else:
+            outputs = slot_outputs(out, self._obs_shape, self._obs_dtype)
         given = self._reader.read(actions)
         num_ended = self._runner.run(self._batch, self.num_envs, given, outputs)
         if num_ended < 0:

@@ -13,9 +13,8 @@ from gymnasium.vector import AutoresetMode
 from vecenv.core.arguments import read_count
 from vecenv.core.base import StepBatch, StepResult
 from vecenv.core.errors import ActionError, ActionMaskError, ActionTypeError, SlotError
-from vecenv.core.rows import aligned_zeros
+from vecenv.core.rows import aligned_zeros, slot_arrays
 from vecenv.core.seeding import Seed
-from vecenv.core.slots import slot_arrays
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.jit.arrays import element_bounds
 from vecenv.jit.base import MODES, CompiledVecEnv
