@@ -148,8 +148,11 @@ class GameLayout(NamedTuple):
             action_shape = _shape(name, "action_space", action_space)
             is_masked = can_be_masked(action_space) and not isinstance(action_space, MultiBinary)
             width = mask_width(action_space) if is_masked else 0
-            shapes = obs_shape, action_shape, width
-            found[name] = GroupLayout(agents, obs_space, action_space, *starts.tolist(), *shapes)
+            first, obs_start, action_start, mask_start = starts.tolist()
+            found[name] = GroupLayout(
+                agents, obs_space, action_space, first, obs_start, action_start, mask_start,
+                obs_shape, action_shape, width,
+            )  # fmt: skip
             sizes = 1, int(np.prod(obs_shape)), int(np.prod(action_shape)), width
             starts += len(agents) * np.array(sizes)
         obs_space = _joined("observe", [(g.observation_space, g.agents) for g in found.values()])

@@ -484,8 +484,8 @@ class CudaVectorEnv(CompiledVecEnv):
         """Return zeroed memory on the device that this backend writes into without a copy."""
         return self._device.zeros(shape, dtype)
 
-    def _result(self, tensor: torch.Tensor) -> Any:
-        return tensor.cpu().numpy() if self._is_numpy else tensor
+    def _result(self, array: torch.Tensor) -> Any:
+        return array.cpu().numpy() if self._is_numpy else array
 
     def _slot(self, out: Any) -> Outputs:
         """Return the tensors of `out`.
