@@ -243,10 +243,7 @@ class CompiledCase:
 
     def run(self, interrupts, num_rounds):
         if self.is_split:  # also jobs that are too short for it to pay
-            runner.SPLIT_NS = 1.0
-            runner.SplitChoice.note = lambda self, elapsed_ns: False
-            runner.WAKE_NS = [0.0, 200_000][self.rng.integers(2)]
-            runner.NUM_TIMED = 1
+            runner.SplitChoice.num_parts = lambda self, num_rows: 100
             runner.ROWS_PER_LINE = 1
             runner.NUM_SPINS = int(self.rng.choice([1, 200, 3000]))
         self.interrupts = interrupts
