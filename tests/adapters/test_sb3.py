@@ -297,7 +297,7 @@ def test_masks_that_are_not_there_are_not_found():
 
 @pytest.mark.parametrize("algorithm", [PPO, DQN])
 def test_saved_models_are_scored_on_cage_2(algorithm, tmp_path):
-    envs = make_sb3_env("Cage2-v0", 2, observation="extended")
+    envs = make_sb3_env("Cage2-v0", 2, observation="memory")
     model = algorithm("MlpPolicy", envs, seed=1, device="cpu")
     model.save(tmp_path / "model")
     envs.close()
@@ -307,9 +307,9 @@ def test_saved_models_are_scored_on_cage_2(algorithm, tmp_path):
     def act(obs):
         return model.predict(obs, deterministic=True)[0]
 
-    act.observation = "extended"
+    act.observation = "memory"
     assert result.cells == evaluate(act, **options).cells
-    assert result.observation == "extended"
+    assert result.observation == "memory"
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])

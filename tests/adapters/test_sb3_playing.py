@@ -10,8 +10,7 @@ from gymnasium.spaces import Box, Discrete
 
 import vecenv
 from vecenv.adapters.sb3 import make_sb3_env
-from vecenv.cage import Cage2VectorEnv, evaluate
-from vecenv.cage.saved import load_sb3_policy
+from vecenv.cage import Cage2VectorEnv, evaluate, find_policy
 from vecenv.command.cli import main
 from vecenv.command.playing import load_policy
 from vecenv.learn import evaluate as evaluate_policy
@@ -135,7 +134,7 @@ def test_a_model_of_cage_is_scored_with_its_statistics(tmp_path, capsys):
     model.learn(40)
     model.save(tmp_path / "model.zip")
     envs.save(tmp_path / "vecnormalize.pkl")
-    policy = load_sb3_policy(tmp_path / "model.zip", lambda *_: "bits")
+    policy = find_policy(tmp_path / "model.zip")
     games = Cage2VectorEnv(8, **options)
     obs, _ = games.reset(seed=1)
     games.close()
