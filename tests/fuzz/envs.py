@@ -11,6 +11,7 @@ import os
 from collections import OrderedDict
 from copy import deepcopy
 from fractions import Fraction
+from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -21,12 +22,11 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from gymnasium.wrappers import vector as vector_wrappers
 
-from vecenv import AsyncVectorEnv, InfoError, StepSlot, SyncVectorEnv
+from vecenv import AsyncVectorEnv, StepSlot, SyncVectorEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = MODES
 MOST_ENVS = 6
 UNIT = "env steps"  # what `run_case` counts
-RAISED = (TypeError, ValueError, OverflowError, IndexError, AttributeError)
 
 
 # -- envs ------------------------------------------------------------------------------------
@@ -45,8 +45,7 @@ def random_space(rng, choices, depth=2):
 class Infos:
     """Draws info dicts: keys, types and shapes come and go.
 
-    `level` 0 has none, 1 the same numbers always, 2 whatever can be batched, 3 also what Gymnasium
-    itself fails to batch now and then.
+    `level` 0 has none, 1 the same numbers always, 2 whatever can be batched.
     """
 
     def __init__(self, level, chance, underscores, takes_final=True):
@@ -92,16 +91,6 @@ class Infos:
             makers["final_obs"] = lambda rng: [np.ones(2), {"x": 1}, 3, None][rng.integers(4)]
         if self.underscores:
             makers |= {"_a": self.number, "_s": lambda rng: int(rng.integers(2))}
-        if self.level == 3:
-            makers |= {
-                "a": lambda rng: [self.number(rng), None, "text", 10**30][
-                    int(rng.random() < 0.1) * rng.integers(4)
-                ],
-                "v": lambda rng: np.zeros(2 + int(rng.random() < 0.1)),
-                "mixed": lambda rng: [{"x": 1}, 2.5, np.ones(2)][
-                    int(rng.random() < 0.1) * rng.integers(3)
-                ],
-            }
         keys = [key for key in makers if rng.random() < self.chance]
         if rng.random() < 0.1:
             keys = [keys[k] for k in rng.permutation(len(keys))]
@@ -244,9 +233,8 @@ class Case:
         action_choices = {k: v for k, v in SPACES.items() if k not in ("custom",)}
         is_plain = rng.random() < 0.6 or fixed_shape
         self.action_space = spaces.Discrete(4) if is_plain else random_space(rng, action_choices, 1)
-        level = int(rng.choice([0, 1, 2, 2, 2, 3]))
+        level = int(rng.choice([0, 1, 2, 2, 2]))
         chance = float(rng.choice([0.1, 0.5, 0.9]))
-        self.is_wild = level == 3
         self.outer = "none" if level >= 2 or rng.random() < 0.6 else str(rng.choice(list(OUTER)))
         wrappers = [str(name) for name in WRAPPERS if rng.random() < 0.15]
         if level == 1 and "RecordEpisodeStatistics" in wrappers:
@@ -356,14 +344,8 @@ def make_lockstep(case):
         gym.vector.SyncVectorEnv(case.env_fns(), autoreset_mode=case.mode),
         SyncVectorEnv(case.env_fns(), bool(rng.random() < 0.7), autoreset_mode=case.mode),
     ]
-    about = {}
-    if case.options["infos"][0] < 3 or rng.random() < 0.5:
-        pool, about = case.make_async(rng)
-        everyone.append(pool)
-    if is_control(rng, case):
-        # Without shared memory it forgets an end that a reset follows, so there is no such reset.
-        everyone.append(gym.vector.AsyncVectorEnv(case.env_fns(), shared_memory=False))
-        case.resets_some = False
+    pool, about = case.make_async(rng)
+    everyone.append(pool)
     return [OUTER[case.outer](envs) for envs in everyone], about
 
 
@@ -375,23 +357,19 @@ class Lockstep:
         self.keeps = [Kept() if envs.unwrapped.copy else None for envs in everyone]
 
     def run(self):
-        case, rng, count = self.case, self.case.rng, 0
+        case, rng = self.case, self.case.rng
         action_space = self.everyone[0].action_space
         action_space.seed(case.seed)
         seed = case.seed
         if rng.random() < 0.3:
             seed = [case.seed + 7 * k for k in range(case.num_envs)]
         options = [None, {}, {"level": 3}][rng.integers(3)]
-        result = self.all_do(lambda e: e.reset(seed=seed, options=options), self.where)
+        self.all_do(lambda e: e.reset(seed=seed, options=options), self.where)
         for step in range(case.num_steps):
-            if result is None:
-                break
             actions, path = action_space.sample(), f"{self.where} step {step}"
             result = self.all_do(lambda e, a=actions: e.step(deepcopy(a)), path)
-            if result is not None:
-                count += case.num_envs * (len(self.everyone) - 1)
-                result = self.reset_some(result, path)
-        return count
+            self.reset_some(result, path)
+        return case.num_steps * case.num_envs * (len(self.everyone) - 1)
 
     def reset_some(self, result, path):
         """Reset the envs that are over, where that is ours to do; now and then some others too."""
@@ -401,46 +379,21 @@ class Lockstep:
         if case.mode is DISABLED and over.any():
             mask = over | (mask & (rng.random() < 0.3))
         elif not (case.resets_some and mask.any() and rng.random() < 0.05):
-            return result
-        return self.all_do(
+            return
+        self.all_do(
             lambda e: e.reset(seed=seeds, options={"reset_mask": mask.copy()}),
             f"{path}, reset of {mask}",
         )
 
     def all_do(self, call, path):
-        """Return what Gymnasium returned; None if it could not, and ours said so too."""
-        try:
-            expected = comparable(call(self.everyone[0]))
-        except RAISED as error:
-            assert self.case.is_wild, f"{path}: {error!r}"
-            for envs in self.everyone[1:]:
-                refuse(call, envs, f"{path} {envs}, {error!r} in Gymnasium")
-            return None
+        """Return what Gymnasium returned; the others must have returned the same."""
+        expected = comparable(call(self.everyone[0]))
         for envs, keep in zip(self.everyone[1:], self.keeps[1:], strict=True):
             result = call(envs)
             assert_same(comparable(result), expected, f"{path} {envs}")
             if keep is not None:
                 keep.add(result, path)
         return expected
-
-
-def refuse(call, envs, path):
-    """Require that infos are refused, naming the env."""
-    try:
-        call(envs)
-    except InfoError as error:
-        assert "of env" in str(error), f"{path}: {error}"
-    else:
-        raise AssertionError(f"{path}: not refused here")
-
-
-def is_control(rng, case):
-    """Whether Gymnasium's AsyncVectorEnv is compared.
-
-    Its final infos have another order, and its workers swap the bytes of some arrays in infos.
-    """
-    is_tame = case.options["infos"][0] < 2 and case.options["obs"] in ("plain", "wide")
-    return case.mode is NEXT_STEP and is_tame and case.outer == "none" and rng.random() < 0.05
 
 
 # -- against envs stepped by hand ------------------------------------------------------------
@@ -521,9 +474,6 @@ def draw_actions(space, count):
 def run_by_hand(number):
     """First-ready stepping and slots, against envs stepped one by one."""
     case = Case(number, fixed_shape=number % 3 == 0)
-    case.is_wild = False
-    level, *rest = case.options["infos"]
-    case.options["infos"] = (min(level, 2), *rest)
     rng = case.rng
     pool, kwargs = case.make_async(rng)
     where = f"case {number} ({case.mode.value}, {kwargs}, {case.options})"
@@ -631,7 +581,7 @@ def run_buffers(number):
 
     case = Case(number, fixed_shape=True)
     level, chance, underscores = case.options["infos"]
-    case.options["infos"] = (min(level, 2), chance, underscores, False)
+    case.options["infos"] = (level, chance, underscores, False)
     case.options["wrappers"] = [n for n in case.options["wrappers"] if n != "FlattenObservation"]
     case.options["observation_space"] = buffer_space(case.rng)
     case.options["obs"] = str(case.rng.choice(["plain", "reused"]))
@@ -736,15 +686,10 @@ def check_episodes(episodic, model, path):
     """Each finished episode of each env is there, and nothing else."""
     expected = []
     for transitions in model.transitions:
-        episode = []
-        for transition in transitions:
-            episode.append(transition)
-            if transition[3] or transition[4]:
-                expected.append(episode)
-                episode = []
+        ends = [t + 1 for t, made in enumerate(transitions) if made[3] or made[4]]
+        expected += [transitions[a:b] for a, b in pairwise([0, *ends])]
     assert episodic.num_episodes == len(expected), path
-    found = [episodic.episode(k) for k in range(len(expected))]
-    left = list(found)
+    left = [episodic.episode(k) for k in range(len(expected))]
     for episode in expected:
         match = next((k for k, other in enumerate(left) if is_episode(other, episode)), None)
         assert match is not None, f"{path}: an episode of {len(episode)} steps is missing"
@@ -752,16 +697,14 @@ def check_episodes(episodic, model, path):
 
 
 def is_episode(found, episode):
+    names = ("obs", "actions", "rewards", "terminations", "truncations")
     if len(found["rewards"]) != len(episode):
         return False
     try:
-        for t, (obs, action, reward, terminated, truncated, next_obs) in enumerate(episode):
-            assert_row(found["obs"], t, obs, "")
-            assert_row(found["obs"], t + 1, next_obs, "")
-            assert_row(found["actions"], t, action, "")
-            assert_row(found["rewards"], t, reward, "")
-            assert_row(found["terminations"], t, terminated, "")
-            assert_row(found["truncations"], t, truncated, "")
+        for t, transition in enumerate(episode):
+            for name, wanted in zip(names, transition, strict=False):
+                assert_row(found[name], t, wanted, name)
+            assert_row(found["obs"], t + 1, transition[-1], "last obs")
     except AssertionError:
         return False
     return True
