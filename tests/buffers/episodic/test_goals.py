@@ -171,23 +171,3 @@ def test_goals_that_are_not_alike_are_refused():
         buffer = make_buffer()
         buffer.add_episode(make_episode(0, 1))
         buffer.sample_goals(4, "bound")
-
-
-@pytest.mark.parametrize("draw", [
-    lambda b: b.sample_goals(4), lambda b: b.sample_goals(4, "bound"), lambda b: b.sample(4),
-    lambda b: b.sample_sequences(4, 2), lambda b: b.sample_stacks(4, 2),
-], ids=["goals", "bound", "pairs", "sequences", "stacks"])  # fmt: skip
-def test_without_a_whole_episode_the_draw_says_so(draw):
-    buffer = EpisodicReplayBuffer(
-        100, spaces.Box(-9, 9, (6,), np.float64), ACTIONS, num_envs=2, seed=0
-    )
-    obs, no = np.zeros((2, 6)), np.zeros(2, bool)
-    for _ in range(3):
-        buffer.add(
-            obs=obs, next_obs=obs, actions=np.zeros(2, int), rewards=np.ones(2), terminations=no,
-            truncations=no,
-        )  # fmt: skip
-    with pytest.raises(BufferMisuseError, match="holds no whole episode yet"):
-        draw(buffer)
-    buffer.cut_episodes()
-    draw(buffer)

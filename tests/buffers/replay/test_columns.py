@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import pickle
 from typing import Any
 
@@ -113,24 +112,6 @@ def test_columns_are_those_of_a_whole_batch(case, staged):
             assert_equal(getattr(given, name), getattr(expected, name))
         clone = pickle.loads(pickle.dumps(copy.deepcopy(found)))
         assert repr(clone) == repr(found)
-
-
-def test_columns_that_are_none_are_refused():
-    buffer = fill(
-        SharedReplayBuffer(30, FLAT, Discrete(4), extra_columns={"costs": Box(-9, 9, (2,))})
-    )
-    wrong: Any = ("obs", (), ("obs", "no"), ("env_ids",), ("weights",), [["obs"]], 3, {"obs": 1})
-    for columns in wrong:
-        with pytest.raises(BufferMisuseError, match="columns is"):
-            buffer.sample(4, columns=columns)
-    out = buffer.new_batch(4, ("obs",))
-    with pytest.raises(BufferMisuseError, match="and the same columns"):
-        buffer.sample(4, out, columns=("actions",))
-    with pytest.raises(AttributeError):
-        _obs, *_others = buffer.sample(4, columns=("obs",))
-    assert buffer.sample(4, out, columns=["obs"]) is out
-    for names in itertools.islice(itertools.combinations(("obs", "actions", "rewards"), 2), 60):
-        assert buffer.sample(4, columns=names)._asdict().keys() == {*names, "indices"}
 
 
 def test_sequences_of_some_columns_are_those_of_all():

@@ -126,26 +126,6 @@ def test_a_million_transitions_of_atari_take_7_and_a_half_gigabytes():
     assert abs(small.nbytes - asked_for) < 1000
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_many_short_episodes_make_room_for_their_frames(staged):
-    once, twin = (made(stack, 100, staged=staged) for stack in (4, None))
-    before = once.memory()["frames"]
-    for t in range(120):
-        columns = step(5 * (t % 40) + 4, truncations=~NOTHING)
-        for buffer in (once, twin):
-            buffer.add(**columns)
-    compare(once.get(once.order()), twin.get(twin.order()))
-    compare(once.sample(64), twin.sample(64))
-    grown = once.memory()["frames"]
-    assert grown > before
-    for t in range(200, 250):  # one long episode: what was free is taken again
-        once.add(**step(t))
-    assert once.memory()["frames"] == grown
-    once.reserve_final_obs(10_000)
-    assert once.memory()["frames"] > grown
-    assert len(once.get(once.order())) == 100
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -188,13 +168,6 @@ def test_a_stack_that_is_not_the_next_begins_anew(staged):
     compare(once.get(once.order()), twin.get(twin.order()))
 
 
-def test_rows_that_are_not_valid_are_no_stacks():
-    buffer = made()
-    buffer.add(**step(5, next_obs=stacks_from(6) * np.array([0, 1], np.uint8)[:, None, None, None]),
-               valid=[False, True])  # fmt: skip
-    assert len(buffer) == 1
-
-
 @pytest.mark.parametrize(
     ("shape", "stack", "message"),
     [
@@ -207,122 +180,3 @@ def test_rows_that_are_not_valid_are_no_stacks():
 def test_constructors_refuse(shape, stack, message):
     with pytest.raises(BufferMisuseError, match=message):
         made(stack, space=spaces.Box(0, 255, shape, np.uint8))
-
-
-def test_states_of_other_settings_are_refused(tmp_path):
-    buffer = made()
-    buffer.add(**step(4))
-    buffer.save(tmp_path / "frames")
-    others = [
-        (made(None), "frame_stack is 4, expected None"),
-        (made(2), "frame_stack is 4, expected 2"),
-    ]
-    for other, message in others:
-        with pytest.raises(BufferMisuseError, match=message):
-            other.load(tmp_path / "frames")
-        assert len(other) == 0
-    made(store_next=False).load(tmp_path / "frames")  # which makes no difference here
-    made(staged=True).load(tmp_path / "frames")
-
-
-def older_of(state, buffer):
-    """The units of older frames int32 (rows, 3) in a state, a view."""
-    begin = buffer._table.plan.layout.fields["older frames"].offset
-    return state["rows"][:, begin : begin + 12].numpy().view(np.int32)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda s, older: older[:1].fill(10**6), "lead to none, or twice"),
-        (lambda s, older: older[-1:].fill(-1), "lead to none, or twice"),
-        (lambda s, older: np.copyto(older[1], older[0]), "lead to none, or twice"),
-        (lambda s, older: s.update(heads=s["heads"][:, :2]), r"uint8 .2, 2, 6. for heads"),
-    ],
-)
-def test_a_state_that_contradicts_itself_is_refused(change, message):
-    buffer = made()
-    buffer.add(**step(4))
-    state, before = buffer.state_dict(), bytes_of(buffer)
-    change(state, older_of(state, buffer))
-    with pytest.raises(BufferMisuseError, match=message):
-        buffer.load_state_dict(state)
-    assert bytes_of(buffer) == before
-
-
-def test_adds_that_find_no_memory_change_nothing(monkeypatch, set_free_bytes):
-    buffer = made(capacity=400)
-    buffer.add(**step(4))
-    before = bytes_of(buffer)
-    set_free_bytes(0)
-    many = {name: np.concatenate([np.asarray(c)] * 90) for name, c in step(5).items()}
-    many["truncations"][:] = True
-    with pytest.raises(MemoryError, match="further frames"):
-        buffer.cut_episodes()
-        buffer.add(**many)
-    monkeypatch.undo()
-    buffer.load_state_dict(buffer.state_dict())
-    assert {**bytes_of(buffer), "is_open": 0} == {**before, "is_open": 0}
-
-
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("staged", [False, True])
-def test_an_interrupt_leaves_no_row_without_frames(staged, after, monkeypatch):
-    buffer = made(staged=staged)
-    buffer.add(**step(4))
-    once = buffer._table.once
-    choose = once.choose
-
-    def interrupted(*arguments):
-        if after:
-            choose(*arguments)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(once, "choose", interrupted)
-        buffer.add(**step(5))
-    other, state = made(staged=staged), buffer.state_dict()
-    for one in (buffer, other):
-        one.load_state_dict(state)
-        one.cut_episodes()
-        one.add(**step(30))
-    assert len(buffer) == len(other) == 4
-    compare(buffer.get(buffer.order()), other.get(other.order()))
-    assert buffer.get(buffer.order()).obs[:, -1, 0, 0].tolist() == [4, 4, 30, 30]
-
-
-@pytest.mark.parametrize("num_steps", [15, 27, 41])
-def test_rows_that_only_stacks_still_read_are_not_drawn_after_an_update(num_steps):
-    """There are more rows than the capacity; priorities of the oldest are not taken."""
-    buffer = made(capacity=20, kind=PrioritizedReplayBuffer, store_next=False)
-    span = buffer._table.plan.span
-    assert span > 20
-    for t in range(3, 3 + num_steps):
-        buffer.add(**step(t))
-    buffer.update_priorities(np.arange(min(span, 2 * num_steps)), np.ones(min(span, 2 * num_steps)))
-    begin, end = buffer._table.live_of_one()
-    live = {number % span for number in range(begin, end)}
-    assert set(buffer.sample(500).indices.tolist()) <= live
-    assert {k for k, priority in enumerate(buffer.priorities.tolist()) if priority} <= live
-
-
-def test_as_many_slots_as_a_capture_asks_for_are_enough():
-    num_envs, number = 4, 4
-    space = spaces.Box(-9999, 9999, (number - 1, 1), np.float32)
-    options = {"num_envs": num_envs, "frame_stack": number - 1, "staged": True}
-    buffer = SharedReplayBuffer(8, space, ACTIONS, **options)
-    buffer.reserve_final_obs(enough := buffer._table.once.enough(num_envs))
-    for step in range(60):  # an episode each, without a frame in common
-        begin = num_envs * number * step + 1
-        made = np.arange(begin, begin + num_envs * number, dtype=np.float32)
-        made = made.reshape(num_envs, number, 1)
-        buffer.add(
-            obs=made[:, :-1], next_obs=made[:, 1:], actions=np.zeros(num_envs, np.int64),
-            rewards=made[:, 0, 0], terminations=np.ones(num_envs, bool),
-            truncations=np.zeros(num_envs, bool),
-        )  # fmt: skip
-        held = buffer.get(buffer.order())
-        wanted = held.rewards.numpy()[:, None] + np.arange(number)
-        np.testing.assert_array_equal(held.obs[..., 0], wanted[:, :-1])
-        np.testing.assert_array_equal(held.next_obs[..., 0], wanted[:, 1:])
-    assert buffer._table.once.num_slots == enough

@@ -48,20 +48,6 @@ def no_rows(columns):
 
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("capacity", [1, 7])
-def test_several_laps_of_whole_steps(kind, option, capacity):
-    envs, model = CountingEnvs(3), ListModel(capacity, 3, kind == "per_env")
-    staged = (kind == "shared") is (capacity == 1)
-    buffer = make(kind, capacity, 3, option, staged=staged)
-    for _ in range(3 * capacity):
-        made = envs.random_steps(range(3))
-        buffer.add(**columns_of(made))
-        model.add(made)
-        check(buffer, model, option)
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("space", [OBS, NESTED], ids=["flat", "nested"])
 def test_ragged_adds_also_larger_than_the_capacity(kind, option, space):
     rng = np.random.default_rng(1)
@@ -75,17 +61,6 @@ def test_ragged_adds_also_larger_than_the_capacity(kind, option, space):
         buffer.add(**(columns if made else no_rows(columns)), env_ids=ids)
         model.add(made)
         check(buffer, model, option)
-
-
-def test_an_env_that_pauses_for_a_lap_is_not_linked_to_what_took_its_rows():
-    for option in ("three steps", "stored once"):
-        envs, model = CountingEnvs(2), ListModel(5, 2, False)
-        buffer = make("shared", 5, 2, option)
-        for env in (0, 1, 1, 1, 1, 1, 0, 1, 0, 0):
-            made = [envs.step(env, False, False)]
-            buffer.add(**columns_of(made), env_ids=[env])
-            model.add(made)
-            check(buffer, model, option)
 
 
 @pytest.mark.parametrize("staged", [False, True])
