@@ -22,7 +22,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from gymnasium.wrappers import vector as vector_wrappers
 
-from vecenv import AsyncVectorEnv, StepSlot, SyncVectorEnv
+from vecenv import AsyncVectorEnv, SyncVectorEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = MODES
 MOST_ENVS = 6
@@ -472,7 +472,7 @@ def draw_actions(space, count):
 
 
 def run_by_hand(number):
-    """First-ready stepping and slots, against envs stepped one by one."""
+    """First-ready stepping, against envs stepped one by one."""
     case = Case(number, fixed_shape=number % 3 == 0)
     rng = case.rng
     pool, kwargs = case.make_async(rng)
@@ -489,25 +489,12 @@ def run_by_hand(number):
         space = model.envs[0].action_space
         space.seed(case.seed)
         try:
-            can_out = hasattr(envs, "allocate") and is_fixed(envs.single_observation_space)
             for turn in range(case.num_steps // 8 + 1):
-                way = rng.integers(2 if can_out else 1)
                 path = f"{where} turn {turn} of {type(envs).__name__}"
-                if way == 1:
-                    num_env_steps += by_slots(envs, model, space, rng, path)
-                else:
-                    num_env_steps += by_sends(envs, model, space, rng, path)
+                num_env_steps += by_sends(envs, model, space, rng, path)
         finally:
             envs.close()
     return num_env_steps
-
-
-def is_fixed(space):
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        parts = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
-        return all(map(is_fixed, parts))
-    arrays = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    return isinstance(space, arrays)
 
 
 def restart_over(envs, model, path):
@@ -549,27 +536,6 @@ def receive(envs, model, waiting, least, path):
     expected = comparable(model.batch([waiting.pop(k) for k in ids]))
     assert_same(comparable(tuple(batch[:5])), expected, f"{path}, envs {ids}")
     return len(ids)
-
-
-def make_slot(envs, rng):
-    reward_dtype = [np.float32, np.float64][rng.integers(2)]
-    allocate = envs.allocate if rng.random() < 0.7 else np.ones
-    obs = create_empty_array(envs.single_observation_space, envs.num_envs, allocate)
-    flags = [allocate((envs.num_envs,), np.bool_) for _ in range(2)]
-    return StepSlot(obs, allocate((envs.num_envs,), reward_dtype), *flags)
-
-
-def by_slots(envs, model, space, rng, path, num_rounds=4):
-    slots = [make_slot(envs, rng) for _ in range(2)]
-    for turn in range(num_rounds):
-        slot = slots[turn % 2]
-        actions, rows = draw_actions(space, envs.num_envs)
-        result = envs.step(actions, out=slot)
-        wanted = model.batch([model.step(k, action) for k, action in enumerate(rows)])
-        wanted = (wanted[0], wanted[1].astype(slot.rewards.dtype), *wanted[2:])
-        assert_same(comparable(result), comparable(wanted), path)
-        restart_over(envs, model, path)
-    return num_rounds * envs.num_envs
 
 
 # -- buffers ---------------------------------------------------------------------------------

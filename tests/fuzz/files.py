@@ -50,7 +50,7 @@ def warm_up():
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.chdir(folder)
     _KINDS.extend([*buffer_kinds(folder), policy_kind(folder), state_kind(folder)])
-    _KINDS.extend([scores_kind(folder), checkpoint_kind(folder)])
+    _KINDS.append(checkpoint_kind(folder))
     for kind in _KINDS:
         for source in kind.sources:
             (folder / "file.npz").write_bytes(source if isinstance(source, bytes) else b"")
@@ -465,10 +465,6 @@ def change_npz(content, rng):
     return file.getvalue()
 
 
-def change_json(content, rng):
-    return json.dumps(mutate_tree(json.loads(content), rng)).encode()
-
-
 def policy_kind(folder):
     """Policies of PPO and of `save_defender`."""
     from vecenv.cage import BlueMemory, cage2_scenario, find_policy, save_defender
@@ -526,21 +522,6 @@ def state_kind(folder):
 
     sources = [(folder / "state.npz").read_bytes()]
     return Kind("env state", sources, change_npz, load_state, (ValueError, KeyError))
-
-
-def scores_kind(folder):
-    """Scores as JSON."""
-    from vecenv.cage import Evaluation, evaluate
-
-    evaluate("sleep", episodes=3, episode_lengths=[30]).to_json(folder / "scores.json")
-
-    def read_scores(file):
-        found = Evaluation.from_json(file)
-        with being_used():
-            str(found)
-
-    sources = [(folder / "scores.json").read_bytes()]
-    return Kind("scores", sources, change_json, read_scores, (ValueError,))
 
 
 def checkpoint_kind(folder):

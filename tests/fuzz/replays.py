@@ -2,14 +2,13 @@
 
 Every observation carries a number of its own, so whatever is drawn can be compared with the
 transition that was added. Options that no single test combines come together here: frames,
-sequences, stored once, priorities, columns, memmap folders, writers, copies and states.
+stored once, priorities, columns, memmap folders, writers, copies and states.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -92,8 +91,6 @@ class Case:
             self.names += ["cut", "reload"]
         if self.where != "writers" and self.cls is PrioritizedReplayBuffer:
             self.names += ["hold", "update", "update"]
-        if self.options.get("track_episodes"):
-            self.names += ["sequences", "sequences", "refresh"]
         self.told = (
             f"{self.cls.__name__}({self.capacity}, {self.space}, {self.options}), {self.where}"
         )
@@ -326,78 +323,6 @@ class Case:
         if not self.options.get("staged"):
             np.testing.assert_allclose(self.buffer.priorities.numpy(), expected, rtol=1e-12)
 
-    # ---- sequences
-
-    def runs(self, num_envs=None):
-        """By transition that is held: the next of its episode, or None."""
-        following = {}
-        for env in range(num_envs or self.num_envs):
-            own = [t for t in self.model.live() if t.env == env]
-            following |= {id(t): None for t in own}
-            for t, after in itertools.pairwise(own):
-                if after.follows:
-                    following[id(t)] = after
-        return following
-
-    def sequences(self):
-        rng, length = self.rng, int(self.rng.integers(1, 6))
-        burn_in, pad = int(rng.integers(length)), bool(rng.random() < 0.5)
-        following, live = self.runs(), self.model.live()
-        try:
-            size, options = int(rng.choice([1, 12])), {"burn_in": burn_in, "pad": pad}
-            batch = self.drawn_sequences(size, length, options)
-        except BufferMisuseError as error:
-            if "have priorities" in str(error):
-                return None
-            assert not pad or not live or burn_in, error
-            assert not any(len(run(t, following, length)) == length for t in live), error
-            return None
-        rows = self.by_row()
-        for b, row in enumerate(batch.indices.tolist()):
-            made = [rows[number] for number in row if number >= 0]
-            assert made == run(made[0], following, length)[: len(made)]
-            assert len(made) == min(length, len(run(made[0], following, length)))
-            assert batch.mask[b].tolist() == [k < len(made) for k in range(length)]
-            if not pad:
-                assert len(made) == length
-            part = slice(0, len(made))
-            obs, next_obs = first(batch.obs, b, part), first(batch.next_obs, b, part)
-            assert self.decode(obs) == [t.obs for t in made]
-            assert batch.steps[b, part].tolist() == [t.number for t in made]
-            assert batch.is_first[b, part].tolist() == [t.number == 0 for t in made]
-            assert batch.actions[b, part].tolist() == [t.obs % 5 for t in made]
-            if self.num_steps == 1:
-                assert self.decode(next_obs) == [t.next_obs for t in made]
-                np.testing.assert_allclose(batch.rewards[b, part], [t.reward for t in made])
-        if self.cls is PrioritizedReplayBuffer and rng.random() < 0.2:
-            self.buffer.update_sequence_priorities(batch, rng.random(batch.mask.shape))
-        return batch
-
-    def drawn_sequences(self, size, length, options):
-        """Sequences, and the same again by other ways."""
-        if self.rng.random() < 0.6:
-            return self.buffer.sample_sequences(size, length, **options)
-        twin = copy.deepcopy(self.buffer)
-        batch = self.buffer.sample_sequences(size, length, **options)
-        names = self.rng.permutation(["obs", "next_obs", "rewards", "terminations", "mask"])
-        columns = [str(name) for name in names[: self.rng.integers(1, 4)]]
-        part = twin.sample_sequences(size, length, **options, columns=columns)
-        for name in {*columns, "indices", "mask", "steps", "learn_mask"}:
-            torch.testing.assert_close(getattr(part, name), getattr(batch, name), rtol=0, atol=0)
-        assert len(part) == size
-        assert not any(hasattr(part, name) for name in {"obs", "rewards"} - {*columns})
-        return batch
-
-    def refresh(self):
-        """New values of an extra column; equal ones, so that nothing else changes."""
-        batch = self.sequences()
-        if batch is None or not self.options["extra_columns"]:
-            return
-        if self.rng.random() < 0.5:
-            self.add()
-        self.buffer.refresh_states(batch, tags=batch.tags)
-        self.check_all()
-
 
 class WriterModel(ListModel):
     """Rings by writer."""
@@ -415,23 +340,3 @@ class WriterModel(ListModel):
 
 def tags_of(numbers):
     return np.stack([np.array(numbers, float) * 3, -np.array(numbers, float)], 1).reshape(-1, 2)
-
-
-def run(made, following, length):
-    found = [made]
-    while len(found) < length and following[id(found[-1])] is not None:
-        found.append(following[id(found[-1])])
-    return found
-
-
-def assert_same(found, expected):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_equal(one, other)
-
-
-def first(tree, b, part):
-    """A part of one sequence, of every leaf."""
-    if isinstance(tree, dict):
-        return {key: leaf[b, part] for key, leaf in tree.items()}
-    return tree[b, part]

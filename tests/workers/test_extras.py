@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import multiprocessing
 import os
 import time
 
@@ -15,7 +14,7 @@ from workers.faulty_envs import FINE, RAISE, NapEnv, faulty, wait_until_gone
 
 from vecenv import EnvCreationError, SyncVectorEnv, choose, make_vec
 from vecenv.choose import choose_backend
-from vecenv.probe import Probe, ProbeError, ProbeTimeout
+from vecenv.probe import Probe
 from vecenv.workers.env import AsyncVectorEnv
 
 
@@ -117,15 +116,6 @@ def test_workers_are_chosen_where_sharing_a_step_pays_for_handing_it_over(
     assert choice.reason.startswith("a step of all 8 envs takes about ")
 
 
-def test_a_trial_that_comes_to_no_result(caplog):
-    choice = trial(ProbeTimeout("it has not ended after 10 s"))
-    assert choice == ("sync", {}, "the trial failed: it has not ended after 10 s")
-    assert "not ended after 10 s" in caplog.text
-    choice = trial(ProbeError("its process exited with code 3", has_died=True))
-    assert (choice.backend, choice.options) == ("async", {})
-    assert "exited with code 3" in choice.reason and "exited with code 3" in caplog.text
-
-
 def test_envs_that_need_a_process_each_get_one():
     class Only(QuickEnv):
         count = 0
@@ -181,11 +171,6 @@ def test_the_signature_is_that_of_gymnasiums_class_and_more():
     assert ours[: len(theirs)] == theirs
 
 
-def test_what_is_gone_names_the_new_way():
-    with pytest.raises(ValueError, match="give each a process, by num_workers=num_envs"):
-        AsyncVectorEnv(faulty(2), threads_per_worker=2)
-
-
 class VectorInEnv(gym.Env):
     """Has a vector env with workers of its own."""
 
@@ -220,19 +205,3 @@ def test_a_vector_env_with_workers_may_be_in_a_worker(context):
         envs.step([FINE, RAISE])
     envs.close()
     assert wait_until_gone(pids, 5) == []
-
-
-@pytest.mark.slow
-def test_a_daemon_may_have_workers():
-    def run(queue):
-        envs = AsyncVectorEnv(faulty(2), num_workers=2)
-        envs.reset()
-        queue.put(envs.step([FINE, FINE])[1].tolist())
-        envs.close()
-
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    process = context.Process(target=run, args=(queue,), daemon=True)
-    process.start()
-    assert queue.get(timeout=60) == [1, 1]
-    process.join()
