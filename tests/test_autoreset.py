@@ -304,24 +304,6 @@ def test_infos_of_resets_that_are_no_dicts_name_the_env(info, when):
     assert any("env 1" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.parametrize(
-    ("error", "is_told"),
-    [
-        (TypeError("reset() got an unexpected keyword argument 'seed'"), True),
-        (TypeError("a number is needed"), False),
-        (ValueError("unexpected keyword argument of the level"), False),
-    ],
-)
-def test_how_to_define_reset_is_told_where_that_is_the_mistake(error, is_told):
-    class Raising(CounterEnv):
-        def reset(self, *, seed=None, options=None):
-            raise error
-
-    with pytest.raises(type(error)) as caught:
-        SyncVectorEnv([Raising]).reset()
-    assert ("def reset(self" in " ".join(caught.value.__notes__)) == is_told
-
-
 SPELLINGS = ["SameStep", "same_step", "SAME_STEP", "same-step", "samestep", SAME_STEP]
 MAKERS = {
     "sync": lambda **mode: SyncVectorEnv(counters([1]), **mode),

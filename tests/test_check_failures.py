@@ -273,26 +273,6 @@ def test_a_broken_vector_env_fails_by_its_rule_and_no_other(name):
     assert isinstance(caught.value, AssertionError)
 
 
-def test_all_failures_are_reported_at_once():
-    class Worst(OneBuffer):
-        dead_step = dead_step(reward=1.0)
-        infos = BROKEN["infos no mask"][0].infos
-        checked = no_count
-
-    with pytest.raises(VectorEnvCheckError) as caught:
-        check_vector_env(Worst(3), seed=5)
-    assert set(caught.value.failures) == {
-        "infos have a row per env and bool masks",
-        "NEXT_STEP: the reward of the step after an end is 0",
-        "observations returned earlier don't change",
-        "actions of wrong number are refused",
-    }
-    for number in range(1, 5):
-        assert f"\n{number}. " in str(caught.value)
-    assert "rules passed" in str(caught.value)
-    assert "the same seed gives the same run" in caught.value.report.passed
-
-
 def test_missing_attributes_are_named():
     envs = DriftVectorEnv()
     del envs.single_action_space, envs.num_envs

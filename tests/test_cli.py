@@ -53,17 +53,6 @@ def test_evaluate_prints_the_table_and_writes_json(capsys, tmp_path):
     assert (scores["policy"], len(scores["cells"])) == ("react-restore", 9)
 
 
-def test_rules_and_seed_are_passed_on(capsys, tmp_path):
-    totals = []
-    for options in (["--rules", "debugged"], ["--seed", "3"], []):
-        path = tmp_path / "scores.json"
-        args = ["evaluate", "--policy", "sleep", "--episodes", "20", "--json", str(path)]
-        assert main([*args, *options]) == 0
-        totals.append(json.loads(path.read_text())["total"])
-    assert len(set(totals)) == 3
-    assert "debugged rules" in capsys.readouterr().out
-
-
 @pytest.fixture
 def own_module(tmp_path, monkeypatch):
     """A module beside the user, with a policy and a red agent."""
@@ -545,19 +534,6 @@ def test_wrong_options_of_a_trainer_end_the_command(args, capsys, tmp_path, monk
         main(args)
     assert caught.value.code == 2
     assert list(tmp_path.iterdir()) == []
-
-
-def test_help_of_train_has_its_options_and_those_of_the_algorithm(capsys):
-    for args, words in (
-        (["train", "--help"], ("--algo", "--config", "--track", "--eject")),
-        (["train", "CartPole-v1", "--help"], ("--total-steps", "--resume", "--gae-lambda")),
-        (["demo", "--help"], ("--total-steps", "--episodes")),
-    ):
-        with pytest.raises(SystemExit) as caught:
-            main(args)
-        assert caught.value.code == 0
-        out = capsys.readouterr().out
-        assert all(word in out for word in words)
 
 
 def test_a_policy_of_a_trainer_without_load_policy_is_refused(capsys, monkeypatch, tmp_path):

@@ -87,14 +87,6 @@ def test_other_sources_are_refused(source):
         make_vec(source)
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_options_of_the_vector_env(mode):
-    envs = make_vec(CounterEnv, 2, copy=False, observation_mode="different", autoreset_mode=mode)
-    assert (envs.copy, envs.observation_mode, envs.autoreset_mode) == (False, "different", mode)
-    assert envs.metadata["autoreset_mode"] is mode
-    assert make_vec(CounterEnv, autoreset_mode=mode.value).autoreset_mode is mode
-
-
 def test_arguments_of_gymnasium_make_are_not_the_envs():
     """As in gymnasium.make_vec, whose calls people will bring along."""
     envs = make_vec("CartPole-v1", 2, max_episode_steps=5, disable_env_checker=True)

@@ -599,32 +599,6 @@ def run_writer(case):
     return twins.count
 
 
-def run_gae(case):
-    rng = case.rng
-    twins = Twins(lambda: buffers, f"case {case.number}")
-    for _ in range(_CALLS):
-        shape = (int(rng.integers(1, 6)), int(rng.choice([1, 3, 100])))
-        dtype = case.one_of(np.float32, np.float64)
-        arrays = {
-            "rewards": rng.random(shape).astype(dtype),
-            "values": rng.random((shape[0] + 1, shape[1])).astype(dtype),
-            "terminations": rng.random(shape) < 0.2,
-            "truncations": rng.random(shape) < 0.2,
-        }
-        if case.chance(0.5):
-            arrays["final_values"] = rng.random(shape).astype(dtype)
-        if case.chance(0.5):
-            arrays["valid"] = rng.random(shape) < 0.8
-        if case.chance(0.2):
-            arrays = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        name = str(rng.choice(list(arrays)))
-        arrays[name] = case.array(np.asarray(arrays[name]))
-        if case.chance(0.3):
-            arrays["gamma"] = case.integer(0.9)
-        twins.call("gae", **arrays)
-    return twins.count
-
-
 # -- envs ------------------------------------------------------------------------------------
 
 
@@ -752,9 +726,8 @@ RUNS = {
     "episodic": run_episodic,
     "rollout": run_rollout,
     "writer": run_writer,
-    "gae": run_gae,
     "sync": functools.partial(run_envs, kind="sync"),
     "async": functools.partial(run_envs, kind="async"),
     "compiled": functools.partial(run_envs, kind="compiled"),
 }
-_WEIGHTED = [*RUNS, "replay", "replay", "episodic", "gae", "compiled", "compiled", "sync"]
+_WEIGHTED = [*RUNS, "replay", "replay", "episodic", "compiled", "compiled", "sync"]

@@ -396,18 +396,6 @@ def test_a_checkpoint_of_other_parts_is_refused_in_a_sentence_that_names_the_fil
 # -- what is told ----------------------------------------------------------------------------------
 
 
-def test_a_bar_shows_steps_and_how_it_goes(options, capsys):
-    with begin(options) as run:
-        with run.progress("CartPole", 100, 1000) as show:
-            show(400, "return 9.5")
-            show(500)
-        out = capsys.readouterr().out
-        assert "CartPole: return 9.5" in out and "50%" in out
-        with run.progress("CartPole", 0, 1000, is_shown=False) as show:
-            show(500, "return 9.5")
-        assert capsys.readouterr().out == ""
-
-
 def test_a_folder_that_cannot_be_made_is_a_sentence(options, tmp_path):
     (tmp_path / "file").touch()
     options.folder = tmp_path / "file" / "run"

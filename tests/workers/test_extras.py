@@ -204,4 +204,4 @@ def test_a_vector_env_with_workers_may_be_in_a_worker(context):
     with pytest.raises(ValueError, match="broken joint 1"):
         envs.step([FINE, RAISE])
     envs.close()
-    assert wait_until_gone(pids, 5) == []
+    assert wait_until_gone(pids) == []

@@ -164,7 +164,7 @@ def test_a_dead_worker_is_reported_at_once(make, action, how):
     assert re.match(rf"worker 1 \(envs 2-3, pid \d+\) {how} during step 1\.", message)
     assert f"It was at env 3, action {action}." in message
     assert "The vector env is closed: make a new one" in message
-    assert wait_until_gone(pids, 5) == []
+    assert wait_until_gone(pids) == []
     for call in (lambda: pool.step([FINE] * 4), pool.reset, pool.recv, lambda: pool.call("pid")):
         with pytest.raises(ClosedEnvironmentError, match=rf"{how[-9:]}.*env 3, action") as refused:
             call()

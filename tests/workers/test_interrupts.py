@@ -52,4 +52,4 @@ def test_ctrl_c_just_after_the_start_of_workers_leaves_none(place, kills, monkey
             AsyncVectorEnv([FaultyEnv] * 2, num_workers=2)
         pids = set(pids) - before
         assert len(pids) == 3  # with the watcher
-        assert wait_until_gone(pids, 5) == []
+        assert wait_until_gone(pids) == []

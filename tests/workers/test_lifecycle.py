@@ -111,7 +111,7 @@ def test_close_may_come_in_every_state():
     def with_a_dead_worker(pool):
         pid = pool.call("pid")[0]
         os.kill(pid, signal.SIGKILL)
-        assert wait_until_gone([pid], 5) == []
+        assert wait_until_gone([pid]) == []
 
     at_once, soon = {"terminate": True}, {"timeout": 0.1}
     for state, options in (
@@ -144,7 +144,7 @@ def test_ctrl_c_in_close_kills_the_workers():
         pool.close(timeout=50)
     signal.signal(signal.SIGALRM, before)
     assert pool.closed
-    assert wait_until_gone(set(pids), 5) == []
+    assert wait_until_gone(set(pids)) == []
 
 
 CALLER = """
@@ -224,7 +224,7 @@ def test_workers_are_gone_soon_after_their_caller(then, context):
     time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert wait_until_gone(workers, 5) == []
+    assert wait_until_gone(workers) == []
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_ctrl_c_leaves_no_orphan_and_one_traceback(then):
     time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=20)
-    assert wait_until_gone(workers, 5) == []
+    assert wait_until_gone(workers) == []
     assert errors.count("Traceback") == 1, errors
     assert errors.strip().endswith("KeyboardInterrupt")
 
@@ -363,26 +363,6 @@ class _GlobalEnv(type(faulty(1)[0]())):
         return np.array([np.random.rand(), 0], np.float32), {}  # noqa: NPY002  # the global one
 
 
-@pytest.mark.slow
-def test_workers_import_no_torch():
-    """Not even where the main script has imported it."""
-    code = """
-import sys, types
-sys.modules["torch"] = types.ModuleType("torch")
-from workers.faulty_envs import FaultyEnv
-from vecenv.workers.env import AsyncVectorEnv
-class Spy(FaultyEnv):
-    def modules(self):
-        import sys
-        return "torch" in sys.modules
-def factory(name): return lambda: Spy(name)
-envs = AsyncVectorEnv([factory(5)], num_workers=1, context="spawn")
-print(envs.reset()[0][:, 0], envs.call("modules"))
-envs.close()
-"""
-    assert printed(code) == ["[5.]", "(False,)"]
-
-
 SERVED = """
 import os, signal, sys, time
 from functools import partial
@@ -433,7 +413,7 @@ def test_what_envs_start_ends_with_their_worker(way, context, ignores):
     process = Program(SERVED.format(then=WAYS_OUT[way], context=context, ignores=ignores))
     pids = [int(pid) for pid in process.readline().split()]
     assert len(pids) == 5
-    assert wait_until_gone(pids, 10) == []
+    assert wait_until_gone(pids) == []
     process.kill()
     process.communicate()
 
@@ -468,4 +448,4 @@ def test_workers_stay_when_everybody_is_sent_sigterm():
     assert pool.call("ends_of_children") == ([-signal.SIGTERM] * 2,) * 2
     pool.step_async([HANG, HANG])
     pool.close(timeout=0.1)
-    assert wait_until_gone(pids, 5) == []
+    assert wait_until_gone(pids) == []

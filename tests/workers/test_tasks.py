@@ -422,14 +422,6 @@ def test_backends_that_make_all_envs_at_once_reopen_none():
     envs.close()
 
 
-def test_a_dict_of_variables_is_for_all_workers_and_wins_over_limits_of_threads():
-    variables = {"VECENV_TEST": "all", "OMP_NUM_THREADS": "3"}
-    envs = AsyncVectorEnv(tasks(0, 1), num_workers=2, worker_env=variables)
-    assert envs.call("imported_with") == ("all", "all")
-    assert envs.call("variable", "OMP_NUM_THREADS") == ("3", "3")
-    envs.close()
-
-
 def test_a_lazy_vector_env_goes_on_as_any_other():
     lazy, eager = (
         AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3, num_workers=2, **options)
@@ -452,11 +444,3 @@ def test_if_no_task_can_be_loaded_there_is_nothing_to_go_on_with():
     with pytest.raises(EnvCreationError, match="Making env 0 of 2"):
         AsyncVectorEnv([fails] * 2, num_workers=2, on_error="restart")
     assert not children()
-
-
-def test_rows_of_a_lazy_vector_env_are_exchanged_before_it_starts():
-    envs = AsyncVectorEnv([*tasks(0), fails], num_workers=2, **LAZY)
-    envs.reopen(1, functools.partial(Task, 5))
-    assert not children()
-    assert envs.reset()[0][:, 0].tolist() == [0, 5]
-    envs.close()

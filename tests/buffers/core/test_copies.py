@@ -12,7 +12,6 @@ from staged_rollouts import make_rollout
 
 from buffers import (
     BufferMisuseError,
-    SharedReplayBuffer,
 )
 
 SPACE = Dict(place=Box(-1, 1, (3,)), time=Box(0, 1, (1,), np.float64), gear=Discrete(5))
@@ -113,17 +112,3 @@ def test_a_rollout_is_not_copied_and_says_what_to_do_instead(staged, duplicate):
     rollout = make_rollout(3, 2, SPACE, ACTIONS, autoreset_mode="SameStep", staged=staged)
     with pytest.raises(BufferMisuseError, match="not copied; load its state_dict"):
         duplicate(rollout)
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_a_copied_batch_keeps_its_values_when_the_memory_is_used_again(staged, duplicate):
-    buffer = make_ring(SharedReplayBuffer, staged)
-    for seed in range(5):
-        buffer.add(**make_steps(np.random.default_rng(seed)))
-    batch = buffer.sample(64)
-    made, again = duplicate(batch), duplicate(batch)
-    assert equal_batches(made, batch)
-    buffer.sample(64, out=batch)
-    assert equal_batches(made, again) and not equal_batches(made, batch)
-    with pytest.raises(BufferMisuseError, match="expected a batch that new_batch or sample"):
-        buffer.sample(64, out=made)

@@ -302,16 +302,6 @@ def test_replay_buffers_of_data_have_one_env_unless_told_otherwise():
     assert data.to_buffer(PerEnvReplayBuffer).num_envs == 1
 
 
-def test_steps_that_are_left_out_are_told_once(caplog):
-    data = from_arrays(plain_arrays(), LINE, TWO)
-    assert data.episode_lengths.sum() == 5
-    data.to_buffer(SharedReplayBuffer)
-    told = [record.getMessage() for record in caplog.records]
-    assert told == [
-        "arrays: 1 last steps of episodes are left out, whose next observation it lacks"
-    ]
-
-
 @pytest.mark.parametrize("name", ["episode_index", "frame_index"])
 def test_extra_columns_have_no_name_that_files_use(name):
     arrays = plain_arrays(**{name: np.zeros(6, np.int64)})
@@ -322,11 +312,6 @@ def test_extra_columns_have_no_name_that_files_use(name):
 def test_rings_that_do_not_know_their_envs_are_refused():
     with pytest.raises(DatasetError, match=r"does not know of which .* make it with num_envs=1"):
         from_buffer(SharedReplayBuffer(9, LINE, TWO))
-
-
-def test_classes_that_hold_no_transitions_are_refused():
-    with pytest.raises(DatasetError, match="can't be read into a RolloutBuffer, but into Shared"):
-        from_arrays(plain_arrays(), LINE, TWO).to_buffer(RolloutBuffer)
 
 
 def test_bad_episodes_are_left_out_when_asked_for_and_told_of():

@@ -90,19 +90,6 @@ def test_sequences_are_contiguous_and_stay_in_one_episode(length, staged):
     torch.testing.assert_close(batch.terminations, steps == ends - 1)
 
 
-def test_padded_sequences_end_with_the_episode(staged):
-    buffer = fill(make_buffer(150, staged=staged))
-    lengths = lengths_by_number(buffer)
-    batch = buffer.sample_sequences(400, 8, pad=True)
-    first = batch.steps[:, 0].long()
-    left = torch.tensor([lengths[int(n)] for n in batch.obs[:, 0, 0]]) - first
-    torch.testing.assert_close(batch.mask, torch.arange(8) < left[:, None])
-    outside = ~batch.mask
-    for field in (batch.obs, batch.next_obs, batch.actions, batch.rewards, batch.terminations):
-        assert not field[outside].any()
-    assert (batch.next_obs[batch.mask][:, 1] == batch.obs[batch.mask][:, 1] + 1).all()
-
-
 @pytest.mark.parametrize(("burn_in", "overlap", "pad"), [(0, 0, False), (2, 3, True), (3, 1, True)])
 def test_overlapping_windows_are_uniform_and_know_what_to_learn_from(burn_in, overlap, pad, staged):
     buffer = make_buffer(staged=staged)

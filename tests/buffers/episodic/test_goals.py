@@ -28,46 +28,6 @@ def filled(**options):
     return buffer
 
 
-def chi_square_fits(counts, law):
-    """Whether chance gives counts so far from the law more often than once in 10 000 times."""
-    counts, law = np.asarray(counts, float), np.asarray(law, float)
-    assert counts[law == 0].sum() == 0
-    expected = counts.sum() * law / law.sum()
-    often = expected > 5
-    freedom = max(often.sum() - 1, 1)
-    found = ((counts - expected)[often] ** 2 / expected[often]).sum()
-    return found < freedom + 5 * np.sqrt(2 * freedom) + 10
-
-
-@pytest.mark.parametrize("staged", [False, True], ids=["compiled", "staged"])
-@pytest.mark.parametrize("strategy, discount, over", [
-    ("future", 0.7, "steps"), ("future", 0.0, "episodes"), ("bound", 0.7, "episodes"),
-    ("bound", 1.0, "steps"),
-])  # fmt: skip
-def test_distances_follow_the_truncated_geometric_law(strategy, discount, over, staged):
-    buffer = filled(staged=staged)
-    batch = buffer.sample_goals(60_000, strategy, discount=discount, over=over)
-    numbers, steps = batch.obs.numpy().astype(int).T
-    torch.testing.assert_close(batch.goal_obs[:, 1], batch.obs[:, 1] + batch.goal_offsets)
-    assert (batch.goal_obs[:, 0] == batch.obs[:, 0]).all()
-    drawn, wanted = [], []
-    for number, length in enumerate(LENGTHS):
-        rooms = np.array([slow_room(strategy, length, t) for t in range(length)])
-        share = (rooms > 0) / (1 if over == "steps" else max((rooms > 0).sum(), 1))
-        wanted += share.tolist()
-        drawn += np.bincount(steps[numbers == number], minlength=length).tolist()
-        for t, room in enumerate(rooms):
-            offsets = batch.goal_offsets[(numbers == number) & (steps == t)].numpy()
-            law = np.zeros(room + 1)
-            law[1:] = float(discount) ** np.arange(room)
-            assert (
-                len(offsets) == 0
-                if room == 0
-                else chi_square_fits(np.bincount(offsets, minlength=room + 1), law)
-            )
-    assert chi_square_fits(drawn, wanted)
-
-
 @pytest.mark.parametrize("strategy, discount", [
     ("future", 1.0), ("future", 0.9), ("final", 1.0), ("episode", 1.0), ("bound", 0.5),
 ])  # fmt: skip

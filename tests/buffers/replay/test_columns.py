@@ -13,7 +13,6 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from buffers import (
     BufferMisuseError,
-    EpisodicReplayBuffer,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
@@ -136,30 +135,3 @@ def test_sequences_of_some_columns_are_those_of_all():
         whole.update_sequence_priorities(expected, np.ones((9, 3)))
     with pytest.raises(BufferMisuseError, match="columns is"):
         part.sample_sequences(9, **how, columns=("discounts",))
-
-
-def test_episodes_have_some_columns_of_sequences():
-    buffers = [
-        EpisodicReplayBuffer(50, FLAT, Discrete(4), seed=1, extra_columns={"costs": Box(-9, 9)})
-        for _ in range(2)
-    ]
-    rng = np.random.default_rng(0)
-    for length in (5, 9):
-        episode = {
-            "obs": make_obs(FLAT, rng, length + 1), "actions": rng.integers(0, 4, length),
-            "rewards": rng.random(length), "terminations": np.zeros(length, bool),
-            "truncations": np.arange(length) == length - 1,
-            "costs": rng.random((length, 1)).astype(np.float32),
-        }  # fmt: skip
-        for buffer in buffers:
-            buffer.add_episode(episode)
-    whole, part = buffers
-    for columns in (("next_obs",), ["costs", "steps"], {"obs", "terminations"}):
-        expected, found = whole.sample_sequences(6, 3), part.sample_sequences(6, 3, columns=columns)
-        for name in {*columns, "steps"}:
-            assert_equal(getattr(found, name), getattr(expected, name))
-        with pytest.raises(AttributeError, match="columns="):
-            _ = found.actions
-        assert len(found) == 6
-    with pytest.raises(BufferMisuseError, match="columns is"):
-        part.sample_sequences(6, 3, columns="obs")

@@ -116,16 +116,6 @@ def test_stacks_of_running_envs_are_those_that_were_returned(mode, env, options)
     assert pair[0].get(pair[0].order()).obs.shape == (40, *space.shape)
 
 
-def test_a_million_transitions_of_atari_take_7_and_a_half_gigabytes():
-    space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    asked = (space, spaces.Discrete(6))
-    million = SharedReplayBuffer.nbytes_for(1_000_000, *asked, num_envs=8, frame_stack=4)
-    assert 7.056e9 < million <= 7.5e9
-    small = SharedReplayBuffer(1000, *asked, num_envs=8, frame_stack=4)
-    asked_for = SharedReplayBuffer.nbytes_for(1000, *asked, num_envs=8, frame_stack=4)
-    assert abs(small.nbytes - asked_for) < 1000
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -146,26 +136,6 @@ def test_what_is_no_stack_or_not_the_next_is_refused_and_changes_nothing(changes
         buffer.add(**step(7, **changes))
     assert bytes_of(buffer) == before
     buffer.add(**step(7))
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_a_stack_that_is_not_the_next_begins_anew(staged):
-    """As with store_next=False, windows of several steps end there."""
-    options = {"n_step": 3, "gamma": 0.5, "staged": staged}
-    once, twin = made(**options), made(None, **options)
-    for t in (10, 11, 20, 21, 22):
-        if t == 20:
-            twin.cut_episodes([0])  # of env 1 only the oldest frame is another
-        columns = step(t)
-        if t >= 20:
-            for name in ("obs", "next_obs"):
-                columns[name][1] = stacks_from(t - 8 + (name == "next_obs"))[1]
-        if t == 20:
-            columns["obs"][1, 0] += 1
-            twin.cut_episodes([1])
-        for buffer in (once, twin):
-            buffer.add(**columns)
-    compare(once.get(once.order()), twin.get(twin.order()))
 
 
 @pytest.mark.parametrize(

@@ -66,22 +66,6 @@ def test_slots_are_views_of_the_tensors():
         assert slot is rollout.slot(t), "made once"
 
 
-def test_allocate_supplies_what_the_environment_touches():
-    given = {}
-
-    def allocate(shape, dtype=np.float32):
-        array = np.zeros(shape, dtype)
-        given[shape, np.dtype(dtype).name] = array
-        return array
-
-    rollout = make(3, 2, allocate=allocate, actions=Box(-1, 1, (5,)))
-    assert set(given) == {
-        ((4, 2, 2), "float32"), ((3, 2, 5), "float32"), ((3, 2), "float32"), ((3, 2), "bool"),
-    }  # fmt: skip
-    assert np.shares_memory(rollout.obs.numpy(), given[(4, 2, 2), "float32"])
-    assert np.shares_memory(rollout.rewards.numpy(), given[(3, 2), "float32"])
-
-
 @pytest.mark.parametrize(
     ("allocate", "message"),
     [
@@ -218,29 +202,6 @@ def test_what_no_environment_wrote_is_never_learned_from(staged):
     assert rollout.slot(1).rewards.tolist() == [1, 1], "asking again does not take back"
     rollout.compute_advantages([0.0, 0.0])
     assert rollout.num_valid == 6
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_policy_outputs_of_the_rollout_before_are_not_used_again(staged):
-    rollout = started(2, 2, staged=staged)
-    go_through(rollout)
-    for t in range(2):
-        write(rollout.slot(t), t)
-    with pytest.raises(BufferMisuseError, match="env 0 in step 0 had no log_probs; call put"):
-        rollout.compute_advantages([0.0, 0.0])
-    rollout.log_probs[:] = -1.0
-    with pytest.raises(BufferMisuseError, match="env 0 in step 0 had no values; call put"):
-        rollout.compute_advantages([0.0, 0.0])
-    rollout.values[0], rollout.values[1, 1] = 3.0, 3.0
-    with pytest.raises(BufferMisuseError, match="env 0 in step 1 had no values; call put"):
-        rollout.compute_advantages([0.0, 0.0])
-    rollout.compute_advantages([0.0, 0.0], policy_outputs=False)
-    assert rollout.values.tolist() == [[3.0, 3.0], [0.0, 3.0], [0.0, 0.0]]
-    rollout.advance()
-    for t in range(2):
-        write(rollout.slot(t), t)
-    rollout.actions[:], rollout.log_probs[:], rollout.values[:-1] = 1, -1.0, 2.0
-    rollout.compute_advantages([0.0, 0.0])  # written directly, all of them
 
 
 # Extra columns.
