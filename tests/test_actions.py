@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.error import InvalidAction, NoAsyncCallError
 from gymnasium.vector.utils import batch_space, iterate
 
-from vecenv import ActionError, ActionTypeError, AsyncVectorEnv, SyncVectorEnv
+from vecenv import ActionError, ActionTypeError, SyncVectorEnv
 
 BOX = spaces.Box(-1, 1, (2,))
 DISCRETE = spaces.Discrete(3)
@@ -167,20 +167,3 @@ def test_actions_come_to_the_envs_as_gymnasium_hands_them_out(name):
     envs.recv()
     for env_actions, one in zip(envs.get_attr("actions"), expected, strict=True):
         assert_same(env_actions, [one, one])
-
-
-@pytest.mark.parametrize("backend", [SyncVectorEnv, AsyncVectorEnv])
-@pytest.mark.parametrize(
-    "space", [spaces.Dict(), spaces.Tuple(()), spaces.Dict(a=spaces.Tuple(()))]
-)
-def test_envs_whose_actions_have_no_part_are_stepped(space, backend):
-    """Gymnasium can't iterate over such batches, and over those of a Tuple not once."""
-    envs = backend([functools.partial(EchoEnv, space)] * 3)
-    envs.reset(seed=0)
-    envs.step(envs.action_space.sample())
-    envs.send(envs.action_space.sample(), [2])
-    envs.recv()
-    assert envs.get_attr("actions") == ([space.sample()],) * 2 + ([space.sample()] * 2,)
-    with pytest.raises(ActionTypeError):
-        envs.step([0, 0, 0])
-    envs.close()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from vecenv.core.batches import (
+from vecenv.core.spaces import (
     why_outside,
 )
 

@@ -45,6 +45,7 @@ COMPILING = (
     "cage2_network.md",
     "cage4.md",
     "compiled_envs.md",
+    "compiled_games.md",
     "migrating.md",
 )  # for many seconds
 SNIPPETS = [

@@ -58,17 +58,6 @@ class Reference(VectorEnv):
 
 
 @settings(max_examples=15)
-@given(st.lists(st.tuples(st.integers(0, NUM_ENVS - 1), INFO), max_size=6))
-def test_infos_are_batched_as_gymnasium_does(entries):
-    """An env may have several infos: the one at the end of its episode and the next one's first."""
-    ours, theirs = {}, {}
-    for index, info in entries:
-        add_info(ours, info, index, NUM_ENVS)
-        theirs = Reference(NUM_ENVS)._add_info(theirs, info, index)
-    assert_same(ours, theirs)
-
-
-@settings(max_examples=15)
 @given(st.lists(INFO, min_size=NUM_ENVS, max_size=NUM_ENVS))
 def test_batched_infos_that_an_actor_takes_apart_are_the_same_when_batched_again(per_env):
     infos, again = {}, {}

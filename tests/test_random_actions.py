@@ -12,11 +12,10 @@ from PIL import Image
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv, check_vector_env
 from vecenv.agents import GameEnv
-from vecenv.choose import choose_backend
+from vecenv.choose import probe_env
 from vecenv.command.cli import main
 from vecenv.compare import Options, run_comparison
 from vecenv.core.random_actions import RandomActions
-from vecenv.probe import probe_env
 
 FORMS = [
     *(("info", False), ("obs", False), ("action_masks", False)),
@@ -77,6 +76,12 @@ def test_watch_steps_with_allowed_actions(tmp_path, capsys):
     assert main(["watch", WHERE, "--gif", str(path), "--steps", "30"]) == 0, capsys.readouterr()
     with Image.open(path) as picture:
         assert picture.n_frames > 5
+
+
+@pytest.mark.parametrize("form", ["info", "obs", "action_masks"])
+def test_a_trial_steps_with_allowed_actions(form):
+    """Here in this process."""
+    assert probe_env([functools.partial(Forbidding, form)] * 8).step_s > 0
 
 
 @pytest.mark.parametrize("form", [pytest.param("obs", marks=pytest.mark.slow), "action_masks"])
@@ -148,15 +153,3 @@ def test_watch_steps_games_with_allowed_actions(form, kind, tmp_path, capsys):
     args = ["watch", GAME, "--env-kwargs", f"form={form}", f"--{kind}", str(path), "--steps", "30"]
     assert main(args) == 0, capsys.readouterr()
     assert path.stat().st_size > 100
-
-
-@pytest.mark.parametrize("form", ["info", "obs", "action_masks"])
-def test_a_trial_steps_with_allowed_actions(form):
-    """Here in this process."""
-    fns = [functools.partial(Forbidding, form)] * 8
-
-    def run(function, factories, *args, timeout):
-        return function(factories, *args)
-
-    assert probe_env(fns).step_s > 0
-    assert "failed" not in choose_backend(fns, run=run).reason

@@ -3,11 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import (
-    Pair,
-    PairSpace,
-    counters,
-)
+from envs import Pair, PairSpace, counters
 from equality import assert_same
 from gymnasium import spaces
 

@@ -188,6 +188,16 @@ def test_a_hanging_env_is_named_and_its_late_result_stays_where_it_belongs(make)
     assert pool.step(actions(0, FINE))[0][:, 1].tolist() == [2, 2, 2, 2]
 
 
+def test_recv_names_the_envs_it_has_waited_for(make):
+    pool = make()
+    pool.reset()
+    pool.send(actions(3, HANG))
+    with pytest.raises(StepTimeoutError, match=r"waiting for envs 3\..*`recv`"):
+        pool.recv(timeout=HANG_S / 2)
+    assert sorted(pool.recv(3).env_ids) == [0, 1, 2]
+    assert pool.recv(timeout=10).obs.tolist() == [[3, 1]]
+
+
 @pytest.mark.parametrize(
     ("action", "mode"),
     fast_are([(RAISE, NEXT_STEP), (DIE, SAME_STEP)], product([RAISE, DIE], MODES)),
@@ -343,6 +353,26 @@ def test_an_env_that_is_late_is_restarted_with_its_worker(tmp_path, mode):
         pool.reset(options={"reset_mask": truncations})
     for _ in range(3):
         assert not pool.step([FINE] * 4)[3].any()
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    ("caller_steps", "restarts"),
+    fast_are([(True, [0, 0, 0, 1])], [(False, [0, 0, 1, 1]), (True, [0, 0, 0, 1])]),
+)
+def test_a_late_env_is_restarted_though_others_satisfy_recv(tmp_path, caller_steps, restarts):
+    options = {"num_workers": 2, "on_error": "restart", "timeout": LATE_S}
+    pool = AsyncVectorEnv(late(tmp_path, "step", 2), caller_steps=caller_steps, **options)
+    pool.reset(seed=1)
+    pool.send([FINE] * 4)
+    truncated = np.zeros(4, bool)
+    give_up = time.monotonic() + 30
+    while not truncated[3] and time.monotonic() < give_up:
+        batch = pool.recv(1)
+        truncated[batch.env_ids] |= batch.truncations
+        pool.send([FINE] * len(batch.env_ids), batch.env_ids)
+    assert truncated[3]
+    assert pool.restarts.tolist() == restarts
     pool.close()
 
 
@@ -627,6 +657,22 @@ def test_an_env_that_raises_publishes_nothing(options):
     pool.close()
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (1.0, r"load, which is published, has shape \(\) and dtype float64, expected \(2,\) and f"),
+        (np.zeros(3), r"load, .* has shape \(3,\)"),
+        (["a", "b"], "could not convert string to float"),
+    ],
+)
+def test_what_is_published_is_not_spread_over_a_row(value, message):
+    factories = [lambda: Published(value)] * 2
+    with contextlib.closing(AsyncVectorEnv(factories, num_workers=1)) as pool:
+        with pytest.raises((TypeError, ValueError), match=message) as raised:
+            pool.reset()
+        assert raised.value.env_index == 1
+
+
 def test_a_reset_after_an_interrupt_replaces_a_worker_whose_env_hangs(make, monkeypatch):
     monkeypatch.setattr("vecenv.workers.pool._GRACE_S", 0.2)
     pool = make(4)
@@ -647,49 +693,3 @@ def interrupted_after(seconds):
     timer.start()
     yield
     timer.join()
-
-
-def test_recv_names_the_envs_it_has_waited_for(make):
-    pool = make()
-    pool.reset()
-    pool.send(actions(3, HANG))
-    with pytest.raises(StepTimeoutError, match=r"waiting for envs 3\..*`recv`"):
-        pool.recv(timeout=HANG_S / 2)
-    assert sorted(pool.recv(3).env_ids) == [0, 1, 2]
-    assert pool.recv(timeout=10).obs.tolist() == [[3, 1]]
-
-
-@pytest.mark.parametrize(
-    ("caller_steps", "restarts"),
-    fast_are([(True, [0, 0, 0, 1])], [(False, [0, 0, 1, 1]), (True, [0, 0, 0, 1])]),
-)
-def test_a_late_env_is_restarted_though_others_satisfy_recv(tmp_path, caller_steps, restarts):
-    options = {"num_workers": 2, "on_error": "restart", "timeout": LATE_S}
-    pool = AsyncVectorEnv(late(tmp_path, "step", 2), caller_steps=caller_steps, **options)
-    pool.reset(seed=1)
-    pool.send([FINE] * 4)
-    truncated = np.zeros(4, bool)
-    give_up = time.monotonic() + 30
-    while not truncated[3] and time.monotonic() < give_up:
-        batch = pool.recv(1)
-        truncated[batch.env_ids] |= batch.truncations
-        pool.send([FINE] * len(batch.env_ids), batch.env_ids)
-    assert truncated[3]
-    assert pool.restarts.tolist() == restarts
-    pool.close()
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (1.0, r"load, which is published, has shape \(\) and dtype float64, expected \(2,\) and f"),
-        (np.zeros(3), r"load, .* has shape \(3,\)"),
-        (["a", "b"], "could not convert string to float"),
-    ],
-)
-def test_what_is_published_is_not_spread_over_a_row(value, message):
-    factories = [lambda: Published(value)] * 2
-    with contextlib.closing(AsyncVectorEnv(factories, num_workers=1)) as pool:
-        with pytest.raises((TypeError, ValueError), match=message) as raised:
-            pool.reset()
-        assert raised.value.env_index == 1

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import time
 
-import multiprocess
 import numpy as np
 import pytest
 from workers.started_envs import Calling, Starting
@@ -14,13 +13,6 @@ from vecenv import AsyncVectorEnv
 
 NUM_ENVS, NUM_STEPS = 4, 3
 METHODS = ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))]
-
-LIBRARIES = [
-    (multiprocessing, "fork"),
-    pytest.param(multiprocessing, "spawn", marks=pytest.mark.slow),
-    pytest.param(multiprocess, "spawn", marks=pytest.mark.slow),
-    pytest.param(multiprocess, "forkserver", marks=pytest.mark.slow),
-]
 
 
 def run(call, method):
@@ -33,9 +25,8 @@ def run(call, method):
     envs.close()
 
 
-@pytest.mark.parametrize("library, method", LIBRARIES)
-def test_locks_events_values_and_pipes(library, method):
-    context = library.get_context(method)
+def test_locks_events_values_and_pipes():
+    context = multiprocessing.get_context("fork")
     lock, event, counter = context.Lock(), context.Event(), context.Value("i", 100)
     here, there = context.Pipe()
 
@@ -45,7 +36,7 @@ def test_locks_events_values_and_pipes(library, method):
             there.send(multiprocessing.current_process().name)
             event.set()
 
-    run(call, method)
+    run(call, "fork")
     assert event.is_set()
     assert counter.value == 100 + NUM_ENVS * NUM_STEPS
     names = {here.recv() for _ in range(NUM_ENVS * NUM_STEPS) if here.poll(10)}
@@ -54,8 +45,7 @@ def test_locks_events_values_and_pipes(library, method):
     there.close()
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_processes_that_envs_have_started_end_with_them(method):
+def test_processes_that_envs_have_started_end_with_them():
     def executor():
         pool = concurrent.futures.ProcessPoolExecutor(1)
         pids.put(pool.submit(os.getpid).result())
@@ -67,10 +57,10 @@ def test_processes_that_envs_have_started_end_with_them(method):
         pids.put(process.pid)
         return process
 
-    pids = multiprocessing.get_context(method).Queue()
-    with multiprocessing.get_context(method).Pool(1) as own:
+    pids = multiprocessing.get_context("fork").Queue()
+    with multiprocessing.get_context("fork").Pool(1) as own:
         factories = [lambda: Starting(executor), lambda: Starting(daemon)]
-        envs = AsyncVectorEnv(factories, num_workers=1, context=method, timeout=60)
+        envs = AsyncVectorEnv(factories, num_workers=1, context="fork", timeout=60)
         envs.reset()
         started = [pids.get(timeout=30) for _ in factories]
         envs.close(timeout=30)
