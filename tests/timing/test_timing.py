@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 
 import gymnasium as gym
+import numba
 import numpy as np
 import pytest
 from choices import fast_are
@@ -245,6 +246,7 @@ def test_a_long_trace_is_cut_to_the_latest_steps(monkeypatch):
     envs.close()
 
 
+@pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="the kernel is Python")
 @measured_anew
 def test_compiled_envs_are_stamped_around_their_kernel(tmp_path):
     envs = make_vec("JitCartPole-v1", num_envs=1)
