@@ -4,9 +4,9 @@ from vecenv.core.compiling import cached_njit
 from vecenv.jit.branches import Branch
 from vecenv.jit.copying import write_bits
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.failures import KernelCompileError, KernelResultError
+from vecenv.jit.errors import KernelCompileError, KernelIndexError, KernelResultError
 from vecenv.jit.games import AgentsOf
-from vecenv.jit.interpreted import KernelIndexError, checked_in_trials
+from vecenv.jit.interpreted import checked_in_trials
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.single import JitEnv
 
