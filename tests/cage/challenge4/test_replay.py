@@ -80,7 +80,7 @@ DAMAGES = {
     ),
     "phishing_rate must be": lambda arrays: arrays.update(meta_phish=np.array(np.nan)),
     "has 99 steps, expected at most 49": lambda arrays: arrays.update(meta_steps=np.array(50)),
-    "Object arrays cannot": lambda arrays: arrays.update(reward=np.array([{}] * 99)),  # a pickle
+    "Object arrays cannot be": lambda arrays: arrays.update(reward=np.array([{}] * 99)),  # a pickle
 }
 
 
