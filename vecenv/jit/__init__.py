@@ -3,9 +3,8 @@
 from vecenv.core.compiling import cached_njit
 from vecenv.jit.branches import Branch
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.failures import KernelCompileError, KernelResultError
+from vecenv.jit.errors import KernelCompileError, KernelIndexError, KernelResultError
 from vecenv.jit.games import AgentsOf
-from vecenv.jit.interpreted import KernelIndexError
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.single import JitEnv
 
