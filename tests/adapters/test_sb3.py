@@ -204,7 +204,7 @@ def test_maskable_ppo_finds_the_masks(make):
 
 @pytest.mark.parametrize("algorithm", [PPO, DQN])
 def test_saved_models_are_scored_on_cage_2(algorithm, tmp_path):
-    envs = make_sb3_env("Cage2-v0", 2, observation="extended")
+    envs = make_sb3_env("Cage2-v0", 2, observation="memory")
     model = algorithm("MlpPolicy", envs, seed=1, device="cpu")
     model.save(tmp_path / "model")
     envs.close()
@@ -214,9 +214,9 @@ def test_saved_models_are_scored_on_cage_2(algorithm, tmp_path):
     def act(obs):
         return model.predict(obs, deterministic=True)[0]
 
-    act.observation = "extended"
+    act.observation = "memory"
     assert result.cells == evaluate(act, **options).cells
-    assert result.observation == "extended"
+    assert result.observation == "memory"
 
 
 def test_frames_are_tiled():
