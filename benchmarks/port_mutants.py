@@ -103,6 +103,7 @@ def try_one(name: str, source: str, seconds: float, answer: multiprocessing.conn
             module.make,
             module.KERNELS,
             fields=module.FIELDS,
+            policies=getattr(module, "POLICIES", ()),
             minutes=seconds / 60.0,
             debug=True,
             has_free_runs=False,
