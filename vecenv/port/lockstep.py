@@ -109,7 +109,7 @@ class Actions:
         self._powers = np.exp(self._rng.normal(0.0, 3.0, self._width)) if style == "rare" else 1.0
         self._policy = None
         if style == "policy":
-            self._policy = self._policies[self._rng.integers(len(self._policies))]
+            self._policy = self._policies[int(self._rng.integers(len(self._policies)))]
 
     def __call__(self, seen: Seen, obs: Any) -> np.ndarray:
         """Return the next action, after what was seen and the Python env's observation."""
@@ -207,7 +207,7 @@ def call_both(
     own, other = seen
     if isinstance(own, Exception) or isinstance(other, Exception):
         told = [repr(one) if isinstance(one, Exception) else "no exception" for one in (own, other)]
-        return Difference("exception", *told), {}
+        return Difference("exception", told[0], told[1]), {}
     if (words := python.tape.num_words) != kernels.num_words:
         return Difference("draws", f"{words} words of 64 bits", f"{kernels.num_words}"), own
     found = compare(own, other, *compared)
