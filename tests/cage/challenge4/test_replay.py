@@ -20,9 +20,8 @@ def changed(tmp_path, name, change):
     return path
 
 
-@pytest.mark.parametrize("batch", [True, False], ids=["batch", "singly"])
-def test_recorded_episodes_agree_in_every_field_of_every_step(batch):
-    result = replay_traces(PATHS, batch=batch)
+def test_recorded_episodes_agree_in_every_field_of_every_step():
+    result = replay_traces(PATHS)
     assert [str(found) for found in result.differences] == []
     assert result.num_episodes == 3
     assert result.num_steps == 99 + 120 + 120
@@ -113,7 +112,7 @@ def test_the_command_prints_differences_and_says_so_by_its_status(tmp_path, caps
         arrays["reward"][7] -= 1
 
     assert main(["replay", str(PATHS[0])]) == 0
-    assert "batch: 1 episodes, 99 steps, 3" in capsys.readouterr().out
+    assert "1 episodes, 99 steps, 3" in capsys.readouterr().out
     path = changed(tmp_path, "mix_fsm_100", change)
     assert main(["replay", str(PATHS[1]), str(path)]) == 1
     out = capsys.readouterr().out
