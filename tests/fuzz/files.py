@@ -347,8 +347,7 @@ def loader(buffer, whole, use, make):
             made = type(buffer).from_file(source)
             with being_used():
                 made.state_dict()
-                if len(made):
-                    made.get(made.order())
+                use(made)
 
     return load
 
