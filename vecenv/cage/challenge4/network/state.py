@@ -21,7 +21,9 @@ from vecenv.cage.challenge4.rules.codes import (
     NUM_DECOYS,
     NUM_HOSTS,
     NUM_RED,
+    NUM_SHOWN,
     NUM_SUBNETS,
+    NUM_WATCHED,
     NUM_ZONES,
 )
 
@@ -131,11 +133,11 @@ _EVENT_FIELDS = [
     ("event_local_port", *_EVENT_WORDS),
     ("event_remote_port", *_EVENT_WORDS),
     ("event_pid", *_EVENT_WORDS),
+    ("event_next", *_EVENT_WORDS),  # 1 + the event before it on a node of the same agent; 0: none
+    ("first_event", np.uint16, (NUM_BLUE,)),  # of an agent, likewise: the latest
     ("files", *_HOST_BYTES),  # that red has dropped
     ("extra_order", *_HOST_BYTES),  # of web, database and mail among processes, two bits each
-    ("last_analyse", *_HOST_WORDS),  # the step in which it took effect, from 1; 0 never
-    ("last_restore", *_HOST_WORDS),
-    ("last_decoy", *_HOST_WORDS),
+    ("shown", np.uint8, (NUM_SHOWN * NUM_WATCHED,)),  # of hosts in every step, as rows have it
 ]
 STATE_DTYPE = np.dtype(_FIELDS, align=True)
 LOGGED_STATE_DTYPE = np.dtype(_FIELDS + _EVENT_FIELDS, align=True)

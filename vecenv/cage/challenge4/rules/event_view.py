@@ -8,11 +8,9 @@ room for one own zone or, of agent 4 and where rows are padded, for three.
 import numpy as np
 from numba import njit
 
-from vecenv.cage.challenge4.rules.bits import has
 from vecenv.cage.challenge4.rules.codes import (
     ANALYSE,
     BLOCKED_PORT,
-    BLUE_SUBNETS,
     BLUE_TICKS,
     CMD_FILE,
     DECOY,
@@ -25,7 +23,9 @@ from vecenv.cage.challenge4.rules.codes import (
     NUM_BLUE,
     NUM_DECOYS,
     NUM_HOSTS,
+    NUM_SHOWN,
     NUM_SUBNETS,
+    NUM_WATCHED,
     OBS_LENGTHS,
     REMOVE,
     RESTORE,
@@ -35,10 +35,13 @@ from vecenv.cage.challenge4.rules.events import (
     ALARM,
     CONNECTION,
     FIRST_ROUTER,
+    NEVER,
     SESSION,
+    UNIT,
+    WATCHER,
 )
 from vecenv.cage.challenge4.rules.graph import MAX_UNITS
-from vecenv.cage.challenge4.rules.observation import BLUE_SUBNET_ORDER, observe_agent
+from vecenv.cage.challenge4.rules.observation import observe_agent
 
 LOCAL_PORTS = ("none", "ssh", "ot", "http", "https", "sql", "mail", "drawn")
 _CLASS_OF_PORT = np.zeros(4096, np.int64)
@@ -82,12 +85,8 @@ _ANALYSED, _REMOVED, _RESTORED, _GETS = (
     _at["gets_decoy"],
 )
 _HAS_DECOY, _SINCE = _at["has_apache"], _at["since_analyse"]
-# By zone: the agent that watches it, or none, and which of that agent's it is.
-_WATCHER, _UNIT = np.full(NUM_SUBNETS + 1, -1), np.zeros(NUM_SUBNETS + 1, np.int64)
-for _agent, _zones in enumerate(BLUE_SUBNETS):
-    for _place, _zone in enumerate(_zones):
-        _WATCHER[_zone], _UNIT[_zone] = _agent, _place
-NEVER = 255  # of steps since: never, or longer ago
+# Features that are copied from `shown`, and where parts of these begin.
+_SHOWN = np.array([0, *range(_HAS_DECOY, _HAS_DECOY + NUM_DECOYS), *range(_SINCE, _SINCE + 3)])
 TICKS_LEFT, FIRST_SUCCESS = 0, 1
 NUM_CONTEXT = 5  # ticks left; failed, succeeded, unknown, in progress
 MAX_TICKS_LEFT = int(BLUE_TICKS.max()) - 1
@@ -109,12 +108,12 @@ def _node_of(code, agent, units):
     """Place int64 of a host or router among an agent's nodes, -1 if it is not its own."""
     if code >= FIRST_ROUTER:
         zone = code - FIRST_ROUTER
-        place = units * HOSTS_PER_SUBNET + _UNIT[zone]
+        place = units * HOSTS_PER_SUBNET + UNIT[zone]
     else:
         zone, k = code >> 4, code & 15
         place = k - FIRST_SERVER if k >= FIRST_SERVER else k + MAX_SERVERS
-        place += _UNIT[zone] * HOSTS_PER_SUBNET
-    return place if _WATCHER[zone] == agent else np.int64(-1)
+        place += UNIT[zone] * HOSTS_PER_SUBNET
+    return place if WATCHER[zone] == agent else np.int64(-1)
 
 
 @njit
@@ -153,36 +152,24 @@ def _write_event(state, index, agent, units, out, start):
 
 
 @njit
-def _since(step, t):
-    return np.int64(NEVER) if step == 0 else min(np.int64(t) - np.int64(step), NEVER)
-
-
-@njit
-def _write_zone(state, subnet, unit, units, out, start):
-    """Write what is known of a zone besides events: own decoys, steps since own actions."""
-    num = np.uint64(num_nodes(units))  # unsigned, as in `observation`
-    exists, t = np.int64(state.exists[subnet]), np.int64(state.t)
-    first = subnet * HOSTS_PER_SUBNET
-    since = num * np.uint64(_SINCE)
-    for i in range(HOSTS_PER_SUBNET):
-        k = i + FIRST_SERVER if i < MAX_SERVERS else i - MAX_SERVERS
-        place, host, there = (
-            np.uint64(start + unit * HOSTS_PER_SUBNET + i),
-            first + k,
-            exists >> k & 1,
-        )
-        out[place] = there
-        out[place + since] = there * _since(state.last_analyse[host], t)
-        out[place + since + num] = there * _since(state.last_restore[host], t)
-        out[place + since + num + num] = there * _since(state.last_decoy[host], t)
-        decoys = np.int64(state.decoys[host])
-        if decoys:
-            for decoy in range(NUM_DECOYS):
-                out[place + num * np.uint64(_HAS_DECOY + decoy)] = has(decoys, decoy)
-    router = np.uint64(start + units * HOSTS_PER_SUBNET + unit)
-    out[router] = 1
-    for action in range(3):
-        out[router + since + num * np.uint64(action)] = NEVER
+def _write_shown(state, agent, units, out, start):
+    """Write what is known of nodes besides events: own decoys, steps since own actions."""
+    num, own = num_nodes(units), MAX_UNITS if agent == NUM_BLUE - 1 else 1
+    first = agent * HOSTS_PER_SUBNET
+    for part in range(NUM_SHOWN):
+        # Unsigned places, as in `observation`.
+        source = np.uint64(part * NUM_WATCHED + first)
+        target = np.uint64(start + num * _SHOWN[part])
+        for _ in range(own):
+            for i in range(HOSTS_PER_SUBNET):
+                out[target + np.uint64(i)] = state.shown[source + np.uint64(i)]
+            source += np.uint64(HOSTS_PER_SUBNET)
+            target += np.uint64(HOSTS_PER_SUBNET)
+    router = start + units * HOSTS_PER_SUBNET
+    for unit in range(own):
+        out[router + unit] = 1
+        for action in range(3):
+            out[router + unit + num * (_SINCE + action)] = NEVER
 
 
 @njit
@@ -217,14 +204,16 @@ def write_events(state, agent, out, units, length):
         units: int64, for how many own zones there is room.
         length: int64, of the vector.
     """
-    out[observe_agent(state, agent, out, 0) :] = 0
+    for place in range(observe_agent(state, agent, out, 0), out.shape[0]):
+        out[np.uint64(place)] = 0
     out[length + TICKS_LEFT] = state.blue_left[agent]
     out[length + FIRST_SUCCESS + np.int64(state.blue_success[agent])] = 1
     start = length + NUM_CONTEXT
-    for unit in range(MAX_UNITS if agent == NUM_BLUE - 1 else 1):
-        _write_zone(state, BLUE_SUBNET_ORDER[agent + unit], unit, units, out, start)
-    for index in range(np.int64(state.num_events)):
+    _write_shown(state, agent, units, out, start)
+    index = np.int64(state.first_event[agent]) - 1
+    while index >= 0:
         _write_event(state, index, agent, units, out, start)
+        index = np.int64(state.event_next[index]) - 1
     _write_outcome(state, agent, units, out, start)
 
 

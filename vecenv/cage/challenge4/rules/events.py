@@ -3,8 +3,9 @@
 `log` is the game's own state, with `EVENT_FIELDS` of `network.state`; or None, and then Numba drops
 what stands here. Of a host or router that blue watches, the log has what its monitor shows: which
 host did it, both ends of the connection, process ids. Events of CON and the internet are seen by
-nobody. Draws that change nothing else (ports, alarms on routers) are slots of the step's numbers,
-so that games with and without a log draw the same ones.
+nobody. What outlasts a step (decoys, steps since blue's actions) is kept as the bytes that rows
+show, so that writing a row is copying. Draws that change nothing else (ports, alarms on routers)
+are slots of the step's numbers, so that games with and without a log draw the same ones.
 """
 
 import numpy as np
@@ -12,22 +13,27 @@ from numba import njit
 
 from vecenv.cage.challenge4.rules.bits import count, has
 from vecenv.cage.challenge4.rules.codes import (
+    BLUE_SUBNETS,
     CMD_FILE,
     CMD_IS_LAST,
-    CON,
     DECOY_PORTS,
     ESCALATE_FILE,
     EVENTS_FULL,
     EXTRA_ORDERS,
     EXTRAS,
     FIRST_RED_ACTOR,
-    INT,
+    FIRST_SERVER,
+    HOSTS_PER_SUBNET,
     MAX_EVENTS,
     MAX_EXTRAS,
+    MAX_SERVERS,
     NONE,
     NUM_BLUE,
     NUM_DECOYS,
     NUM_HOSTS,
+    NUM_SHOWN,
+    NUM_WATCHED,
+    NUM_ZONES,
     OT_RUNNING,
     SERVICE_PORTS,
     VSFTPD,
@@ -43,6 +49,26 @@ CONNECTION, ALARM, SESSION = range(3)  # kinds: a connection; a process by its p
 NO_PORT = 0
 _FIRST_EXTRA_BIT = 2
 _NO_PID = 1 << 20
+NEVER = 255  # of steps since: never, or longer ago
+# Parts of `shown`, NUM_WATCHED bytes each.
+THERE, FIRST_DECOY, SINCE_ANALYSE, SINCE_RESTORE, SINCE_DECOY = (
+    part * NUM_WATCHED for part in (0, 1, NUM_SHOWN - 3, NUM_SHOWN - 2, NUM_SHOWN - 1)
+)
+# The agent that watches a zone, -1 for none, and which of that agent's it is.
+WATCHER, UNIT = np.full(NUM_ZONES, -1), np.zeros(NUM_ZONES, np.int64)
+# Hosts that blue watches, in the order of the agents' actions; and the place of a host among them.
+WATCHED, PLACE = np.zeros(NUM_WATCHED, np.int64), np.zeros(NUM_HOSTS, np.int64)
+_num = 0
+for _agent, _zones in enumerate(BLUE_SUBNETS):
+    for _unit, _zone in enumerate(_zones):
+        WATCHER[_zone], UNIT[_zone] = _agent, _unit
+        for _i in range(HOSTS_PER_SUBNET):
+            _k = _i + FIRST_SERVER if _i < MAX_SERVERS else _i - MAX_SERVERS
+            WATCHED[_num], PLACE[_zone * HOSTS_PER_SUBNET + _k] = (
+                _zone * HOSTS_PER_SUBNET + _k,
+                _num,
+            )
+            _num += 1
 
 
 @njit
@@ -52,19 +78,32 @@ def begin_log(log, rng):
         begin_step(log)
         for host in range(NUM_HOSTS):
             log.files[host] = 0
-            log.last_analyse[host] = log.last_restore[host] = log.last_decoy[host] = 0
             order = integers_at(rng, np.int64(host), np.int64(EXTRA_ORDERS.shape[0]))
             log.extra_order[host] = EXTRA_ORDERS[order]
+        for place in range(NUM_WATCHED):
+            host = WATCHED[place]
+            there = has(np.int64(log.exists[host >> 4]), host & 15)
+            log.shown[THERE + place] = there
+            for decoy in range(NUM_DECOYS):
+                log.shown[FIRST_DECOY + decoy * NUM_WATCHED + place] = 0
+            for part in (SINCE_ANALYSE, SINCE_RESTORE, SINCE_DECOY):
+                log.shown[part + place] = there * NEVER
 
 
 @njit
 def begin_step(log):
-    """Forget the events of the last step."""
+    """Forget the events of the last step, and count steps since blue's actions."""
     if log is not None:
         log.num_events = log.num_slots = 0
         for agent in range(NUM_BLUE):
-            log.analysed[agent] = 0
+            log.analysed[agent] = log.first_event[agent] = 0
             log.new_decoy[agent] = NONE
+        for part in (SINCE_ANALYSE, SINCE_RESTORE, SINCE_DECOY):
+            for i in range(NUM_WATCHED):  # unsigned places, as in `observation`: vector code
+                place = np.uint64(i)
+                since = np.uint64(part) + place
+                steps = log.shown[since]
+                log.shown[since] = steps + (log.shown[place] & np.uint8(steps != NEVER))
 
 
 @njit
@@ -72,7 +111,8 @@ def _log_event(log, node, actor, event):
     """Append an event on a host or router: kind, local, local port, remote, remote port, id."""
     if log is not None:
         zone = node - FIRST_ROUTER if node >= FIRST_ROUTER else node >> 4
-        if zone in (CON, INT):
+        watcher = WATCHER[zone]
+        if watcher < 0:
             return
         index = np.int64(log.num_events)
         if index >= MAX_EVENTS:
@@ -87,6 +127,8 @@ def _log_event(log, node, actor, event):
         log.event_remote[index] = event[3]
         log.event_remote_port[index] = event[4]
         log.event_pid[index] = event[5]
+        log.event_next[index] = log.first_event[watcher]
+        log.first_event[watcher] = index + 1
 
 
 @njit
@@ -168,7 +210,7 @@ def log_analyse(log, agent, host):
     """Log that blue's Analyse found the host's files as they are now."""
     if log is not None:
         log.analysed[agent] = np.int64(log.files[host]) | WAS_ANALYSED
-        log.last_analyse[host] = np.int64(log.t) + 1
+        log.shown[SINCE_ANALYSE + PLACE[host]] = 0
 
 
 @njit
@@ -176,7 +218,10 @@ def log_restore(log, host):
     """Log that a host was restored, which deletes its files."""
     if log is not None:
         log.files[host] = 0
-        log.last_restore[host] = np.int64(log.t) + 1
+        place = PLACE[host]
+        log.shown[SINCE_RESTORE + place] = 0
+        for decoy in range(NUM_DECOYS):
+            log.shown[FIRST_DECOY + decoy * NUM_WATCHED + place] = 0
 
 
 @njit
@@ -184,4 +229,5 @@ def log_decoy(log, agent, host, decoy):
     """Log which decoy was placed."""
     if log is not None:
         log.new_decoy[agent] = decoy
-        log.last_decoy[host] = np.int64(log.t) + 1
+        log.shown[SINCE_DECOY + PLACE[host]] = 0
+        log.shown[FIRST_DECOY + decoy * NUM_WATCHED + PLACE[host]] = 1
