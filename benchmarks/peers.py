@@ -289,8 +289,8 @@ def draw(rates: dict[str, list[float]], curves: dict[str, Curve], num_envs: int,
     from matplotlib import pyplot as plt
 
     count = bool(rates) + bool(curves)
-    figure, found = plt.subplots(1, count, figsize=(5.5 * count, 3.8), squeeze=False)
-    axes = list(found[0])
+    figure, found = plt.subplots(count, 1, figsize=(5.5, 3.8 * count), squeeze=False)
+    axes = list(found[:, 0])
     if rates:
         names = sorted(rates, key=lambda name: statistics.median(rates[name]))
         medians = [statistics.median(rates[name]) for name in names]

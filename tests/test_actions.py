@@ -11,7 +11,7 @@ from gymnasium import spaces
 from gymnasium.error import InvalidAction, NoAsyncCallError
 from gymnasium.vector.utils import batch_space, iterate
 
-from vecenv import ActionError, ActionTypeError, AsyncVectorEnv, SyncVectorEnv
+from vecenv import ActionError, ActionTypeError, SyncVectorEnv
 from vecenv.core.actions import ActionBatcher
 
 BOX = spaces.Box(-1, 1, (2,))
@@ -244,23 +244,6 @@ def test_sends_of_some_envs_take_one_action_each(name):
         batcher.check(actions)  # for all five
     with pytest.raises(ActionError):
         batcher.check(actions, np.array([3, 1, 2]))
-
-
-@pytest.mark.parametrize("backend", [SyncVectorEnv, AsyncVectorEnv])
-@pytest.mark.parametrize(
-    "space", [spaces.Dict(), spaces.Tuple(()), spaces.Dict(a=spaces.Tuple(()))]
-)
-def test_envs_whose_actions_have_no_part_are_stepped(space, backend):
-    """Gymnasium can't iterate over such batches, and over those of a Tuple not once."""
-    envs = backend([functools.partial(EchoEnv, space)] * 3)
-    envs.reset(seed=0)
-    envs.step(envs.action_space.sample())
-    envs.send(envs.action_space.sample(), [2])
-    envs.recv()
-    assert envs.get_attr("actions") == ([space.sample()],) * 2 + ([space.sample()] * 2,)
-    with pytest.raises(ActionTypeError):
-        envs.step([0, 0, 0])
-    envs.close()
 
 
 def test_out_of_range_actions_are_the_envs_business():

@@ -47,8 +47,8 @@ from vecenv import (
     sample_actions,
 )
 from vecenv.backends import BACKENDS, COMPARED, MADE, Backend
-from vecenv.core.batches import take_rows
 from vecenv.core.infos import take_infos
+from vecenv.core.spaces import take_rows
 
 DOCS = Path(__file__).parents[1] / "docs"
 NEXT_STEP, SAME_STEP, DISABLED = MODES

@@ -6,7 +6,7 @@ from envs import SPACES
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from vecenv.core.batches import (
+from vecenv.core.spaces import (
     is_same,
     join_rows,
     merge_rows,

@@ -1,5 +1,6 @@
 """The command `vecenv`."""
 
+import csv
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from forked_runners import forked  # noqa: F401 - a fixture
 from PIL import Image
 
 from vecenv.command.cli import main
+from vecenv.core.compiling import is_jit_off
 
 ROOT = Path(__file__).parents[1]
 
@@ -339,6 +341,51 @@ def test_output_that_nobody_reads_is_no_error():
     assert (run.returncode, run.stderr) == (141, "")
 
 
+KERNELS = """
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from vecenv.jit import EnvKernels
+
+def reset(state, rng):
+    state.row = 0
+
+def step(state, action, rng):
+    state.row += 1
+    return 0.0, state.row > 3, False
+
+def observe(state, out):
+    out[state.row] = 1.0
+
+def adds_text(state, action, rng):
+    state.row += "1"
+    return 0.0, False, False
+
+SPACES = {"observation_space": Box(0, 1, (2,)), "action_space": Discrete(2)}
+OPTIONS = {"state_dtype": [("row", np.int32)], **SPACES, "reset": reset, "observe": observe}
+BEYOND = EnvKernels(name="Beyond", step=step, **OPTIONS)
+TEXT = EnvKernels(name="Text", step=adds_text, **OPTIONS)
+"""
+
+
+@pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("BEYOND", "in observe\n    out[state.row] = 1.0\nBeyond: index 2 is out of bounds"),
+        ("TEXT", 'in adds_text\n    state.row += "1"\n'),
+    ],
+)
+def test_a_mistake_in_a_kernel_is_told_by_its_line_alone(
+    name, words, tmp_path, monkeypatch, capsys
+):
+    module = tmp_path / f"kernels_{name.lower()}.py"
+    module.write_text(KERNELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["check", f"{module.stem}:{name}"]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"vecenv: {module}:") and words in told and "Traceback" not in told
+
+
 def test_check_takes_factories(capsys):
     assert main(["check", "compare.toy_envs:Counter", "--num-steps", "20"]) == 0
     assert "passed" in capsys.readouterr().out
@@ -547,6 +594,8 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
             "is no trainer: it has no Options; --eject",
         ),
         (["train", "CartPole-v1", "--num-epochs", "0"], "num_epochs is 0, expected at least 1"),
+        (["train", "CartPole-v1", "--num-envs", "0"], "num_envs is 0, expected at least 1"),
+        (["train", "CartPole-v1", "--hidden", "64", "0"], "hidden is (64, 0), expected at least 1"),
         (["train", "Pendulum-v1", "--alpha", "0"], "--alpha 0.0: expected a number above 0"),
         (["train", "CartPole-v1", "--algo", "sac"], "expected a bounded Box of floats"),
         (["train", "Pendulum-v1", "--algo", "dqn"], "expected Discrete; use a wrapper"),
@@ -837,21 +886,49 @@ def test_trackers_that_are_not_installed_are_named(capsys, monkeypatch, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_scores_of_likeliest_and_drawn_actions_are_files_of_other_programs(
+    capsys, cartpole_run, tmp_path
+):
+    words = ["evaluate", "--policy", str(cartpole_run), "--env", "CartPole-v1", "--episodes", "4"]
+    files = {name: tmp_path / f"scores.{name}" for name in ("csv", "md", "json")}
+    for name in ("csv", "md"):
+        options = ["--table", str(files[name]), "--json", str(files["json"])]
+        assert main([*words, *options]) == 0
+    assert "drawn as in the training" in capsys.readouterr().out
+    header, *rows = csv.reader(files["csv"].read_text(encoding="utf-8").splitlines())
+    assert header == ["", "return", "return ±"]
+    numbers = json.loads(files["json"].read_text())
+    assert [found["name"] for found in numbers["scores"]] == [row[0] for row in rows]
+    for row, found in zip(rows, numbers["scores"], strict=True):
+        wanted = found["mean"], found["ci95"]
+        assert [float(x) for x in row[1:]] == pytest.approx(wanted, abs=0.051)
+    assert numbers["scores"][0]["mean"] != numbers["scores"][1]["mean"]
+    lines = files["md"].read_text(encoding="utf-8").splitlines()
+    assert lines[:2] == ["|  | return |", "|:--|--:|"] and len(lines) == 4
+    assert main(["play", "CartPole-v1", *words[1:3], "--episodes", "4", "--seed", "0"]) == 0
+    told = capsys.readouterr().out
+    likeliest, drawn = (f"return {row[1]} ± {row[2]} (95 %)" for row in rows)
+    assert f"{likeliest} over 4 episodes (drawn as in the training: {drawn} over" in told
+
+
 def test_two_policies_play_the_same_episodes(capsys, cartpole_run, tmp_path):
     found = tmp_path / "paired.json"
     words = ["evaluate", "--paired", "defender", "sleep", "--episodes", "5", "--json", str(found)]
     assert main([*words, "--env-kwargs", "episode_length=12"]) == 0
     told, numbers = capsys.readouterr().out, json.loads(found.read_text())
-    assert "5 episodes under equal luck" in told and numbers["names"] == ["defender", "sleep"]
-    assert numbers["difference"] == pytest.approx(numbers["means"][0] - numbers["means"][1])
-    assert numbers["difference"] > 0
+    assert "5 episodes under equal luck" in told and numbers["unpaired_ci95"] >= 0
+    (first, mean, _), (second, other, _), (_, gain, _) = (x.values() for x in numbers["scores"])
+    assert (first, second) == ("defender", "sleep") and mean > other
+    assert gain == pytest.approx(mean - other)
     same = ["evaluate", "--paired", str(cartpole_run), str(cartpole_run), "--env", "CartPole-v1"]
     assert main([*same, "--episodes", "3"]) == 0
-    assert "difference" in (told := capsys.readouterr().out) and "0.00 ± 0.00" in told
+    assert "difference" in (told := capsys.readouterr().out) and "0.0 ± 0.0" in told
     for wrong, message in (
         (["--paired", "sleep", "random", "--policy", "sleep"], "either --policy with one"),
         ([], "either --policy with one policy, or --paired with two"),
-        (["--policy", "sleep", "--env", "CartPole-v1"], "env and env_kwargs are of --paired"),
+        (["--policy", "sleep", "--env", "CartPole-v1"], "policy is 'sleep', but there is no such"),
+        (["--policy", "sleep", "--env-kwargs", "size=3"], "env_kwargs are of --env and --paired"),
+        (["--policy", "sleep", "--table", "a.txt"], "table is 'a.txt', expected an ending of"),
         (["--paired", "sleep", "random", "--episodes", "1"], "episodes is 1, expected at least 2"),
     ):
         assert main(["evaluate", *wrong]) == 2

@@ -47,6 +47,7 @@ COMPILING = (
     "cage2_network.md",
     "cage4.md",
     "compiled_envs.md",
+    "compiled_games.md",
     "migrating.md",
 )  # for many seconds
 SNIPPETS = [
@@ -123,11 +124,10 @@ def test_the_readme_names_the_formats_that_data_sets_are_read_from_and_written_t
     ("pages", "words", "denied"),
     [
         ("README docs/benchmarks", "from 15 to 60 s", None),  # who is ahead, and who is first
-        ("docs/sac", "[what an H200 made](gpu.md#training)", "Not tried on a GPU"),
         ("docs/cage4", "(gpu.md#games-of-several-agents)", "a run on CUDA"),
-        ("docs/cage4", "the challenge's winner, by rules, as published | -113,", None),
+        ("docs/cage4_defender", "the challenge's winner, by rules, as published | -113,", None),
         ("docs/cage4", "raw observations", None),  # agents that need them do not run
-        ("README docs/tour docs/cage2_defender", "-51.50 ± 0.36", "in our\nsimulator alone"),
+        ("README docs/cage2_defender", "-51.50 ± 0.36", "in our\nsimulator alone"),
     ],
 )
 def test_pages_do_not_contradict_each_other(pages, words, denied):

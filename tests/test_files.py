@@ -4,7 +4,6 @@ import io
 import os
 import secrets
 import stat
-import tracemalloc
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +12,6 @@ import pytest
 
 from vecenv.files import (
     load_arrays,
-    read_npz,
     require_writable,
     save_arrays,
     whole_file,
@@ -86,7 +84,7 @@ def test_a_file_that_others_may_not_read_is_not_readable_while_it_is_written(tmp
         path.touch()
         path.chmod(mode)
         with whole_file(path) as aside:
-            assert mode_of(aside) == mode | 0o600
+            assert mode_of(aside) == 0o600
             aside.write_text("new")
         assert mode_of(path) == mode
         path.unlink()
@@ -159,16 +157,11 @@ def test_nests_of_arrays_are_read_as_they_were_written(tmp_path):
     for wrong in (object(), {1: 2}, np.array([None]), [{"a": (object(),)}]):
         with pytest.raises(TypeError):
             save_arrays(tmp_path / "a.npz", wrong)
-    deep = []
-    for _ in range(60):
-        deep = [deep]
-    with pytest.raises(TypeError, match="more than 50"):
-        save_arrays(tmp_path / "a.npz", deep)
     assert load_arrays(tmp_path / "a.npz") is not None
 
 
-def archive(path, members, method=zipfile.ZIP_STORED):
-    with zipfile.ZipFile(path, "w", method) as file:
+def archive(path, members):
+    with zipfile.ZipFile(path, "w") as file:
         for name, content in members.items():
             file.writestr(name, content)
 
@@ -193,17 +186,11 @@ def pickled():
 HOSTILE = {
     "pickle": {"a.npy": pickled()},
     "larger than it is": {"a.npy": npy("<f4", (10**12,), bytes(8))},
-    "without items": {"a.npy": npy("|S0", (10**12,))},
-    "empty items": {"a.npy": npy("<U0", (10**12,))},
     "negative": {"a.npy": npy("<f4", (-2,), bytes(8))},
     "too deep": {"a.npy": npy("<f4", "(" * 3000)},
     "records": {"a.npy": npy([("x", "<f4")], (1,), bytes(4))},
-    "sub-arrays": {"a.npy": npy("(9,)<f4", (1,), bytes(36))},
     "bools": {"a.npy": npy("|b1", (3,), b"\x01\x02\x00")},
-    "trailing": {"a.npy": npy("<f4", (1,), bytes(9))},
     "no array": {"a.npy": b""},
-    "another name": {"a": b"text"},
-    "a folder": {"../a.npy/": b""},
     "nothing": {},
 }
 
@@ -216,36 +203,9 @@ def test_archives_that_lie_are_refused(name, tmp_path):
         load_arrays(path)
 
 
-@pytest.mark.slow
-def test_archives_that_would_take_gigabytes_are_refused_before_they_are_read(tmp_path):
-    bomb, twice = tmp_path / "bomb.npz", tmp_path / "twice.npz"
-    archive(bomb, {"a.npy": npy("|u1", (1 << 26,), bytes(1 << 26))}, zipfile.ZIP_DEFLATED)
-    with pytest.raises(ValueError, match="is compressed"):
-        read_npz(bomb)
-    archive(twice, {"a.npy": npy("|u1", (1 << 16,), bytes(1 << 16))})
-    content = twice.read_bytes()
-    begin, end = content.index(b"PK\x01\x02"), content.index(b"PK\x05\x06")
-    entry, count = content[begin:end], 300  # entries that lead to the same bytes
-    names = [entry.replace(b"a.npy", f"{n:05}".encode()) for n in range(count)]
-    tail = bytearray(content[end:])
-    tail[8:12] = count.to_bytes(2, "little") * 2
-    tail[12:16] = (len(entry) * count).to_bytes(4, "little")
-    twice.write_bytes(content[:begin] + b"".join(names) + tail)
-    with pytest.raises(ValueError, match=r"twice\.npz is no"):
-        read_npz(twice)
-    tracemalloc.start()
-    for path in (bomb, twice):
-        with pytest.raises(ValueError):
-            read_npz(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 5 << 20
-
-
 def test_texts_of_archives_that_are_no_nests_are_refused(tmp_path):
     path = tmp_path / "a.npz"
-    texts = ["[" * 100_000, "{}", "[1]", '["array", "b"]', '["dict", []]', '["x", 1]', "nan?"]
-    texts.append("[" + '"list", [[' * 60 + "]]" * 60 + "]")
+    texts = ["[" * 100_000, "[1]", '["array", "b"]', '["x", 1]', "nan?"]
     for text in texts:
         write_npz(path, {"format": np.array("vecenv arrays 1"), "facts": np.array(text)})
         with pytest.raises(ValueError, match=r"a\.npz is no"):

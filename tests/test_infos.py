@@ -1,14 +1,13 @@
 """Batched infos are those of Gymnasium's `_add_info`, and rows can be taken out of them."""
 
 import numpy as np
-import pytest
 from equality import assert_same
 from gymnasium.vector import VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from vecenv.core.infos import add_info, take_infos
+from vecenv.core.infos import add_info
 from vecenv.jit.cartpole import CartPoleVectorEnv
 from vecenv.ray.parts import infos_by_env
 
@@ -59,38 +58,6 @@ class Reference(VectorEnv):
 
 
 @settings(max_examples=15)
-@given(st.lists(st.tuples(st.integers(0, NUM_ENVS - 1), INFO), max_size=6))
-def test_infos_are_batched_as_gymnasium_does(entries):
-    """An env may have several infos: the one at the end of its episode and the next one's first."""
-    ours, theirs = {}, {}
-    for index, info in entries:
-        add_info(ours, info, index, NUM_ENVS)
-        theirs = Reference(NUM_ENVS)._add_info(theirs, info, index)
-    assert_same(ours, theirs)
-
-
-@settings(max_examples=15)
-@given(
-    st.lists(INFO, min_size=NUM_ENVS, max_size=NUM_ENVS),
-    st.lists(st.integers(0, NUM_ENVS - 1), min_size=1, unique=True),
-)
-def test_rows_taken_are_the_rows_of_the_batch(per_env, ids):
-    """The batch of fewer envs is the same; with all ids in order nothing changes."""
-    infos = {}
-    for index, info in enumerate(per_env):
-        add_info(infos, info, index, NUM_ENVS)
-    assert_same(take_infos(infos, np.arange(NUM_ENVS)), infos)
-    taken = take_infos(infos, np.array(ids))
-    smaller = {}
-    for row, index in enumerate(ids):
-        add_info(smaller, per_env[index], row, len(ids))
-    for key, value in smaller.items():
-        if not isinstance(value, dict):
-            assert_same(taken[key], value, key)
-    assert list(taken) == list(infos)
-
-
-@settings(max_examples=15)
 @given(st.lists(INFO, min_size=NUM_ENVS, max_size=NUM_ENVS))
 def test_batched_infos_that_an_actor_takes_apart_are_the_same_when_batched_again(per_env):
     infos, again = {}, {}
@@ -116,45 +83,3 @@ def test_the_info_of_an_env_is_only_read(info):
         infos[key][0] = 1
         assert_same(info[key], value)
     assert list(info) == keys
-
-
-@pytest.mark.parametrize(
-    ("value", "dtype"),
-    [
-        (1, np.int64),
-        (1.5, np.float64),
-        (True, np.bool_),
-        (np.int8(1), np.int8),
-        (np.float16(1), np.float16),
-        (np.ones(2, np.uint8), np.uint8),
-        ("text", object),
-        (None, object),
-        ([1, 2], object),
-        (np.bool_(True), object),  # as in Gymnasium: np.bool_ is no np.number
-    ],
-)
-def test_dtype_of_a_column(value, dtype):
-    infos = {}
-    add_info(infos, {"key": value}, 1, 3)
-    assert infos["key"].dtype == dtype
-    assert infos["key"].shape == (3, *np.shape(value if isinstance(value, np.ndarray) else 0))
-    assert_same(infos["_key"], np.array([False, True, False]))
-
-
-def test_final_obs_is_an_object_array_even_of_dicts():
-    infos = {}
-    add_info(infos, {"final_obs": {"near": 1}}, 0, 2)
-    assert infos["final_obs"].dtype == object
-    assert infos["final_obs"].tolist() == [{"near": 1}, None]
-    assert infos["_final_obs"].tolist() == [True, False]
-
-
-def test_rows_taken_are_copies():
-    infos = {}
-    add_info(infos, {"x": 1, "deep": {"y": np.ones(2)}}, 1, 3)
-    taken = take_infos(infos, np.array([1]))
-    infos["x"][1] = 5
-    infos["deep"]["y"][1] = 5
-    assert taken["x"].tolist() == [1]
-    assert taken["deep"]["y"].tolist() == [[1, 1]]
-    assert taken["_deep"].tolist() == [True]

@@ -369,26 +369,6 @@ def test_closing_closes_each_env_once():
     assert [env.num_closed for env in envs.envs] == [1, 1]
 
 
-@pytest.mark.parametrize("pending", ["reset", "step", "call"])
-def test_an_asynchronous_call_keeps_every_other_call_out(pending):
-    """For backends that have step_async and the like; SyncVectorEnv has none."""
-    calls = CallProtocol(2)
-    calls.begin_reset(None)
-    calls.mark_reset()
-    assert calls.is_ready
-    calls.pending = pending
-    message = f"while waiting for a pending call to `{pending}`.*call `{pending}_wait` first"
-    for refused in (
-        lambda: calls.require_idle("render"),
-        lambda: calls.begin_reset(None),
-        lambda: calls.begin_reset(np.array([True, False])),
-        lambda: calls.check_env_ids([0]),
-    ):
-        with pytest.raises(AlreadyPendingCallError, match=message) as caught:
-            refused()
-        assert caught.value.name == pending
-
-
 def test_repeated_ids_are_refused_whatever_was_sent_before(envs):
     envs.reset()
     envs.send([0], [0])

@@ -19,7 +19,7 @@ from equality import assert_same
 from gymnasium import spaces
 
 from vecenv import SyncVectorEnv
-from vecenv.core.batches import take_rows
+from vecenv.core.spaces import take_rows
 
 
 def test_steps_and_sends_may_alternate():

@@ -103,57 +103,46 @@ def __dir__() -> list[str]:
 
 
 # Entry points are strings, so that nothing compiled is imported before somebody makes the env.
-_gymnasium.register(
-    id="Cage2-v0",
-    entry_point="vecenv.cage:Cage2Env",
-    vector_entry_point="vecenv.cage:Cage2VectorEnv",
-    disable_env_checker=True,
-)
-_gymnasium.register(
-    id="Cage4-v0",
-    entry_point="vecenv.cage:Cage4Env",
-    vector_entry_point="vecenv.cage:Cage4VectorEnv",
-    disable_env_checker=True,
-)
-for _name, _point, _kwargs in (
-    ("JitCartPole-v1", "jit.cartpole:CartPoleVectorEnv", {}),
-    ("JitPendulum-v1", "jit.envs.pendulum:PendulumVectorEnv", {}),
-    ("JitMountainCar-v0", "jit.envs.mountain_car:MountainCarVectorEnv", {}),
-    ("JitMountainCarContinuous-v0", "jit.envs.mountain_car:MountainCarContinuousVectorEnv", {}),
-    ("JitAcrobot-v1", "jit.envs.acrobot:AcrobotVectorEnv", {}),
-    ("JitFrozenLake-v1", "jit.envs.tables:FrozenLakeVectorEnv", {"map_name": "4x4"}),
-    (
-        "JitFrozenLake8x8-v1",
-        "jit.envs.tables:FrozenLakeVectorEnv",
-        {"map_name": "8x8", "max_episode_steps": 200},
-    ),
-    ("JitCliffWalking-v1", "jit.envs.tables:CliffWalkingVectorEnv", {}),
-    ("JitCliffWalkingSlippery-v1", "jit.envs.tables:CliffWalkingVectorEnv", {"is_slippery": True}),
-    ("JitTaxi-v4", "jit.envs.tables:TaxiVectorEnv", {}),
-    ("JitMinAtarAsterix-v1", "jit.envs.minatar.asterix:AsterixVectorEnv", {}),
-    ("JitMinAtarFreeway-v1", "jit.envs.minatar.freeway:FreewayVectorEnv", {}),
-    ("JitMinAtarSeaquest-v1", "jit.envs.minatar.seaquest:SeaquestVectorEnv", {}),
-    ("JitMinAtarSpaceInvaders-v1", "jit.envs.minatar.space_invaders:SpaceInvadersVectorEnv", {}),
-    ("Jit2048-v0", "jit.envs.game_2048:Game2048VectorEnv", {}),
-    ("JitQuadrotor2D-v0", "jit.envs.quadrotor:Quadrotor2DVectorEnv", {}),
-    ("JitGridEmpty-v0", "jit.envs.grid_world:GridWorldVectorEnv", {"layout": "empty"}),
-    (
-        "JitGridFourRooms-v0",
-        "jit.envs.grid_world:GridWorldVectorEnv",
-        {"layout": "four_rooms", "size": 19},
-    ),
-    ("JitGridDoorKey-v0", "jit.envs.grid_world:GridWorldVectorEnv", {"layout": "door_key"}),
-    # Games with several agents, for make_vec_agents; here all agents of a game are one.
-    ("Pursuit-v0", "agents.games.pursuit:PursuitVectorEnv", {}),
-    ("Spread-v0", "agents.games.spread:SpreadVectorEnv", {}),
-):
+_COMPILED = {
+    "CartPole-v1": ("cartpole:CartPole", {}),
+    "Pendulum-v1": ("envs.pendulum:Pendulum", {}),
+    "MountainCar-v0": ("envs.mountain_car:MountainCar", {}),
+    "MountainCarContinuous-v0": ("envs.mountain_car:MountainCarContinuous", {}),
+    "Acrobot-v1": ("envs.acrobot:Acrobot", {}),
+    "FrozenLake-v1": ("envs.tables:FrozenLake", {"map_name": "4x4"}),
+    "FrozenLake8x8-v1": ("envs.tables:FrozenLake", {"map_name": "8x8", "max_episode_steps": 200}),
+    "CliffWalking-v1": ("envs.tables:CliffWalking", {}),
+    "CliffWalkingSlippery-v1": ("envs.tables:CliffWalking", {"is_slippery": True}),
+    "Taxi-v4": ("envs.tables:Taxi", {}),
+    "MinAtarAsterix-v1": ("envs.minatar.asterix:Asterix", {}),
+    "MinAtarFreeway-v1": ("envs.minatar.freeway:Freeway", {}),
+    "MinAtarSeaquest-v1": ("envs.minatar.seaquest:Seaquest", {}),
+    "MinAtarSpaceInvaders-v1": ("envs.minatar.space_invaders:SpaceInvaders", {}),
+    "2048-v0": ("envs.game_2048:Game2048", {}),
+    "Quadrotor2D-v0": ("envs.quadrotor:Quadrotor2D", {}),
+    "GridEmpty-v0": ("envs.grid_world:GridWorld", {"layout": "empty"}),
+    "GridFourRooms-v0": ("envs.grid_world:GridWorld", {"layout": "four_rooms", "size": 19}),
+    "GridDoorKey-v0": ("envs.grid_world:GridWorld", {"layout": "door_key"}),
+}
+_POINTS = {f"Jit{name}": (f"jit.{point}", kwargs) for name, (point, kwargs) in _COMPILED.items()}
+# Games with several agents, for make_vec_agents; here all agents of a game are one.
+_POINTS["Pursuit-v0"] = ("agents.games.pursuit:Pursuit", {})
+_POINTS["Spread-v0"] = ("agents.games.spread:Spread", {})
+
+
+def _register(name: str, entry_point: str, vector: str | None = None, **kwargs: Any) -> None:
     _gymnasium.register(
-        id=_name,
-        entry_point=f"vecenv.jit.single:{_point.replace(':', '.')}",
-        vector_entry_point=f"vecenv.{_point}",
+        id=name,
+        entry_point=f"vecenv.{entry_point}",
+        vector_entry_point=None if vector is None else f"vecenv.{vector}",
         disable_env_checker=True,
-        kwargs=_kwargs,
+        kwargs=kwargs,
     )
-_gymnasium.register(
-    id="Synthetic-v0", entry_point="vecenv.synthetic:SyntheticEnv", disable_env_checker=True
-)
+
+
+_register("Cage2-v0", "cage:Cage2Env", "cage:Cage2VectorEnv")
+_register("Cage4-v0", "cage:Cage4Env", "cage:Cage4VectorEnv")
+_register("Synthetic-v0", "synthetic:SyntheticEnv")
+for _name, (_point, _kwargs) in _POINTS.items():
+    _vector = f"{_point}VectorEnv"
+    _register(_name, f"jit.single:vecenv.{_vector.replace(':', '.')}", _vector, **_kwargs)

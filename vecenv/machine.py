@@ -54,30 +54,23 @@ def cgroup_quota(root: Path, membership: Path = Path("/proc/self/cgroup")) -> fl
     """Return the cores that the cgroup's CPU quota amounts to, or None if there is no limit.
 
     Args:
-        root: Where the cgroup file system is mounted.
+        root: Where the cgroup file system is mounted, of version 2 or 1.
         membership: File that says which cgroup this process is in.
     """
-    quotas = map(_quota, _own_folders(root, membership))
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _own_folders(root: Path, membership: Path) -> list[Path]:
-    """Return the folders of this process's cgroup and of all above it."""
-    folders = [root, root / "cpu"]
+    folders = [root, root / "cpu"]  # those of its cgroup and of all above it
     for line in _text(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "" or "cpu" in controllers.split(","):
             own = Path(path.lstrip("/"))
             base = root if controllers == "" else root / "cpu"
             folders += [base / part for part in (own, *own.parents)]
-    return folders
-
-
-def _quota(folder: Path) -> float | None:
-    """Return the quota of a folder, of cgroups of version 2 or 1."""
-    names = "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"
-    quota, period, *_ = (*" ".join(_text(folder / name) for name in names).split(), "", "")
-    return float(quota) / float(period) if quota.isdigit() and period.isdigit() else None
+    quotas = []
+    for folder in folders:
+        names = "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us"
+        quota, period, *_ = (*" ".join(_text(folder / name) for name in names).split(), "", "")
+        if quota.isdigit() and period.isdigit():
+            quotas.append(float(quota) / float(period))
+    return min(quotas, default=None)
 
 
 def _text(file: Path) -> str:
@@ -91,11 +84,8 @@ def cpu_ns(pids: Iterable[int]) -> int:
     """Return the processor time of processes, in nanoseconds; 0 for those that are gone."""
     total = 0
     for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])  # in user mode, and in the kernel's
-        except (OSError, ValueError, IndexError):
-            continue
+        fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+        total += sum(map(int, fields[11:13]))  # in user mode, and in the kernel's
     return total * _tick_ns()
 
 
@@ -125,27 +115,17 @@ def _tick_ns() -> int:
 
 
 def pss_bytes(pid: int | None = None) -> int | None:
-    """Return the proportional set size of a process: shared memory counts in parts.
+    """Return the proportional set size of a process, this one for None: of shared memory a part.
 
-    Args:
-        pid: Process id; None for this process.
-
-    Returns:
-        Bytes, or None if there is no such process or the system does not tell.
+    None if there is no such process or the system does not tell.
     """
-    try:
-        text = Path(f"/proc/{'self' if pid is None else pid}/smaps_rollup").read_text()
-        lines = [line.split() for line in text.splitlines() if line.startswith("Pss:")]
-        return sum(1024 * int(words[1]) for words in lines)
-    except (OSError, ValueError):
-        return None
+    text = _text(Path(f"/proc/{'self' if pid is None else pid}/smaps_rollup"))
+    sizes = [line.split()[1] for line in text.splitlines() if line.startswith("Pss:")]
+    return sum(1024 * int(size) for size in sizes) if sizes else None
 
 
 def tree_memory_bytes(pid: int) -> int | None:
-    """Return the proportional set size (PSS) of a process and all below it.
-
-    Memory that processes share is counted once, in parts. None where the system does not tell.
-    """
+    """Return the proportional set size of a process and all below it; None if it is not told."""
     sizes = [pss_bytes(process) for process in _tree(pid)]
     return None if sizes[0] is None else sum(size or 0 for size in sizes)  # None if it has ended
 
@@ -157,20 +137,19 @@ class OthersLoad:
     """
 
     def __init__(self) -> None:
-        self._begin_ns, self._all_ns, self._own_ns = _now()
+        self._begin_ns, self._all_ns, self._own_ns = self._now()
+
+    @staticmethod
+    def _now() -> tuple[int, int | None, int]:
+        return perf_counter_ns(), machine_cpu_ns(), cpu_ns(_tree(os.getpid()))
 
     def cores(self) -> float | None:
         """Return the load of others since this was made, in processors; None if not known."""
-        now_ns, all_ns, own_ns = _now()
+        now_ns, all_ns, own_ns = self._now()
         if all_ns is None or self._all_ns is None:
             return None
         others_ns = (all_ns - self._all_ns) - (own_ns - self._own_ns)
         return max(0.0, others_ns / (now_ns - self._begin_ns))
-
-
-def _now() -> tuple[int, int | None, int]:
-    """Return the clock, and processor time of all processes and of this one with those below."""
-    return perf_counter_ns(), machine_cpu_ns(), cpu_ns(_tree(os.getpid()))
 
 
 def _tree(pid: int) -> Iterator[int]:

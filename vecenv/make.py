@@ -239,12 +239,12 @@ def _decide(source: _Source, backend: str | None, env: Any) -> tuple[str, bool]:
 def _choose(source: _Source, backend: str | None, *, can_be_compiled: bool) -> Choice:
     """Decide what "auto" or None means for these envs and these options."""
     specified = BACKENDS.get(source.backend or "")
-    if specified is not None and specified.takes == "either":
+    takes = None if specified is None else specified.takes
+    if specified is not None and takes == "either":
         return Choice(specified.name, {}, "its spec says so")
-    only_async = _parameters("async") - _parameters("sync")
-    if named := sorted(only_async & source.options.keys()):
+    if named := sorted(_of_workers() & source.options.keys()):
         return Choice("async", {}, f"only AsyncVectorEnv takes {', '.join(named)}")
-    if specified is not None and specified.takes == "factories":
+    if specified is not None and takes == "factories":
         return Choice(specified.name, {}, "its spec says so")
     if can_be_compiled:
         return Choice("jit", {}, "it is compiled")
@@ -276,8 +276,7 @@ def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
                 else "backend='sync'"
             )
         )
-    of_workers = _parameters("async") - _parameters("sync")
-    names = of_workers & source.options.keys()
+    names = _of_workers() & source.options.keys()
     if names and (names := sorted(names - _parameters(backend))):
         raise TypeError(
             f"vector_kwargs has {', '.join(names)}, which backend {backend!r} does not take: only "
@@ -287,6 +286,10 @@ def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
 
 def _parameters(backend: str) -> set[str]:
     return set(inspect.signature(BACKENDS[backend].load()).parameters)
+
+
+def _of_workers() -> set[str]:
+    return _parameters("async") - _parameters("sync")
 
 
 def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:

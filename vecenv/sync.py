@@ -12,17 +12,16 @@ from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.arguments import read_autoreset_mode
-from vecenv.core.autoreset import EnvGroup, StepRows, blame
+from vecenv.core.autoreset import EnvGroup, blame
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
-from vecenv.core.batches import take_row
+from vecenv.core.ending import close_at_exit
 from vecenv.core.env_state import SavedEnv, dump_env, load_env, pack_envs, unpack_envs
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.infos import keep_info
-from vecenv.core.leaving import close_at_exit
-from vecenv.core.reopening import MissingEnv, raise_creation_errors, remade
+from vecenv.core.replacing import MissingEnv, raise_creation_errors, remade
+from vecenv.core.rows import StepRows, slot_rows
 from vecenv.core.seeding import Seed, seed_per_env
-from vecenv.core.slots import slot_rows
-from vecenv.core.spaces import ObservationMode, batch_env_spaces, require_new_env
+from vecenv.core.spaces import ObservationMode, batch_env_spaces, require_new_env, take_row
 from vecenv.timing.stamps import EnvStamps
 
 __all__ = ["SyncVectorEnv"]
@@ -87,7 +86,7 @@ class SyncVectorEnv(GymVecEnv):
         self._group = EnvGroup(self.envs, mode)
         self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs), self._group)
         self._sent: deque[tuple[int, Any]] = deque()
-        self._watch: Any = None  # `FirstSteps` of `make_vec`: told of steps until `end` is False
+        self._watch: Any = None  # `FirstSteps` of `make_vec`
         # Not by `__del__`: of copies that share everything (EzPickle's) the first one to go would
         # close the envs of all.
         self._end = weakref.finalize(self._group, _close_all, self.envs)
@@ -108,8 +107,7 @@ class SyncVectorEnv(GymVecEnv):
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
-        watch = self._watch
-        if watch is not None:
+        if (watch := self._watch) is not None:
             watch.begin()
         infos = self._group.step(self._actions.each(actions), rows)
         if watch is not None and not watch.end():
@@ -156,11 +154,12 @@ class SyncVectorEnv(GymVecEnv):
         """Call a method of every env, or read an attribute, and return the results."""
         self._calls.require_idle("call")
         found = self._each("call", lambda index: self.envs[index].get_wrapper_attr(name))
-        values = self._each(
-            "call",
-            lambda index: found[index](*args, **kwargs) if callable(found[index]) else found[index],
-        )
-        return tuple(values)
+
+        def value_of(index: int) -> Any:
+            value = found[index]
+            return value(*args, **kwargs) if callable(value) else value
+
+        return tuple(self._each("call", value_of))
 
     def _set_attr(self, name: str, values: Sequence[Any]) -> None:
         self._each("set_attr", lambda index: self.envs[index].set_wrapper_attr(name, values[index]))
@@ -243,8 +242,6 @@ def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
     for index, env_fn in enumerate(env_fns):
         try:
             env = env_fn()
-            if not isinstance(env, Env):
-                raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}")
             require_new_env(env, known)
             envs.append(env)
         except Exception as error:

@@ -88,12 +88,7 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode; it takes no set time.
-
-        Args:
-            seed: Of the random stream; None lets it go on.
-            options: None are known.
-        """
+        """Begin an episode; it takes no set time, and knows no options."""
         if options:
             raise ValueError(f"options has {sorted(options)}, but this env knows none")
         super().reset(seed=seed)
@@ -104,15 +99,7 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Compute, wait, and move on.
-
-        Args:
-            action: Integer from 0 to `num_actions` - 1.
-
-        Raises:
-            ValueError: There is no such action. Nothing was stepped.
-            ResetNeeded: Before the first `reset`, or the episode is over.
-        """
+        """Compute, wait, and move on; `action` is an integer from 0 to `num_actions` - 1."""
         begin_ns = time.thread_time_ns()
         if not self.action_space.contains(action):
             expected = f"expected an integer from 0 to {self.action_space.n - 1}"  # type: ignore[attr-defined]  # a Discrete, see above
@@ -154,11 +141,6 @@ def lognormal_parameters(mean: float, p99: float) -> tuple[float, float]:
 
     Raises:
         ValueError: There is none: p99 is not above the mean, or more than 14.96 times of it.
-
-    Example:
-        >>> mu, sigma = lognormal_parameters(2.0, 20.0)
-        >>> round(math.exp(mu + sigma**2 / 2), 6), round(math.exp(mu + 2.3263478740 * sigma), 6)
-        (2.0, 20.0)
     """
     if not mean < p99 <= _MOST_P99 * mean:
         raise ValueError(
@@ -207,12 +189,11 @@ def _checked_shape(value: Any) -> tuple[int, ...]:
 
 def _checked_dtype(value: Any) -> np.dtype:
     try:
-        dtype = np.dtype(value)
+        if (dtype := np.dtype(value)).kind in "fiu":
+            return dtype
     except TypeError as error:
         raise TypeError(f"obs_dtype is {value!r}, expected a floating or integer dtype") from error
-    if dtype.kind not in "fiu":
-        raise ValueError(f"obs_dtype is {value!r}, expected a floating or integer dtype")
-    return dtype
+    raise ValueError(f"obs_dtype is {value!r}, expected a floating or integer dtype")
 
 
 def _range(dtype: np.dtype) -> tuple[float, float, float, float]:

@@ -14,13 +14,16 @@ import pickle
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
+from gymnasium import Space
 
+from buffers.core.arguments import resolve_device
 from buffers.core.errors import BufferMisuseError, CheckpointError
 from buffers.core.generator import other_generator
+from buffers.core.spaces import describe_space, space_of
 from vecenv.files import whole_file
 
 __all__ = [
@@ -29,6 +32,11 @@ __all__ = [
 ]  # fmt: skip
 
 Block = np.ndarray | torch.Tensor
+_MADE_WITH = "made_with"  # the arguments of the constructor, in files only
+_MALFORMED = (
+    AssertionError, AttributeError, IndexError, KeyError, OverflowError, RecursionError,
+    RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
 
 
@@ -148,14 +156,22 @@ class SavedBuffer(StatefulBuffer):
 
     Attributes:
         _kind: Of the class, in files.
+        _options_in_files: Names of those arguments of the constructor that are in files.
     """
 
     _kind: str
+    _options_in_files: frozenset[str]
 
     def _file_state(self) -> dict[str, Any]:
         """What `save` writes."""
-        state = {"kind": self._kind, **self._copied_blocks()}
+        state = {"kind": self._kind, **self._copied_blocks(), _MADE_WITH: self._made_with()}
         return {n: [*map(torch.from_numpy, v)] if _is_array(v) else v for n, v in state.items()}
+
+    def _made_with(self) -> dict[str, Any] | None:
+        """Return the constructor's arguments for `from_file`; None if they do not make a buffer."""
+        _, (capacity, *spaces), options = self._made_by
+        made = {name: options[name] for name in sorted(self._options_in_files & options.keys())}
+        return _plain(made | {"capacity": int(capacity), "spaces": spaces})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all that is held into a file, all or nothing.
@@ -194,6 +210,67 @@ class SavedBuffer(StatefulBuffer):
             self._take_state(state)
         except BufferMisuseError as error:
             raise CheckpointError(f"{name}: {error}") from None
+
+    @classmethod
+    def from_file(
+        cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None
+    ) -> Self:
+        """Make a buffer of what `save` wrote: of its size, spaces and options, and filled.
+
+        Nothing in a file is believed, but others must not write to it meanwhile.
+
+        Args:
+            path: Of the file.
+            device: Where the buffer is to live; None takes that of the buffer that was saved. Its
+                generator goes on, so that it must be of the same kind.
+
+        Raises:
+            CheckpointError: The file is damaged, cut off, or no checkpoint, or of another class, or
+                of a buffer whose rows are in a folder.
+            BufferMemoryError: There is no memory for such a buffer.
+            BufferMisuseError: There is no such device.
+            OSError: The file cannot be opened.
+
+        >>> import tempfile
+        >>> from buffers import SharedReplayBuffer
+        >>> from gymnasium.spaces import Box, Discrete
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     SharedReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2)).save(f"{folder}/replay.pt")
+        ...     SharedReplayBuffer.from_file(f"{folder}/replay.pt").capacity
+        1000
+        """
+        state, name = read_state(path, getattr(cls, "_kind", cls.__name__)), os.fspath(path)
+        own_device = {} if device is None else {"device": resolve_device(device)}
+        if not isinstance(made := state.get(_MADE_WITH), Mapping):
+            raise CheckpointError(
+                f"{name} does not say how its buffer was made, as of one with storage='memmap', "
+                "whose rows are in its folder; make that buffer, and call its load"
+            )
+        try:
+            given: dict[str, Any] = {k: made[k] for k in cls._options_in_files & made.keys()}
+            if given.get("extra_columns") is not None:
+                extras = given["extra_columns"].items()
+                given["extra_columns"] = {column: space_of(found) for column, found in extras}
+            make: Any = cls  # whose constructors have other arguments
+            spaces = map(space_of, made["spaces"])
+            buffer = make(made["capacity"], *spaces, **{**given, **own_device})
+        except _MALFORMED as error:
+            raise CheckpointError(f"{name} says wrongly how its buffer was made: {error}") from None
+        buffer._load(state, name)
+        return buffer
+
+
+def _plain(value: Any) -> Any:
+    """An argument of a constructor as numbers, strings, lists, dicts and tensors."""
+    if isinstance(value, Space):
+        return describe_space(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [*map(_plain, value)]
+    if isinstance(value, torch.device):
+        return str(value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def read_state(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:

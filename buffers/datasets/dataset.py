@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -19,8 +20,8 @@ from buffers.core.rows import RowLayout
 from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, space_leaves
 
 __all__ = [
-    "DatasetError", "EpisodeDataset", "RawEpisode", "leaves_of", "load_library", "reading",
-    "row_layout",
+    "DatasetError", "EpisodeDataset", "RawEpisode", "joined", "leaves_of", "load_library",
+    "reading", "row_layout",
 ]  # fmt: skip
 
 _FLAGS = ("terminations", "truncations", "boundaries")
@@ -343,6 +344,29 @@ class EpisodeDataset:
             expected += ", or check_bounds=False"
         _refuse(where, name, array, wrong, expected)
         return stored
+
+
+def joined(read: Callable[[Any], EpisodeDataset], sources: Iterable[Any]) -> EpisodeDataset:
+    """Return what `read` returns for each of some sources as one data set, in their order.
+
+    Raises:
+        DatasetError: There is none, or one has other spaces than the first.
+    """
+    parts = [*map(read, sources)]
+    if not parts:
+        raise DatasetError("the list of recordings is empty, expected at least one")
+    first, *others = parts
+    for part in others:
+        for what in ("observation_space", "action_space"):
+            if (own := getattr(part, what)) != (before := getattr(first, what)):
+                raise DatasetError(
+                    f"{part.name} has the {what} {_shown(own)}, but {first.name} {_shown(before)}; "
+                    "they are of different envs"
+                )
+    made = copy.copy(first)
+    made.name += f" and {len(others)} more" * bool(others)
+    made._read = lambda: itertools.chain.from_iterable(part._read() for part in parts)
+    return made
 
 
 def _as_numbers(column: Any, leaf: Leaf) -> Any:

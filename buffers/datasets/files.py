@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium import Space, spaces
 
-from buffers.datasets.dataset import DatasetError, EpisodeDataset, load_library, reading
+from buffers.datasets.dataset import DatasetError, EpisodeDataset, joined, load_library, reading
 from buffers.datasets.flat import BLOCK_BYTES, Blocks, FlatColumns, check_lengths, flat_blocks
 from buffers.datasets.held import as_dataset
 from vecenv.files import whole_file
 
 __all__ = ["from_hdf5", "from_parquet", "to_hdf5", "to_parquet"]
 
+_Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _CHUNK_BYTES = 1 << 16
 _D4RL = {
     "obs": "observations", "next_obs": "next_observations", "actions": "actions",
@@ -33,7 +35,7 @@ _LEROBOT = {
 
 
 def from_hdf5(
-    path: str | os.PathLike[str],
+    path: _Paths,
     observation_space: Space,
     action_space: Space,
     *,
@@ -48,7 +50,7 @@ def from_hdf5(
     `next_observations`; extra columns also from `infos/`.
 
     Args:
-        path: The file.
+        path: The file, or a list of files, read one after the other.
         observation_space: Of a single environment, like the next.
         action_space: As of `from_arrays`, like all that follow.
         columns: Other names.
@@ -61,6 +63,8 @@ def from_hdf5(
     """
     h5py: Any = load_library("h5py")
     asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
+    if not isinstance(path, str | os.PathLike):
+        return joined(partial(from_hdf5, **asked._asdict()), path)
     name = os.fspath(path)
     there: dict[str, tuple[int, ...]] = {}  # rows and bytes of each
 
@@ -130,7 +134,7 @@ def _new_file(path: str | os.PathLike[str]) -> Path:
 
 
 def from_parquet(
-    path: str | os.PathLike[str],
+    path: _Paths,
     observation_space: Space,
     action_space: Space,
     *,
@@ -151,7 +155,7 @@ def from_parquet(
     Args:
         path: A file, or a folder with all files below it, in the order of their names; of a folder
             with `meta/info.json` those below `data`, and the number of frames is compared with
-            what it says.
+            what it says. Or a list of these, read one after the other.
         observation_space: Of a single environment, like the next.
         action_space: As of `from_arrays`, like all that follow.
         columns: Other names.
@@ -164,6 +168,8 @@ def from_parquet(
     """
     parquet: Any = load_library("pyarrow.parquet")
     asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
+    if not isinstance(path, str | os.PathLike):
+        return joined(partial(from_parquet, **asked._asdict()), path)
     root, info = Path(path), Path(path, "meta", "info.json")
     folder = root / "data" if info.is_file() else root
     found = folder.rglob("*.parquet") if root.is_dir() else [root]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from gymnasium import Space, spaces
 from buffers.core.arguments import as_array
 from buffers.core.errors import BufferMisuseError
 from buffers.core.spaces import build_tree
-from buffers.datasets.dataset import DatasetError, EpisodeDataset, RawEpisode, leaves_of
+from buffers.datasets.dataset import DatasetError, EpisodeDataset, RawEpisode, joined, leaves_of
 
 __all__ = [
     "BLOCK_BYTES", "Blocks", "FlatColumns", "Keys", "check_lengths", "flat_blocks", "from_arrays"
@@ -108,7 +109,7 @@ class FlatColumns(NamedTuple):
 
 
 def from_arrays(
-    arrays: Mapping[str, Any],
+    arrays: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     observation_space: Space,
     action_space: Space,
     *,
@@ -127,7 +128,8 @@ def from_arrays(
         arrays: Arrays (N, ...) by name: `observations` (nested, or "observations/key"), `actions`,
             `rewards`, `terminals` or `terminations`, `timeouts` or `truncations`; if there are any,
             `next_observations`, `boundaries`, `episode_index` int (N,), ascending, and
-            `frame_index` int (N,), which counts the steps of each episode from 0.
+            `frame_index` int (N,), which counts the steps of each episode from 0. Or a list of
+            such dicts, read one after the other.
         observation_space: Of a single environment.
         action_space: Of a single environment.
         columns: Other names, by ours (`obs`, `next_obs`, `actions`, `rewards`, `terminations`,
@@ -139,10 +141,12 @@ def from_arrays(
     Raises:
         DatasetError: A column is missing, or lengths differ.
     """
+    asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
+    if isinstance(arrays, list | tuple):
+        return joined(partial(from_arrays, **asked._asdict()), arrays)
     if not isinstance(arrays, Mapping):
         raise DatasetError(f"arrays is a {type(arrays).__name__}, expected a dict of arrays")
     flat = dict(_flatten(arrays))
-    asked = FlatColumns(observation_space, action_space, columns, extra_columns, check_bounds)
     keys = asked.find("arrays", flat)
     wanted = {key: flat[key] for part in keys.values() for key in part}
     check_lengths("arrays", {key: len(array) for key, array in wanted.items()})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import Env, Space
 
-from buffers.datasets.dataset import DatasetError, EpisodeDataset, RawEpisode, load_library, reading
+from buffers.datasets.dataset import (
+    DatasetError,
+    EpisodeDataset,
+    RawEpisode,
+    joined,
+    load_library,
+    reading,
+)
 from buffers.datasets.held import as_dataset
 
 __all__ = ["from_minari", "to_minari"]
@@ -32,7 +40,8 @@ def from_minari(
     not taken.
 
     Args:
-        dataset: Its id, or a `minari.MinariDataset`, which may be filtered.
+        dataset: Its id, or a `minari.MinariDataset`, which may be filtered; or a list of these,
+            read one after the other, of one env.
         observation_space: Of a single environment; None for that of the data set.
         action_space: Of a single environment; None for that of the data set.
         extra_columns: Names and spaces of infos to read.
@@ -43,6 +52,10 @@ def from_minari(
         DatasetError: There is no such data set, or it can't be read.
     """
     minari = load_library("minari")
+    if isinstance(dataset, list | tuple):
+        given: Any = {"observation_space": observation_space, "action_space": action_space}
+        given |= {"extra_columns": extra_columns, "check_bounds": check_bounds}
+        return joined(partial(from_minari, **given), dataset)
     name = dataset if isinstance(dataset, str) else "a Minari data set"
     with reading(name):
         opened = minari.load_dataset(dataset) if isinstance(dataset, str) else dataset

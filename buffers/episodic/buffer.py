@@ -111,6 +111,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
 
     _kind = "EpisodicReplayBuffer"
     _large, _growing = ("rows",), ("lengths", "open_lengths", "open_rows", "rows")
+    _options_in_files = frozenset(("num_envs", "max_episodes", "extra_columns", "device", "staged"))
     takes_steps = False  # rows without env_ids may be of other envs; `add` checks its columns
 
     def __init__(

@@ -7,26 +7,20 @@ counts are found out anew.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
 
-from buffers.core.arguments import resolve_device
-from buffers.core.errors import CheckpointError
 from buffers.core.generator import other_generator
-from buffers.core.spaces import describe_space, space_of
 from buffers.core.state import (
     Block,
     LoadedState,
     SavedBuffer,
     check_bools,
     contradiction,
-    read_state,
 )
 from buffers.replay.folder import Folder
 from buffers.replay.plan import OLDER, ROW_DEFAULTS, Plan
@@ -35,12 +29,6 @@ from buffers.replay.table import Table
 __all__ = ["TableState", "describe"]
 
 _MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
-_MADE_WITH = "made_with"  # the arguments of the constructor, in files only
-_SAVED = frozenset((*ROW_DEFAULTS, "num_envs", "over", "device", "staged", "alpha"))
-_MALFORMED = (
-    AssertionError, AttributeError, IndexError, KeyError, OverflowError, RecursionError,
-    RuntimeError, TypeError, ValueError,
-)  # fmt: skip
 
 
 class TableState(SavedBuffer):
@@ -48,6 +36,7 @@ class TableState(SavedBuffer):
 
     _large = ("rows",)
     _growing = ("rows", "units", "free")
+    _options_in_files = frozenset((*ROW_DEFAULTS, "num_envs", "over", "device", "staged", "alpha"))
 
     _table: Table
     _kind: str
@@ -122,73 +111,8 @@ class TableState(SavedBuffer):
                 )
         self._random.set_state(generator)
 
-    def _file_state(self) -> dict[str, Any]:
-        """The state, and arguments of the constructor unless rows are in files."""
-        _, (capacity, *spaces), options = self._made_by
-        made = {name: options[name] for name in sorted(_SAVED & options.keys())}
-        made |= {"capacity": int(capacity), "spaces": spaces}
-        return {**super()._file_state(), _MADE_WITH: None if self._folder else _plain(made)}
-
-    @classmethod
-    def from_file(
-        cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None
-    ) -> Self:
-        """Make a buffer of what `save` wrote: of its size, spaces and options, and filled.
-
-        Nothing in a file is believed, but others must not write to it meanwhile.
-
-        Args:
-            path: Of the file.
-            device: Where the buffer is to live; None takes that of the buffer that was saved. Its
-                generator goes on, so that it must be of the same kind.
-
-        Raises:
-            CheckpointError: The file is damaged, cut off, or no checkpoint, or of another class, or
-                of a buffer whose rows are in a folder.
-            BufferMemoryError: There is no memory for such a buffer.
-            BufferMisuseError: There is no such device.
-            OSError: The file cannot be opened.
-
-        >>> import tempfile
-        >>> from buffers import SharedReplayBuffer
-        >>> from gymnasium.spaces import Box, Discrete
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     SharedReplayBuffer(1000, Box(-1, 1, (4,)), Discrete(2)).save(f"{folder}/replay.pt")
-        ...     SharedReplayBuffer.from_file(f"{folder}/replay.pt").capacity
-        1000
-        """
-        state, name = read_state(path, cls.__name__), os.fspath(path)
-        own_device = {} if device is None else {"device": resolve_device(device)}
-        if not isinstance(made := state.get(_MADE_WITH), Mapping):
-            raise CheckpointError(
-                f"{name} does not say how its buffer was made, as of one with storage='memmap', "
-                "whose rows are in its folder; make that buffer, and call its load"
-            )
-        try:
-            given: dict[str, Any] = {name: made[name] for name in _SAVED & made.keys()}
-            if given.get("extra_columns") is not None:
-                extras = given["extra_columns"].items()
-                given["extra_columns"] = {column: space_of(found) for column, found in extras}
-            make: Any = cls  # whose constructors have other arguments
-            spaces = map(space_of, made["spaces"])
-            buffer = make(made["capacity"], *spaces, **{**given, **own_device})
-        except _MALFORMED as error:
-            raise CheckpointError(f"{name} says wrongly how its buffer was made: {error}") from None
-        buffer._load(state, name)
-        return buffer
-
-
-def _plain(value: Any) -> Any:
-    """An argument of a constructor as numbers, strings, lists, dicts and tensors."""
-    if isinstance(value, Space):
-        return describe_space(value)
-    if isinstance(value, Mapping):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, list):
-        return [*map(_plain, value)]
-    if isinstance(value, torch.device):
-        return str(value)
-    return value.item() if isinstance(value, np.generic) else value
+    def _made_with(self) -> dict[str, Any] | None:
+        return None if self._folder else super()._made_with()  # whose rows are in files
 
 
 def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:

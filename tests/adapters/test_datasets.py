@@ -104,6 +104,11 @@ def test_a_round_trip_through_minari_changes_no_bit(minari, data_format):
     assert (one.obs["near"] == other.obs["near"]).all() and (one.rewards == other.rewards).all()
     to_minari(again, "nested/again-v0", data_format=data_format)
     assert_same(data, from_minari("nested/again-v0", extra_columns=EXTRA))
+    both = from_minari(["nested/all-v0", "nested/again-v0"], extra_columns=EXTRA)
+    assert_same(both, [*data, *data])
+    to_minari(filled_from(vecenv.make_vec("CartPole-v1", 2), 20), "pole/other-v0")
+    with pytest.raises(DatasetError, match=r"pole/other-v0 has the observation_space .*envs"):
+        from_minari(["nested/all-v0", "pole/other-v0"])
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
@@ -209,6 +214,7 @@ def test_a_round_trip_through_a_file_changes_no_bit(kind, block_bytes, tmp_path,
     for episode in held:  # one that was cut is flagged in the file
         episode["truncations"][-1] |= not episode["terminations"][-1]
     assert_same(held, data)
+    assert_same([*held, *held], read([path, str(path)], NESTED, ACTIONS, extra_columns=EXTRA))
     assert [file.name for file in tmp_path.iterdir()] == ["nested"]
     with pytest.raises(FileExistsError, match="choose another name"):
         write(buffer, path)

@@ -20,7 +20,7 @@ from vecenv.compare import Options, run_comparison
 from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import FAILED, Case, Comparison
 from vecenv.compare.serving import Round, Runner, Setting, describe
-from vecenv.machine import tree_memory_bytes
+from vecenv.machine import tree_memory_bytes, usable_cores
 from vecenv.timing.advice import Advice
 
 QUICK = {"rounds": 2, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}
@@ -35,10 +35,10 @@ def as_text(result, width=120):
     return captured.get()
 
 
-def compared(backends):
+def compared(backends, **options):
     seen = []
     result = run_comparison(
-        Options("CartPole-v1", num_envs=(3,), backends=backends, **QUICK),
+        Options("CartPole-v1", num_envs=(3,), backends=backends, **QUICK, **options),
         on_progress=lambda what, share: seen.append((what, share)),
     )
     return result, seen
@@ -71,6 +71,17 @@ def test_shares_of_the_time_add_up(cartpole):
         if case.report is not None:
             assert sum(case.report.shares.values()) == pytest.approx(1.0)
             assert case.report.shares["policy"] > 0
+
+
+@pytest.mark.usefixtures("forked")
+def test_the_number_of_workers_is_told_and_can_be_given(cartpole):
+    usual = min(usable_cores(), 3)
+    told = f"workers of async: 3 envs in {usual} (one a core, more for envs that wait; --num-work"
+    assert told in " ".join(as_text(cartpole[0], 200).split())
+    one = compared(["async"], num_workers=1)[0]
+    assert [case.num_workers for case in one.cases] == [1]
+    assert "workers of async: 3 envs in 1 (as asked for)" in as_text(one, 200)
+    assert json.loads(one.to_json())["cases"][0]["num_workers"] == 1
 
 
 def test_the_tables_name_everything(cartpole):
@@ -213,6 +224,7 @@ def test_the_loop_alone_and_no_loop():
         ({"num_envs": (4, 0)}, r"num_envs is \[4, 0\]"),
         ({"rounds": 0}, "rounds is 0"),
         ({"seed": -1}, "seed is -1"),
+        ({"num_workers": 0}, "num_workers is 0"),
         ({"round_s": 0.0}, "round_s is 0.0"),
         ({"timeout": np.inf}, "timeout is inf"),
     ],
@@ -252,7 +264,7 @@ def test_an_interrupted_comparison_leaves_no_process(monkeypatch):
 def test_a_runner_steps_in_this_process_too():
     runner = Runner()
     setting = Setting(f"{TOYS}:Counter", {"length": 4}, "sync", 2, 0)
-    assert min(runner.open(setting)) > 0
+    assert min(runner.open(setting)[:2]) > 0
     assert runner.warm_up(0.01) > 2**20
     found = runner.measure(0.01)
     assert found.rate == found.steps / found.seconds > 0
@@ -286,7 +298,7 @@ def test_calls_of_a_runner_that_raise_keep_it_alive():
         assert "there is no env" in str(caught.value)
         assert not caught.value.is_unavailable
         setting = Setting(f"{TOYS}:Counter", {}, "sync", 1, 0)
-        assert min(process.call("open", setting, timeout=30)) > 0
+        assert min(process.call("open", setting, timeout=30)[:2]) > 0
     finally:
         process.close()
         process.close()

@@ -18,7 +18,7 @@ from numba import config, njit
 from numba.core.bytecode import FunctionIdentity
 
 import vecenv
-from vecenv.core import compiling as module
+from vecenv.core import private_numba as module
 from vecenv.core.compiling import cached_njit, fingerprint, fresh_njit, is_jit_off
 from vecenv.jit import binding
 from vecenv.jit.binding import tidy
@@ -276,7 +276,7 @@ def twice_stretched(x):
 
 def test_functions_are_compiled_from_what_they_are_when_the_env_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    scope = {"LENGTH": 5}
+    scope = {"LENGTH": 5, "__name__": __name__}
     scope["stretched"] = njit(types.FunctionType(stretched.__code__, scope))
     twice = types.FunctionType(twice_stretched.__code__, scope)
     assert scope["stretched"](1) == 5  # Numba keeps this length
@@ -379,7 +379,7 @@ def test_fingerprint_changes_with_whatever_the_code_depends_on(one, other):
 
 def test_fingerprint_knows_the_settings_of_numba(monkeypatch):
     before = fingerprint([double])
-    monkeypatch.setattr(module.config, "BOUNDSCHECK", 1 - (module.config.BOUNDSCHECK or 0))
+    monkeypatch.setattr(config, "BOUNDSCHECK", 1 - (config.BOUNDSCHECK or 0))
     assert fingerprint([double]) != before
 
 

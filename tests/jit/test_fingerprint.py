@@ -4,12 +4,9 @@ Two kernels that differ in such a thing only ran each other's code, in one proce
 """
 
 import ctypes
-import dis
 import enum
 import sys
-import types
 from collections import namedtuple
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -24,7 +21,6 @@ from vecenv.core.compiling import (
     _Walk,
     cached_njit,
     fingerprint,
-    globals_read,
     is_jit_off,
     is_lasting,
 )
@@ -250,19 +246,3 @@ def test_all_code_of_the_package_is_kept():
     assert len(found) > 3
     for name, value in found.items():
         assert not _Walk([value._cache.original]).unknown, name
-
-
-def test_globals_that_code_reads_are_those_that_dis_tells():
-    many = "\n".join(f"name_{k}" for k in range(66_000))  # more than two bytes can number
-    few = "\n ".join(f"name_{k}" for k in range(300))  # more than one byte can
-    sources = [many, f"def f():\n {few}\n {few}", "class C:\n x = len"]
-    sources += [path.read_text("utf-8") for path in Path(dis.__file__).parent.glob("a*.py")]
-    kinds, number = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"), 0
-    codes = [compile(source, "<source>", "exec") for source in sources]
-    while codes:
-        code = codes.pop()
-        told = [one.argval for one in dis.get_instructions(code) if one.opname in kinds]
-        assert sorted(globals_read(code)) == sorted(set(told)), code
-        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
-        number += len(told)
-    assert number > 66_600

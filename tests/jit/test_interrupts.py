@@ -192,36 +192,6 @@ assert results and all(results), "the parent's results are wrong"
 print(codes.count(10))
 """
 
-FORK_WHILE_COMPILING = """
-import os, signal, threading, time
-from numba import njit
-from numba.core.compiler_lock import global_compiler_lock
-import vecenv.core.compiling
-
-is_held = threading.Event()
-
-
-def compile_long():
-    with global_compiler_lock:
-        is_held.set()
-        time.sleep(0.3)
-
-
-threading.Thread(target=compile_long).start()
-is_held.wait()
-child = os.fork()
-if child == 0:
-    signal.alarm(20)  # it must not hang
-    os._exit(njit(lambda x: x + 1)(1))
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_a_child_forked_while_a_thread_compiles_can_compile():
-    assert printed(FORK_WHILE_COMPILING, kind="compiled") == ["2"]
-
 
 @pytest.mark.slow
 @needs_compiler

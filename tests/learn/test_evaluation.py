@@ -12,7 +12,7 @@ from envs import CounterEnv, counters
 from gymnasium import spaces
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec, make_vec_agents
-from vecenv.learn import evaluate, evaluating
+from vecenv.learn import EvaluationResult, evaluate, evaluating
 
 
 def zeros(obs):
@@ -191,6 +191,38 @@ def test_policies_that_ask_for_action_masks_get_those_of_the_envs():
 def test_wrong_arguments_are_refused(kwargs, message):
     with pytest.raises(ValueError, match=message):
         evaluate(zeros, SyncVectorEnv(counters([1])), **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("mean", "ci95", "told"),
+    [
+        (0.00421, 0.00253, "return 0.0042 ± 0.0025"),
+        (-0.0312, 0.5149, "return -0.031 ± 0.51"),
+        (1234.5678, 0.0, "return 1234.6 ± 0.0"),
+        (math.nan, math.inf, "return nan ± inf"),
+    ],
+)
+def test_small_returns_keep_their_digits(mean, ci95, told):
+    result = EvaluationResult(mean, 1.0, ci95, (0.0, 0.0), (1, 1))
+    assert str(result) == f"{told} (95 %) over 2 episodes"
+
+
+def test_policies_draw_where_they_are_asked_to():
+    def act(obs, *, sample=False):
+        return np.full(len(obs), int(sample))
+
+    def by_chance(obs, *, sample=False):
+        return torch.randint(2, (len(obs),))
+
+    envs = {"envs": "CartPole-v1", "episodes": 3, "seed": 5}
+    always = evaluate(lambda obs: np.ones(len(obs), int), **envs)
+    never = evaluate(lambda obs: np.zeros(len(obs), int), **envs)
+    assert evaluate(act, **envs) == never != always == evaluate(act, **envs, sample=True)
+    before = torch.get_rng_state()
+    drawn = [evaluate(by_chance, **envs, sample=True) for _ in range(2)]
+    assert drawn[0] == drawn[1] and torch.equal(before, torch.get_rng_state())
+    with pytest.raises(ValueError, match="no probabilities to draw from: leave sample out"):
+        evaluate(lambda obs: np.ones(len(obs), int), **envs, sample=True)
 
 
 def test_ctrl_c_leaves_an_evaluation_out_with_a_sentence():

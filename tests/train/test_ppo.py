@@ -380,6 +380,20 @@ def test_a_run_leaves_policy_scalars_and_curve(tmp_path):
     assert all(np.isfinite(value) for row in rows for value in row.values())
 
 
+def test_numbers_of_infos_that_are_named_are_logged(tmp_path, capsys, monkeypatch):
+    step = Countdown.step
+
+    def telling(self, action):
+        *result, _ = step(self, action)
+        return *result, {"left": float(self.left)}
+
+    monkeypatch.setattr(Countdown, "step", telling)
+    main(tmp_path, backend="sync", log_infos=("left", "nothing"))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert rows and all(row["infos/left_at_end"] == 0 < row["infos/left"] < 6 for row in rows)
+    assert "no number under nothing; the keys were left" in capsys.readouterr().out
+
+
 def test_a_policy_is_loaded_where_it_fits(tmp_path):
     options = {"env_id": "CartPole-v1", "total_steps": 300, "normalize": True, "num_steps": 16}
     result = main(tmp_path / "a", **options)

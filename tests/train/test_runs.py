@@ -87,6 +87,37 @@ def test_a_stopped_run_goes_on_bit_for_bit(name, tmp_path, monkeypatch, capsys):
     assert "stopped after" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["sac", "ppo"])
+def test_a_loss_that_is_nan_stops_a_run_that_can_go_on(name, tmp_path, monkeypatch, capsys):
+    kind, calls, loss = trainer_of(name), itertools.count(), trainer_of(name).loss
+
+    def spoiled(agent, batch, options):
+        found, scalars = loss(agent, batch, options)
+        return found * (np.nan if next(calls) == 12 else 1.0), scalars
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(kind, "loss", staticmethod(spoiled))
+        main(name, tmp_path / "run")
+    assert "the loss is nan, or its gradient is not finite; no weight has" in str(ended.value)
+    out = capsys.readouterr().out
+    assert "stopped after" in out and "--resume" in out
+    before = load_checkpoint(tmp_path / "run" / "checkpoint" / "last.pt")["state"]
+    assert 0 < before["steps"] < RUNS[name][1]["total_steps"]
+    rates = []
+    with monkeypatch.context() as patch:  # a smaller rate may be given, and is taken
+        update = kind.update
+
+        def noted(self):
+            rates.append(self.optimizer.param_groups[0]["lr"])
+            return update(self)
+
+        patch.setattr(kind, "update", noted)
+        main(name, tmp_path / "run", resume=True, learning_rate=1e-5)
+    assert 0 < max(rates) <= 1e-5
+    after = load_checkpoint(tmp_path / "run" / "checkpoint" / "last.pt")["state"]
+    assert before["steps"] < after["steps"]
+
+
 NUM_LINES = 150  # of the metrics, at the end
 KILLED = {
     "ppo": {"total_steps": NUM_LINES * 64, "save_every": 500},

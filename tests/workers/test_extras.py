@@ -14,8 +14,7 @@ from gymnasium.spaces import Box, Discrete
 from workers.faulty_envs import FINE, RAISE, NapEnv, faulty, wait_until_gone
 
 from vecenv import EnvCreationError, SyncVectorEnv, choose, make_vec
-from vecenv.choose import choose_backend
-from vecenv.probe import Probe, ProbeError, ProbeTimeout
+from vecenv.choose import Probe, choose_backend
 from vecenv.workers.env import AsyncVectorEnv
 
 
@@ -87,15 +86,16 @@ def test_cheap_envs_are_stepped_here_and_waiting_ones_elsewhere():
     AsyncVectorEnv([NapEnv] * 8, **choice.options).close()
 
 
-def trial(found):
+def trial(found, monkeypatch):
     """Return the choice for 8 envs, given what their trial has found."""
 
-    def run(function, factories, *, timeout):
+    def try_out(factories, timeout):
         if isinstance(found, Exception):
             raise found
         return found
 
-    return choose_backend(counters([9] * 8), run=run)
+    monkeypatch.setattr(choose, "try_out", try_out)
+    return choose_backend(counters([9] * 8))
 
 
 @pytest.mark.parametrize(
@@ -112,18 +112,9 @@ def test_workers_are_chosen_where_sharing_a_step_pays_for_handing_it_over(
     step_s, cores, expected, monkeypatch
 ):
     monkeypatch.setattr(choose, "usable_cores", lambda: cores)
-    choice = trial(Probe(1e-4, step_s, False))
+    choice = trial(Probe(step_s, False), monkeypatch)
     assert (choice.backend, choice.options) == expected
     assert choice.reason.startswith("a step of all 8 envs takes about ")
-
-
-def test_a_trial_that_comes_to_no_result(caplog):
-    choice = trial(ProbeTimeout("it has not ended after 10 s"))
-    assert choice == ("sync", {}, "the trial failed: it has not ended after 10 s")
-    assert "not ended after 10 s" in caplog.text
-    choice = trial(ProbeError("its process exited with code 3", has_died=True))
-    assert (choice.backend, choice.options) == ("async", {})
-    assert "exited with code 3" in choice.reason and "exited with code 3" in caplog.text
 
 
 def test_envs_that_need_a_process_each_get_one():
@@ -154,7 +145,7 @@ class HangsElsewhere(QuickEnv):
 
 
 def test_an_env_that_hangs_in_the_trial_is_stepped_here(caplog, monkeypatch):
-    monkeypatch.setattr(choose, "_PROBE_S", 0.3)
+    monkeypatch.setattr(choose, "_TRIAL_S", 0.3)
     envs = make_vec(functools.partial(HangsElsewhere, os.getpid()), 4, backend="auto")
     assert type(envs) is SyncVectorEnv
     (record,) = [record for record in caplog.records if record.levelname == "WARNING"]

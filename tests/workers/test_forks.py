@@ -156,44 +156,6 @@ def test_however_a_fork_ends_the_parents_workers_live(context):
     assert code == 0
 
 
-FORKING = """
-import os, sys
-from workers.faulty_envs import FINE, FaultyEnv
-from vecenv import AsyncVectorEnv
-
-class Forking(FaultyEnv):
-    def step(self, action):
-        pid = os.fork()
-        if pid == 0:
-            sys.stderr = open(os.devnull, "w")
-            if self.count == 0:
-                sys.exit(3 + 2**40)
-            if self.count == 1:
-                raise ValueError("in the fork")
-            if self.count == 2:
-                os._exit(7)
-        else:
-            self.status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return super().step(action)
-
-for options in ({}, {"on_error": "restart"}):
-    envs = AsyncVectorEnv([Forking] * 3, num_workers=2, **options)
-    envs.reset()
-    for _ in range(3):
-        print(int(envs.step([FINE] * 3)[0].min(0)[1]), *set(envs.get_attr("status")))
-    envs.send([FINE] * 3)
-    print(int(envs.recv().obs.min(0)[1]), *set(envs.get_attr("status")))
-    envs.close()
-"""
-
-
-@pytest.mark.slow
-def test_processes_that_envs_fork_do_not_report_in_the_workers_name():
-    code, printed = run(FORKING)
-    assert printed == ["1", "3", "2", "1", "3", "7", "4", "1"] * 2
-    assert code == 0
-
-
 # -- children that are reaped by others -----------------------------------------------------------
 
 REAPED = """

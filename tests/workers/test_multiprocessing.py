@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import time
 
-import multiprocess
 import numpy as np
 import pytest
 from workers.started_envs import Calling, Starting
@@ -15,13 +14,6 @@ from vecenv import AsyncVectorEnv, EnvCreationError
 
 NUM_ENVS, NUM_STEPS = 4, 3
 METHODS = ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))]
-
-LIBRARIES = [
-    (multiprocessing, "fork"),
-    pytest.param(multiprocessing, "spawn", marks=pytest.mark.slow),
-    pytest.param(multiprocess, "spawn", marks=pytest.mark.slow),
-    pytest.param(multiprocess, "forkserver", marks=pytest.mark.slow),
-]
 
 
 def run(call, method):
@@ -50,21 +42,19 @@ def test_a_manager_the_caller_has_talked_to(method):
 
 
 @pytest.mark.parametrize("is_used", [False, True])
-@pytest.mark.parametrize("method", METHODS)
-def test_what_envs_put_into_queues_is_there_after_close(method, is_used):
-    queue = multiprocessing.get_context(method).Queue()
+def test_what_envs_put_into_queues_is_there_after_close(is_used):
+    queue = multiprocessing.get_context("fork").Queue()
     if is_used:  # its thread that writes is not there after a fork
         queue.put("the caller's")
         assert queue.get(timeout=10) == "the caller's"
-    run(lambda: queue.put("an env's"), method)
+    run(lambda: queue.put("an env's"), "fork")
     assert [queue.get(timeout=10) for _ in range(NUM_ENVS * NUM_STEPS)] == ["an env's"] * 12
     queue.close()
     queue.join_thread()
 
 
-@pytest.mark.parametrize("library, method", LIBRARIES)
-def test_locks_events_values_and_pipes(library, method):
-    context = library.get_context(method)
+def test_locks_events_values_and_pipes():
+    context = multiprocessing.get_context("fork")
     lock, event, counter = context.Lock(), context.Event(), context.Value("i", 100)
     here, there = context.Pipe()
 
@@ -74,7 +64,7 @@ def test_locks_events_values_and_pipes(library, method):
             there.send(multiprocessing.current_process().name)
             event.set()
 
-    run(call, method)
+    run(call, "fork")
     assert event.is_set()
     assert counter.value == 100 + NUM_ENVS * NUM_STEPS
     names = {here.recv() for _ in range(NUM_ENVS * NUM_STEPS) if here.poll(10)}
@@ -103,8 +93,7 @@ def broken():
     raise ArithmeticError("not here")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_processes_that_envs_have_started_end_with_them(method):
+def test_processes_that_envs_have_started_end_with_them():
     def executor():
         pool = concurrent.futures.ProcessPoolExecutor(1)
         pids.put(pool.submit(os.getpid).result())
@@ -116,10 +105,10 @@ def test_processes_that_envs_have_started_end_with_them(method):
         pids.put(process.pid)
         return process
 
-    pids = multiprocessing.get_context(method).Queue()
-    with multiprocessing.get_context(method).Pool(1) as own:
+    pids = multiprocessing.get_context("fork").Queue()
+    with multiprocessing.get_context("fork").Pool(1) as own:
         factories = [lambda: Starting(executor), lambda: Starting(daemon)]
-        envs = AsyncVectorEnv(factories, num_workers=1, context=method, timeout=60)
+        envs = AsyncVectorEnv(factories, num_workers=1, context="fork", timeout=60)
         envs.reset()
         started = [pids.get(timeout=30) for _ in factories]
         envs.close(timeout=30)

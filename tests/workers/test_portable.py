@@ -56,9 +56,9 @@ import sys
 import multiprocess.connection, tempfile, subprocess, torch
 sys.modules["fcntl"] = sys.modules["resource"] = None
 import buffers
-import vecenv.workers.env, vecenv.workers.worker, vecenv.probe, vecenv.compare
+import vecenv.workers.env, vecenv.workers.worker, vecenv.choose, vecenv.compare
 import vecenv.timing.stamps, vecenv.jit.env, vecenv.command.cli, vecenv.learn
-print("imported", vecenv.probe.voluntary_switches() > 0)
+print("imported", vecenv.choose._voluntary_switches() > 0)
 """
 
 

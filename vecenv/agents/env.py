@@ -21,7 +21,6 @@ from vecenv.agents.infos import repeat_infos, rows_of_infos
 from vecenv.agents.masks import GroupMasks
 from vecenv.core.actions import ActionBatcher, as_array
 from vecenv.core.base import StepBatch, StepSlot, VecEnv
-from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.errors import (
     ActionError,
     ActionTypeError,
@@ -31,10 +30,9 @@ from vecenv.core.errors import (
 )
 from vecenv.core.infos import take_infos
 from vecenv.core.masks import MASK_KEY, can_be_masked, mask_sizes
-from vecenv.core.rows import ObservationRows, check_slot_array
+from vecenv.core.rows import FLAG_DTYPES, ObservationRows, check_slot_array, slot_rows
 from vecenv.core.seeding import Seed
-from vecenv.core.slots import FLAG_DTYPES, slot_rows
-from vecenv.core.spaces import BatchedSpaces, batch_thinly
+from vecenv.core.spaces import BatchedSpaces, batch_thinly, leaf_by_leaf
 
 __all__ = ["AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv"]
 

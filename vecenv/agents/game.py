@@ -16,11 +16,11 @@ from vecenv.agents.grouping import Grouping, Members, columns_space, group_agent
 from vecenv.agents.infos import shelve
 from vecenv.agents.padding import fit_action, fit_mask, fit_obs
 from vecenv.core.arguments import read_count
-from vecenv.core.batches import leaves, short
 from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info
 from vecenv.core.masks import MASK_KEY
 from vecenv.core.rows import ObservationRows
+from vecenv.core.spaces import leaves, short
 
 __all__ = ["NAME_KEY", "GameEnv"]
 

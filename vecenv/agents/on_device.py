@@ -20,10 +20,10 @@ from vecenv.agents.compiled import require_central_state, valid_action
 from vecenv.agents.env import AgentBatch, AgentGroup, AgentRowsVecEnv, AgentSlot, AgentsVecEnv
 from vecenv.agents.grouping import Members
 from vecenv.core.base import StepBatch, StepSlot
-from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.errors import ActionError, NoActionMaskError, ObservationError, SlotError
 from vecenv.core.masks import MASK_KEY, can_be_masked
 from vecenv.core.seeding import Seed
+from vecenv.core.spaces import leaf_by_leaf
 from vecenv.jit.cuda.env import CudaVectorEnv, DeviceActions, checked_tensor
 from vecenv.jit.games import GameLayout, GroupLayout
 from vecenv.jit.kernels import EnvKernels

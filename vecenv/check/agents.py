@@ -10,8 +10,8 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.agents import AgentGroup, AgentRowsVecEnv, AgentsVecEnv
 from vecenv.check.rules import Findings
-from vecenv.core.batches import is_same, take_row
 from vecenv.core.masks import sample_actions
+from vecenv.core.spaces import is_same, take_row
 
 __all__ = ["check_agents"]
 

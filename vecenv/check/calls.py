@@ -19,11 +19,11 @@ from gymnasium.vector import AutoresetMode
 from vecenv.check.rules import Findings, Frame
 from vecenv.check.runs import Runs
 from vecenv.core.base import StepBatch, StepSlot, VecEnv
-from vecenv.core.batches import ARRAY_SPACES, is_same, join_rows, merge_rows, take_rows
 from vecenv.core.errors import ActionError, ActionMaskError, SlotError
 from vecenv.core.masks import MASK_KEY, mask_width, sample_actions
 from vecenv.core.random_actions import RandomActions
 from vecenv.core.rows import ObservationRows
+from vecenv.core.spaces import ARRAY_SPACES, is_same, join_rows, merge_rows, take_rows
 
 __all__ = ["CallChecks", "check_before_reset", "check_closed"]
 

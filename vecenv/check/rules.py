@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from vecenv.core.batches import is_same, short, take_row, why_outside
+from vecenv.core.spaces import is_same, short, take_row, why_outside
 
 __all__ = ["Findings", "Frame", "GiveUpError", "Watch"]
 

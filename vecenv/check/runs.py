@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.check.rules import Findings, Frame, Watch
-from vecenv.core.batches import is_same, merge_rows, short, take_row, take_rows
 from vecenv.core.random_actions import RandomActions
+from vecenv.core.spaces import is_same, merge_rows, short, take_row, take_rows
 
 __all__ = ["Runs"]
 

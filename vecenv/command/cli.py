@@ -39,11 +39,14 @@ _DESCRIPTION = """Train, play and watch policies; check and compare Gymnasium's 
 `vecenv COMMAND --help` says more about a command."""
 
 # What wrong arguments, files and ids lead to, and bugs in users' own files, whose place is told;
-# anything else keeps its traceback.
+# anything else keeps its traceback, but for errors of ours, as of a kernel's index.
 _USER_ERRORS = (
     *(ValueError, TypeError, OSError, ImportError, RuntimeError, GymnasiumError),
     FloatingPointError,  # of a loss
 )
+# Options of trainers that are 1 at least.
+_COUNTS = "num_envs", "num_games", "num_steps", "num_epochs", "num_minibatches", "num_workers"
+_COUNTS += "batch_size", "hidden", "hold", "torch_threads", "eval_episodes"
 
 
 def demo() -> int:
@@ -190,9 +193,11 @@ def _options_of_training(
 
 def _check_counts(options: Any) -> None:
     """Refuse what would end a training with an error, before it begins."""
-    for name, least in {"total_steps": 0, "eval_episodes": 1, "num_epochs": 1, "hold": 1}.items():
-        if (count := getattr(options, name, least)) < least:
-            raise ValueError(f"{name} is {count}, expected at least {least}")
+    for name in (*_COUNTS, "total_steps"):
+        given, least = getattr(options, name, None), int(name in _COUNTS)
+        counts = given if isinstance(given, tuple) else (given,)
+        if any(count is not None and count < least for count in counts):
+            raise ValueError(f"{name} is {given}, expected at least {least}")
 
 
 def play(
@@ -231,9 +236,10 @@ def play(
         frames: Of that episode, at most so many.
         fps: Pictures per second; by default those of the env, 2 of CAGE's networks, on a page at
             most 10.
-        sample: Draw actions from the policy, as in the training, instead of the likeliest ones.
+        sample: Draw actions from the policy, as in the training, instead of the likeliest ones, of
+            which the return is printed beside that of drawn ones.
     """
-    from vecenv.command.trainers import runs_of, zoo_policy
+    from vecenv.command.trainers import runs_of
 
     if policy is None:
         there = f" ({', '.join(map(str, runs_of(env)))})" if runs_of(env) else ""
@@ -243,20 +249,18 @@ def play(
     from vecenv.compare.source import read_env_kwargs
 
     _check_shown(gif, html, fps)
-    shown = str(policy)  # without where the package is
-    if policy == Path("zoo") and not (policy / "options.json").is_file():
-        policy = zoo_policy(env)
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
     options |= {"seed": seed, "vecnormalize": vecnormalize, "sample": sample}
     _tell_statistics(policy, vecnormalize)
     modes = ["ansi"] * text + ["rgb_array"] * (gif is not None or html is not None)
     results, name = play(env, policy, episodes, render_modes=modes, **options)
-    for group, result in results.items():
-        print(f"{env}, {name} of {shown}{group and f', {group}'}: {result}")
+    for group, (result, drawn) in results.items():
+        told = f"{result} (drawn as in the training: {drawn})" if drawn else f"{result}"
+        print(f"{env}, {name} of {policy}{group and f', {group}'}: {told}")
     if text:
-        show_run(env, policy, Shown(shown, frames, fps=fps), **options)
+        show_run(env, policy, Shown(str(policy), frames, fps=fps), **options)
     if gif is not None or html is not None:
-        show_run(env, policy, Shown(f"{name} of {shown}", frames, gif, html, fps), **options)
+        show_run(env, policy, Shown(f"{name} of {policy}", frames, gif, html, fps), **options)
     return 0
 
 
@@ -320,16 +324,18 @@ def evaluate(
     observation: Observation | None = None,
     green: bool = False,
     json: Path | None = None,
+    table: Path | None = None,
 ) -> int:
     """Let a policy play CAGE Challenge 2 or 4 by the challenge's protocol; print its scores.
 
-    With --paired, let two policies play the same episodes, of any env, and print the difference.
+    With --env it plays any other env, by the likeliest actions and by drawn ones. With --paired,
+    let two policies play the same episodes, of any env, and print the difference.
 
     Args:
         paired: Two policies, instead of one.
-        env: Of --paired: Cage2-v0, Cage4-v0 (the default by --challenge), or what `vecenv play`
-            takes; policies of other envs are run folders or files of stable-baselines3.
-        env_kwargs: Of --paired: for the env, such as red_agent=meander.
+        env: What `vecenv play` takes; policies of other envs than CAGE's are run folders or files
+            of stable-baselines3. Of --paired Cage2-v0 or Cage4-v0 by default, by --challenge.
+        env_kwargs: For that env, such as size=5, or of --paired red_agent=meander.
         policy: sleep, random, defender (the trained one that comes along); of Challenge 2
             react-remove, react-restore, obs-remove, obs-restore, of Challenge 4 react-restore,
             react-remove, decoy-restore, rules; a file with a saved policy, which PPO or the
@@ -347,72 +353,79 @@ def evaluate(
         observation: Of Challenge 2, what the policy sees; by default what it was trained with.
         green: Of Challenge 2, with the green agent, which the challenge does not have.
         json: File to write the numbers to.
+        table: File to write the table to, .csv or .md.
     """
-    if json is not None:
-        require_writable(json)
-    if paired is not None or policy is None:
-        options = {"env": env or f"Cage{challenge}-v0", "env_kwargs": env_kwargs}
-        return _evaluate_paired(paired, policy, json, episodes=episodes, seed=seed, **options)
-    if env is not None or env_kwargs:
-        raise ValueError("env and env_kwargs are of --paired; leave them out, or see `vecenv play`")
+    from vecenv.command.scores import compare_policies, score, table_format, write_table
+    from vecenv.compare.source import read_env_kwargs
+
+    for path in filter(None, (json, table)):
+        require_writable(path)
+    if table is not None:
+        table_format(table)
+    if policy is not None and env in ("Cage2-v0", "Cage4-v0"):
+        challenge, env = (2 if env == "Cage2-v0" else 4), None
+    if (paired is None) == (policy is None):
+        raise ValueError("expected either --policy with one policy, or --paired with two")
     _tell_statistics(policy)
+    options: dict[str, Any] = {"seed": seed, "env_kwargs": read_env_kwargs(env_kwargs)}
+    if paired is not None:
+        options["env"] = env or f"Cage{challenge}-v0"
+        result: Any = compare_policies(paired, episodes, **options)
+    elif env is not None:
+        result = score(env, Path(str(policy)), episodes, **options)
+    elif env_kwargs:
+        raise ValueError("env_kwargs are of --env and --paired; leave them out")
+    else:
+        options = {"rules": rules, "observation": observation, "green": green, "scenario": scenario}
+        result = _evaluate_cage(str(policy), challenge, episodes, seed, red_agents, options)
+    Console().print(result.table())
+    if table is not None:
+        write_table(result.table(), table)
+    if json is not None:
+        result.to_json(json)
+        print(f"numbers: {json}")
+    return 0
+
+
+def _evaluate_cage(
+    policy: str, challenge: int, episodes: int, seed: int,
+    red_agents: tuple[str, ...] | None, options: dict[str, Any],
+) -> Any:  # fmt: skip
+    """Play by the protocol of a challenge; `options` are those of Challenge 2."""
     with progress_bar() as bar, _warnings_in_one_line():
         first = f"{policy} (the first time ever the simulator is compiled, 15 to 30 s)"
         task = bar.add_task(first)
-
-        def count(done: Any) -> None:
-            bar.update(task, advance=done if challenge == 4 else 1, description=policy)
-
+        given: dict[str, Any] = {"episodes": episodes, "seed": seed}
         if challenge == 4:
             from vecenv.cage import evaluate_cage4
 
-            if rules != "faithful" or scenario or observation is not None or green:
-                raise ValueError(
-                    "rules, scenario, observation and green are of Challenge 2; leave them out"
-                )
+            defaults = {"rules": "faithful", "observation": None, "green": False, "scenario": None}
+            if options != defaults:
+                told = "rules, scenario, observation and green are of Challenge 2; leave them out"
+                raise ValueError(told)
             red = red_agents or ("fsm",)
             if len(red) != 1:
                 raise ValueError(f"red_agents has {len(red)} names, expected one in Challenge 4")
             bar.update(task, total=499 * episodes)
-            result: Any = evaluate_cage4(
-                policy, episodes=episodes, seed=seed, red=red[0], on_step=count
-            )
+
+            def step(count: int) -> None:
+                bar.update(task, advance=count, description=policy)
+
+            return evaluate_cage4(policy, red=red[0], on_step=step, **given)
+        from vecenv.cage.challenge2.play import playing
+
+        agents = red_agents or ("b_line", "meander", "sleep")
+        if options["scenario"] is None:
+            del options["scenario"]
         else:
-            from vecenv.cage.challenge2.play import playing
+            options["scenario"] = _find_scenario(options["scenario"])
+            options["rules"] = None if options["rules"] == "faithful" else options["rules"]
+        bar.update(task, total=len(playing.EPISODE_LENGTHS) * len(agents))
 
-            agents = red_agents or ("b_line", "meander", "sleep")
-            options: dict[str, Any] = {"rules": rules, "observation": observation, "green": green}
-            if scenario is not None:
-                options["scenario"] = _find_scenario(scenario)
-                options["rules"] = None if rules == "faithful" else rules
-            bar.update(task, total=len(playing.EPISODE_LENGTHS) * len(agents))
-            result = playing.evaluate(
-                policy, episodes=episodes, seed=seed, red_agents=agents, on_cell=count, **options
-            )
-    Console().print(result.table())
-    if json is not None:
-        result.to_json(json)
-        print(f"numbers: {json}")
-    return 0
+        def note(cell: Any) -> None:
+            bar.update(task, advance=1, description=policy)
 
-
-def _evaluate_paired(
-    paired: tuple[str, str] | None, policy: str | None, json: Path | None, *, episodes: int,
-    seed: int, **options: Any,
-) -> int:  # fmt: skip
-    """Do `evaluate --paired`."""
-    if paired is None or policy is not None:
-        raise ValueError("expected either --policy with one policy, or --paired with two")
-    from vecenv.command.paired import compare_policies
-    from vecenv.compare.source import read_env_kwargs
-
-    options["env_kwargs"] = read_env_kwargs(options["env_kwargs"])
-    result = compare_policies(paired, episodes, seed, **options)
-    print(result)
-    if json is not None:
-        result.to_json(json)
-        print(f"numbers: {json}")
-    return 0
+        return playing.evaluate(policy, red_agents=agents, on_cell=note, **given, **options)
 
 
 def _find_scenario(name: str) -> Any:
@@ -607,6 +620,7 @@ def compare(
     *,
     num_envs: str = "1,8,64",
     backends: str = ",".join(COMPARED),
+    num_workers: int | None = None,
     env_kwargs: tuple[str, ...] = (),
     seed: int = 0,
     rounds: int = 5,
@@ -623,6 +637,7 @@ def compare(
             parallel_env or an id of PettingZoo's.
         num_envs: Numbers of envs.
         backends: Which.
+        num_workers: Of the async backends; by default one a core, or one for each env that waits.
         env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
         seed: Of envs and actions.
         rounds: How often each backend runs.
@@ -649,6 +664,7 @@ def compare(
         rounds=rounds,
         round_s=round_s,
         timeout=timeout,
+        num_workers=num_workers,
     )
     for path in filter(None, (json, plot)):
         require_writable(path)
@@ -732,14 +748,21 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # nobody reads on, as in `vecenv --help | head`; the rest goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
-    except _USER_ERRORS as error:
-        message, place = str(error) or type(error).__name__, _place_of(error)
-        if isinstance(error, OSError) and error.strerror and error.filename is not None:
-            message = f"{error.filename}: {error.strerror}; give another file or folder"
-        if place is not None:  # a bug of the user's, perhaps
-            message = f"{type(error).__name__}: {error}\n  {place}"
-        print(f"vecenv: {message}", file=sys.stderr)
-        return 2
+    except Exception as error:
+        return _tell(error)
+
+
+def _tell(error: Exception) -> int:
+    """Print the error that is being handled, if it is one that a user can mend; else it goes on."""
+    if not isinstance(error, _USER_ERRORS) and not type(error).__module__.startswith("vecenv."):
+        raise error
+    message, place = str(error) or type(error).__name__, _place_of(error)
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        message = f"{error.filename}: {error.strerror}; give another file or folder"
+    if place is not None:  # a bug of the user's, perhaps
+        message = f"{type(error).__name__}: {error}\n  {place}"
+    print(f"vecenv: {message}", file=sys.stderr)
+    return 2
 
 
 def _tell_sdl_of_no_display() -> None:

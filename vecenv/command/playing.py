@@ -13,6 +13,7 @@ import numpy as np
 
 from vecenv.agents import AgentsVecEnv
 from vecenv.cage.saved import is_sb3_file, load_sb3_model
+from vecenv.command import trainers
 from vecenv.command.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, name_of
 from vecenv.command.watching import check_draws, show
 from vecenv.compare.source import GAMES, EnvSource, read_source
@@ -34,34 +35,42 @@ def play(
     *,
     seed: int,
     render_modes: Iterable[str] = (),
+    sample: bool = False,
     **options: Any,
-) -> tuple[dict[str, Any], str]:
+) -> tuple[dict[str, tuple[Any, Any]], str]:
     """Play whole episodes; return what was found, and what trained the policy.
 
-    That is a `vecenv.learn.EvaluationResult` under the name "", or for each group of agents one
-    under "NAME, N agents".
+    That are two `vecenv.learn.EvaluationResult` under the name "", or for each group of agents
+    under "NAME, N agents": with the likeliest actions, and with drawn ones, None where the policy
+    has nothing to draw from. With `sample` the first one is drawn, and the second None.
 
     Args:
         env: See `load_policy`.
         policy: See `load_policy`.
         episodes: How many, at most 100 side by side.
-        seed: Of the episodes.
+        seed: Of the episodes, and of what is drawn.
         render_modes: In which `show_run` is to draw afterwards: refused here if the env does not.
-        **options: Those of `load_policy`.
+        sample: See `load_policy`.
+        **options: The others of `load_policy`.
     """
     if episodes < 1:
         raise ValueError(f"episodes is {episodes}, expected at least 1")
-    envs, act, name = load_policy(env, policy, num_envs=min(episodes, 100), **options)
+    given: Any = {"num_envs": min(episodes, 100), "sample": sample, **options}
+    envs, act, name = load_policy(env, policy, **given)
     from vecenv.learn import evaluate  # torch, not before there is a policy
 
     try:
         for mode in render_modes:
             check_draws(envs, env, mode)
-        found = evaluate(act, envs, episodes, seed=seed)
+        draws = not sample and "sample" in inspect.signature(act).parameters
+        first = evaluate(act, envs, episodes, seed=seed, sample=sample)
+        second = evaluate(act, envs, episodes, seed=seed, sample=True) if draws else None
         if not isinstance(envs, AgentsVecEnv):
-            return {"": found}, name
-        counts = {group: rows.num_agents for group, rows in envs.groups.items()}
-        told = {f"{k}, {counts[k]} agent{'s' * (counts[k] > 1)}": x for k, x in found.items()}
+            return {"": (first, second)}, name
+        told = dict[str, tuple[Any, Any]]()
+        for group, rows in envs.groups.items():
+            label = f"{group}, {rows.num_agents} agent{'s' * (rows.num_agents > 1)}"
+            told[label] = first[group], second and second[group]
         return told, name
     finally:
         envs.close()
@@ -104,8 +113,8 @@ def load_policy(
 
     Args:
         env: What it plays in; see `vecenv.compare.source.read_source`.
-        policy: A run folder of the trainers, or a file in it; or a .zip that stable-baselines3 has
-            written, which can run code: give only those that you trust.
+        policy: A run folder of the trainers, or a file in it; "zoo"; or a .zip that
+            stable-baselines3 has written, which can run code: give only those that you trust.
         num_envs: How many envs.
         env_kwargs: For the env; in the env that it was trained in, those of the training hold, too.
         algorithm: Which trainer the run is of, a name or a file; None finds out.
@@ -114,6 +123,8 @@ def load_policy(
         sample: Whether it draws from the policy instead of taking the likeliest actions.
     """
     source = read_source(env)
+    if policy == Path("zoo") and not (policy / OPTIONS_FILE).is_file():
+        policy = trainers.zoo_policy(env)
     if not policy.exists():
         raise FileNotFoundError(f"policy is {str(policy)!r}, but there is no such file or folder")
     if is_sb3_file(policy):

@@ -41,6 +41,7 @@ class Options:
         warm_up_s: Seconds of stepping before.
         timed_s: Seconds of stepping with timing on.
         timeout: Seconds that anything asked of a backend may take.
+        num_workers: Of the async backends, at most one an env; None as `Setting` says.
     """
 
     env: str
@@ -53,6 +54,7 @@ class Options:
     warm_up_s: float = 0.3
     timed_s: float = 0.4
     timeout: float = 60.0
+    num_workers: int | None = None
 
     def __post_init__(self) -> None:
         """Check the values; the env is looked for by `run_comparison`."""
@@ -62,9 +64,9 @@ class Options:
             raise ValueError(f"backends {what}, expected some of {', '.join(COMPARED)}")
         if not self.num_envs or min(self.num_envs) < 1:
             raise ValueError(f"num_envs is {list(self.num_envs)}, expected integers of at least 1")
-        for name, least in (("rounds", 1), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least {least}")
+        for name, least in {"rounds": 1, "seed": 0, "num_workers": 1}.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name} is {value}, expected at least {least}")
         for name in ("round_s", "warm_up_s", "timed_s", "timeout"):
             if not 0 < getattr(self, name) < np.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected seconds above 0")
@@ -134,10 +136,11 @@ class _Session:
         warm_up_s, round_s = o.warm_up_s, o.round_s
         for case in cases:
             self.note(f"{case.name}: making envs", 0)
-            own = case.backend, case.num_envs
-            spent_s = self.ask(case, "open", Setting(o.env, o.env_kwargs, *own, o.seed))
-            if spent_s is not None:
-                case.start_s, case.reset_s = sum(spent_s), spent_s[1]
+            own = case.backend, case.num_envs, o.seed, o.num_workers
+            opened = self.ask(case, "open", Setting(o.env, o.env_kwargs, *own))
+            if opened is not None:
+                made_s, case.reset_s, case.num_workers = opened
+                case.start_s = made_s + case.reset_s
             self.note(f"{case.name}: warming up", 2 * warm_up_s / round_s)
             case.memory_bytes = self.ask(case, "warm_up", warm_up_s)
 

@@ -46,6 +46,7 @@ class Case:
         start_s: Seconds for making and resetting the envs, imports not counted.
         reset_s: Seconds for the first reset of all envs.
         memory_bytes: Proportional set size of its process and workers, Python itself included.
+        num_workers: Processes that step the envs; None without.
         report: Where the time went in a run of its own; None for backends without timing.
     """
 
@@ -58,6 +59,7 @@ class Case:
     start_s: float | None = None
     reset_s: float | None = None
     memory_bytes: int | None = None
+    num_workers: int | None = None
     report: TimingReport | None = None
 
     @property
@@ -185,6 +187,17 @@ class Comparison:
             )
         return f"A tie: {names} ({rates})."
 
+    def _about_workers(self) -> str:
+        """Say how many workers there were, and how to have others."""
+        counts = {c.num_envs: c.num_workers for c in self.measured if c.num_workers}
+        if not counts:
+            return ""
+        told = ", ".join(f"{n} envs in {count}" for n, count in counts.items())
+        why = "as asked for"
+        if self.settings.get("num_workers") is None:
+            why = "one a core, more for envs that wait; --num-workers N takes others"
+        return f"workers of async: {told} ({why})"
+
     def _about_measuring(self) -> str:
         """Say what the rates may have missed."""
         told = ""
@@ -253,6 +266,7 @@ class Comparison:
         notes = {reason: number for number, reason in enumerate(reasons, 1)}
         parts: list[Any] = [_speed_table(self, notes)]
         parts += [_note(f"({number}) {reason}") for reason, number in notes.items()]
+        parts += [_note(told)] if (told := self._about_workers()) else []
         parts.append(Text(self.machine, style="dim"))
         if any(case.report is not None for case in self.cases):
             parts.append(_share_table(self))

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from vecenv.backends import BACKENDS, TIMED, Backend
 from vecenv.compare.source import BackendUnavailableError, EnvSource, read_source
 from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper
+from vecenv.core.ending import end_with_caller
 from vecenv.core.masks import METHODS, MaskInfos, can_be_masked
-from vecenv.core.orphans import end_with_caller
 from vecenv.machine import tree_memory_bytes
 from vecenv.timing.report import TimingReport
 
@@ -44,6 +44,8 @@ class Setting(NamedTuple):
         backend: One of `COMPARED`.
         num_envs: How many; "loop" always steps one.
         seed: Of envs and actions.
+        num_workers: Of the async backends, at most; None for one a core, or one for each env that
+            waits.
     """
 
     env: str
@@ -51,6 +53,7 @@ class Setting(NamedTuple):
     backend: str
     num_envs: int
     seed: int
+    num_workers: int | None = None
 
 
 class Round(NamedTuple):
@@ -80,8 +83,10 @@ class Runner:
         self._setting: Any = None
         self._call_s = 0.0  # of the latest run
 
-    def open(self, setting: Setting) -> tuple[float, float]:
-        """Make the envs and reset them; return the seconds of both, imports not counted.
+    def open(self, setting: Setting) -> tuple[float, float, int | None]:
+        """Make the envs and reset them; return the seconds of both, and the number of workers.
+
+        Imports are not counted; the last is None without workers, or where envs don't tell.
 
         Raises:
             BackendUnavailableError: This env can't be run that way.
@@ -92,13 +97,13 @@ class Runner:
         for name in backend.imports:
             importlib.import_module(name)
         is_async = backend.makes == BACKENDS["async"].makes
-        options = _workers_for(source, setting.num_envs) if is_async else {}
+        options = _workers_for(source, setting) if is_async else {}
         begin = perf_counter()
         envs = _make_envs(source, backend, setting.num_envs, options)
         made_s = perf_counter() - begin
         steppers = {"loop": LoopStepper, "step": BatchStepper, "first-ready": FirstReadyStepper}
         self._stepper = steppers[backend.stepping or "step"](envs, setting.seed)
-        return made_s, self._stepper.reset_s
+        return made_s, self._stepper.reset_s, getattr(envs, "num_workers", None)
 
     def warm_up(self, seconds: float) -> int | None:
         """Step for about this long; return the memory in use then, in bytes."""
@@ -168,12 +173,15 @@ class Runner:
         return steps, seconds
 
 
-def _workers_for(source: EnvSource, num_envs: int) -> dict[str, Any]:
+def _workers_for(source: EnvSource, setting: Setting) -> dict[str, Any]:
     """Return how many workers envs are to have: one each if they wait, which is tried out."""
-    from vecenv.probe import probe_env, run_apart  # of some backends only
+    from vecenv.choose import try_out  # of some backends only
 
+    num_envs = setting.num_envs
+    if setting.num_workers is not None:
+        return {"num_workers": min(setting.num_workers, num_envs)}
     with contextlib.suppress(Exception):  # making the envs for good says what is wrong
-        if run_apart(probe_env, [source.env_fn()], timeout=_PROBE_S).is_waiting:
+        if try_out([source.env_fn()], _PROBE_S).is_waiting:
             return {"num_workers": num_envs}
     return {}
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, MultiBinary
 from gymnasium.vector.utils import iterate
 
 from vecenv.core.errors import ActionError, ActionTypeError
 from vecenv.core.infos import copy_value
+from vecenv.core.spaces import ARRAY_SPACES, parts_of
 
 __all__ = ["ActionBatcher", "as_array"]
 
@@ -43,13 +44,9 @@ class ActionBatcher:
     """
 
     def __init__(self, single_action_space: Space, action_space: Space, num_envs: int) -> None:
-        self._action_space, self._num_envs = action_space, num_envs
-        # Dict and Tuple spaces without any part can't be iterated over: there is one action.
-        self._only = None if _has_parts(single_action_space) else single_action_space.sample()
+        self._action_space = action_space
+        self._is_array = isinstance(single_action_space, ARRAY_SPACES)
         self._check = _make_check(single_action_space, num_envs, "actions")
-        self._is_array = isinstance(
-            single_action_space, Box | Discrete | MultiDiscrete | MultiBinary
-        )
 
     def check(self, actions: Any, env_ids: np.ndarray | None = None) -> Any:
         """Return the actions in the form that `each` and the backends take.
@@ -62,46 +59,38 @@ class ActionBatcher:
         Raises:
             ActionError: Wrong count, shape, dtype or structure, or NaN.
         """
-        checked = self._check(actions, env_ids)
-        if self._only is not None:
-            count = self._num_envs if env_ids is None else len(env_ids)
-            return [copy_value(self._only) for _ in range(count)]
-        return checked
+        return self._check(actions, env_ids)
 
     def each(self, actions: Any) -> Iterable[Any]:
         """Iterate over the actions of single envs; `actions` must come from `check`."""
-        is_list = self._is_array or self._only is not None
-        return actions if is_list else iterate(self._action_space, actions)
+        return actions if self._is_array else iterate(self._action_space, actions)
 
     def snapshot(self, actions: Any) -> list[Any]:
         """Return the actions of single envs, independent of the caller's arrays."""
         if self._is_array:
             return list(actions.copy())
-        if self._only is not None:
-            return actions
         return [copy_value(action) for action in iterate(self._action_space, actions)]
-
-
-def _has_parts(space: Space) -> bool:
-    """Whether a space is, or holds, one that is neither a Dict nor a Tuple."""
-    if isinstance(space, Dict | Tuple):
-        parts = space.spaces.values() if isinstance(space, Dict) else space.spaces
-        return any(map(_has_parts, parts))
-    return True
 
 
 def _make_check(space: Space, num_envs: int, where: str) -> Check:
     """Build the check for one (sub)space; `where` is how messages call the actions."""
-    if isinstance(space, Box | MultiBinary):
-        kind = np.dtype(space.dtype).kind if isinstance(space, Box) else "b"
+    if isinstance(space, ARRAY_SPACES):
+        kind = np.dtype(space.dtype).kind if isinstance(space, Box) else "i"
+        kind = "b" if isinstance(space, MultiBinary) else kind
         return _array_check(space, num_envs, {"f": "fiu", "b": "iub"}.get(kind, "iu"), where)
-    if isinstance(space, Discrete | MultiDiscrete):
-        return _array_check(space, num_envs, "iu", where)
-    if isinstance(space, Dict):
-        return _dict_check(space, num_envs, where)
-    if isinstance(space, Tuple):
-        return _tuple_check(space, num_envs, where)
-    return _count_check(space, num_envs, where)
+    if (parts := parts_of(space)) is not None:
+        return _parts_check(space, parts, num_envs, where)
+
+    def check(actions: Any, env_ids: np.ndarray | None) -> Any:
+        count = num_envs if env_ids is None else len(env_ids)
+        expected = f"expected {count}: one of {space} per env"
+        if not hasattr(actions, "__len__"):
+            raise ActionTypeError(f"{where} is one {type(actions).__name__}, {expected}")
+        if len(actions) != count:
+            raise ActionError(f"{where} has {len(actions)} entries, {expected}")
+        return actions
+
+    return check
 
 
 def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
@@ -139,11 +128,10 @@ def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
     return check
 
 
-def _dict_check(space: Dict, num_envs: int, where: str) -> Check:
-    parts = space.spaces.items()
-    checks = {key: _make_check(part, num_envs, f"{where}[{key!r}]") for key, part in parts}
+def _parts_check(space: Space, parts: dict[Any, Space], num_envs: int, where: str) -> Check:
+    checks = {key: _make_check(part, num_envs, f"{where}[{key!r}]") for key, part in parts.items()}
 
-    def check(actions: Any, env_ids: np.ndarray | None) -> dict[str, Any]:
+    def check_dict(actions: Any, env_ids: np.ndarray | None) -> dict[str, Any]:
         keys = list(actions) if hasattr(actions, "keys") else type(actions).__name__
         if not isinstance(keys, list) or set(keys) != checks.keys():
             raise ActionTypeError(
@@ -151,32 +139,13 @@ def _dict_check(space: Dict, num_envs: int, where: str) -> Check:
             )
         return {key: part(actions[key], env_ids) for key, part in checks.items()}
 
-    return check
-
-
-def _tuple_check(space: Tuple, num_envs: int, where: str) -> Check:
-    checks = [_make_check(part, num_envs, f"{where}[{k}]") for k, part in enumerate(space.spaces)]
-
-    def check(actions: Any, env_ids: np.ndarray | None) -> tuple[Any, ...]:
+    def check_tuple(actions: Any, env_ids: np.ndarray | None) -> tuple[Any, ...]:
         length = len(actions) if isinstance(actions, tuple | list) else type(actions).__name__
         if length != len(checks):
             raise ActionTypeError(
                 f"{where} must be a tuple of {len(checks)} batches, one per part of {space}, "
                 f"got {length}"
             )
-        return tuple(part(batch, env_ids) for part, batch in zip(checks, actions, strict=True))
+        return tuple(part(actions[key], env_ids) for key, part in checks.items())
 
-    return check
-
-
-def _count_check(space: Space, num_envs: int, where: str) -> Check:
-    def check(actions: Any, env_ids: np.ndarray | None) -> Any:
-        count = num_envs if env_ids is None else len(env_ids)
-        expected = f"expected {count}: one of {space} per env"
-        if not hasattr(actions, "__len__"):
-            raise ActionTypeError(f"{where} is one {type(actions).__name__}, {expected}")
-        if len(actions) != count:
-            raise ActionError(f"{where} has {len(actions)} entries, {expected}")
-        return actions
-
-    return check
+    return check_dict if isinstance(space, Dict) else check_tuple

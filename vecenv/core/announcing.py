@@ -32,10 +32,10 @@ def announced(
     is_kept: Callable[[], bool] = lambda: True,
     target: str = "",
 ) -> Iterator[None]:
-    """Log a line after two seconds inside, with the time that it will take.
+    """Log a warning after two seconds inside, with the time that it will take.
 
-    It is a warning of the logger "vecenv", which Python shows where logging was not set up. Workers
-    say nothing: all would say the same.
+    Workers, of multiprocessing or `AsyncVectorEnv` and actors of Ray, say nothing: all would say
+    the same.
 
     Args:
         name: Of the kind of env.
@@ -61,20 +61,15 @@ def announced(
             return
 
     thread = threading.Thread(target=tell, name="vecenv-announcement", daemon=True)
+    is_actor = os.path.basename(next(iter(sys.argv), "")) == "default_worker.py"
     try:
-        if not _is_worker():
+        if not is_actor and multiprocessing.current_process().name == "MainProcess":
             thread.start()
         yield
     finally:
         is_done.set()
         if thread.is_alive():
             thread.join()
-
-
-def _is_worker() -> bool:
-    """Whether this is a process of multiprocessing or `AsyncVectorEnv`, or an actor of Ray."""
-    is_actor = os.path.basename(sys.argv[0]) == "default_worker.py" if sys.argv else False
-    return is_actor or multiprocessing.current_process().name != "MainProcess"
 
 
 def _count_instructions(functions: Iterable[Any]) -> int:

@@ -1,8 +1,7 @@
 """Atomic access to an int64 array, and memory at an address, for compiled code.
 
-Numba has neither on the CPU. All accesses are sequentially consistent: `jit.driver` and
-`workers.futex_link` rely on all threads seeing them in one order. Nothing here can be called when
-the JIT is switched off.
+Numba has neither on the CPU. All accesses are sequentially consistent: `jit.driver` relies on all
+threads seeing them in one order. Nothing here can be called when the JIT is switched off.
 """
 
 import platform
@@ -18,91 +17,62 @@ _WORD_BYTES = 8
 intrinsic = cast("Any", numba_intrinsic)
 
 
-def _is_words(array):
-    return isinstance(array, types.Array) and array.dtype == types.int64 and array.layout == "C"
+def _on_word(array, result, others, build):
+    """Return signature and code of an access to `array[index]`, unchecked.
 
+    Args:
+        array: Numba's type of the array; None is returned if it is not one of words.
+        result: Type of the result.
+        others: Types of the arguments after the index.
+        build: Called with builder, address and values of these; returns the result.
+    """
+    if not isinstance(array, types.Array) or array.dtype != types.int64 or array.layout != "C":
+        return None
 
-def _slot(context, builder, array_type, array, index):
-    """Address of `array[index]`, unchecked."""
-    words = context.make_array(array_type)(context, builder, array)
-    return builder.gep(words.data, [index])
+    def codegen(context, builder, signature, args):
+        words = context.make_array(signature.args[0])(context, builder, args[0])
+        found = build(builder, builder.gep(words.data, [args[1]]), *args[2:])
+        return context.get_dummy_value() if result is types.none else found
+
+    return result(array, types.intp, *others), codegen
 
 
 @intrinsic
 def load(typingctx, array, index):
     """Read `array[index]`, int64."""
-    if not _is_words(array):
-        return None
-
-    def codegen(context, builder, signature, args):
-        pointer = _slot(context, builder, signature.args[0], *args)
-        return builder.load_atomic(pointer, "seq_cst", _WORD_BYTES)
-
-    return types.int64(array, types.intp), codegen
+    return _on_word(
+        array, types.int64, (), lambda builder, at: builder.load_atomic(at, "seq_cst", _WORD_BYTES)
+    )
 
 
 @intrinsic
 def store(typingctx, array, index, value):
     """Set `array[index] = value`."""
-    if not _is_words(array):
-        return None
 
-    def codegen(context, builder, signature, args):
-        pointer = _slot(context, builder, signature.args[0], args[0], args[1])
-        builder.store_atomic(args[2], pointer, "seq_cst", _WORD_BYTES)
-        return context.get_dummy_value()
+    def build(builder, at, value):
+        builder.store_atomic(value, at, "seq_cst", _WORD_BYTES)
 
-    return types.none(array, types.intp, types.int64), codegen
-
-
-def new_array(context, builder, kind, address, lengths):
-    """Return the LLVM value of a C-contiguous array over memory at an address, which is not owned.
-
-    Args:
-        context: Numba's, as `codegen` gets it.
-        builder: Of the function that is compiled.
-        kind: Numba's type of the array.
-        address: Value, int64.
-        lengths: Values, int64, one for each axis.
-    """
-    array = context.make_array(kind)(context, builder)
-    stride = itemsize = address.type(context.get_abi_sizeof(context.get_data_type(kind.dtype)))
-    count, strides = address.type(1), []
-    for length in reversed(lengths):
-        strides.insert(0, stride)
-        stride, count = builder.mul(stride, length), builder.mul(count, length)
-    array.data = builder.inttoptr(address, array.data.type)
-    array.shape, array.strides = _packed(builder, lengths), _packed(builder, strides)
-    array.nitems, array.itemsize = count, itemsize
-    array.meminfo, array.parent = (value.type(None) for value in (array.meminfo, array.parent))
-    return array._getvalue()
-
-
-def _packed(builder, numbers):
-    packed = ir.Constant(ir.ArrayType(numbers[0].type, len(numbers)), ir.Undefined)
-    for k, number in enumerate(numbers):
-        packed = builder.insert_value(packed, number, k)
-    return packed
-
-
-def _read_modify_write(operation, array):
-    def codegen(context, builder, signature, args):
-        pointer = _slot(context, builder, signature.args[0], args[0], args[1])
-        return builder.atomic_rmw(operation, pointer, args[2], "seq_cst")
-
-    return types.int64(array, types.intp, types.int64), codegen
+    return _on_word(array, types.none, (types.int64,), build)
 
 
 @intrinsic
 def fetch_add(typingctx, array, index, value):
     """Add value to `array[index]` and return what was there before."""
-    return _read_modify_write("add", array) if _is_words(array) else None
+
+    def build(builder, at, value):
+        return builder.atomic_rmw("add", at, value, "seq_cst")
+
+    return _on_word(array, types.int64, (types.int64,), build)
 
 
 @intrinsic
 def exchange(typingctx, array, index, value):
     """Set `array[index] = value` and return what was there before."""
-    return _read_modify_write("xchg", array) if _is_words(array) else None
+
+    def build(builder, at, value):
+        return builder.atomic_rmw("xchg", at, value, "seq_cst")
+
+    return _on_word(array, types.int64, (types.int64,), build)
 
 
 @intrinsic
@@ -139,11 +109,20 @@ def array_at(typingctx, address, shape, dtype):
     """
     if not isinstance(shape, types.BaseTuple) or not isinstance(dtype, types.DTypeSpec):
         return None
-    array_type = types.Array(dtype.dtype, len(shape), "C")
+    kind = types.Array(dtype.dtype, len(shape), "C")
 
     def codegen(context, builder, signature, args):
-        lengths = [builder.extract_value(args[1], k) for k in range(len(shape))]
-        return new_array(context, builder, array_type, args[0], lengths)
+        array = context.make_array(kind)(context, builder)
+        itemsize = context.get_abi_sizeof(context.get_data_type(kind.dtype))
+        stride = array.itemsize = args[0].type(itemsize)
+        count, strides, lengths = args[0].type(1), args[1], args[1]
+        for k in reversed(range(len(shape))):
+            length = builder.extract_value(lengths, k)
+            strides = builder.insert_value(strides, stride, k)
+            stride, count = builder.mul(stride, length), builder.mul(count, length)
+        array.data = builder.inttoptr(args[0], array.data.type)
+        array.shape, array.strides, array.nitems = lengths, strides, count
+        array.meminfo, array.parent = (value.type(None) for value in (array.meminfo, array.parent))
+        return array._getvalue()
 
-    shape_type = types.UniTuple(types.intp, len(shape))
-    return array_type(types.int64, shape_type, dtype), codegen
+    return kind(types.int64, types.UniTuple(types.intp, len(shape)), dtype), codegen

@@ -11,68 +11,17 @@ from copy import deepcopy
 from typing import Any
 
 import numpy as np
-from gymnasium import Env, Space
+from gymnasium import Env
 from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.batches import short
 from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info, copy_value
-from vecenv.core.rows import (
-    NEEDS_CONVERSION,
-    Allocate,
-    ObservationRows,
-    aligned_zeros,
-    rows_of,
-)
+from vecenv.core.rows import NEEDS_CONVERSION, ObservationRows, StepRows
+from vecenv.core.spaces import short
 from vecenv.timing.stamps import EnvStamps, StampedEnv, stamped
 
-__all__ = ["EnvGroup", "StepRows", "blame"]
-
-
-class StepRows:
-    """Where the results of one step go: rows of observations, rewards and flags.
-
-    Attributes:
-        obs: Rows of the observations.
-        rewards: float64 or float32 (num_envs,).
-        terminations: bool (num_envs,).
-        truncations: bool (num_envs,).
-        has_ends: Whether a flag may be True; a step clears the flags only then.
-    """
-
-    __slots__ = ("has_ends", "obs", "reward_view", "rewards", "terminations", "truncations")
-
-    def __init__(
-        self,
-        obs: ObservationRows,
-        rewards: np.ndarray,
-        terminations: np.ndarray,
-        truncations: np.ndarray,
-    ) -> None:
-        self.obs = obs
-        self.rewards = rewards
-        # Assigning to an item of the view takes 2/3 of the time that the array takes.
-        self.reward_view: Any = memoryview(rewards)  # type: ignore[arg-type]  # typeshed before 3.12
-        self.terminations = terminations
-        self.truncations = truncations
-        self.has_ends = True
-
-    @staticmethod
-    def make(space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> StepRows:
-        """Allocate rows for `num_envs` envs with observations of `space`."""
-        return StepRows(
-            ObservationRows.make(space, num_envs, allocate),
-            allocate((num_envs,), np.float64),
-            allocate((num_envs,), np.bool_),
-            allocate((num_envs,), np.bool_),
-        )
-
-    def put(self, env_ids: range | np.ndarray, results: Sequence[Any]) -> None:
-        """Write observations, rewards, terminations, truncations of these envs, one row each."""
-        self.obs.put(env_ids, results[0])
-        rows = rows_of(env_ids)
-        self.rewards[rows], self.terminations[rows], self.truncations[rows] = results[1:4]
+__all__ = ["EnvGroup", "blame"]
 
 
 class EnvGroup:
@@ -191,7 +140,7 @@ class EnvGroup:
         if ended and self.autoreset_mode is AutoresetMode.DISABLED:
             self.require_reset_ended(self._indices if indices is None else indices)
         if rows.has_ends:
-            _clear_flags(rows, indices)
+            rows.clear_flags(indices)
         resets_next = bool(ended)  # NEXT_STEP only: elsewhere `ended` is empty here
         target, rewards = rows.obs.target, rows.reward_view
         infos, index = {}, 0
@@ -280,13 +229,6 @@ def blame(error: BaseException, index: int, note: str) -> None:
     vars(error)["env_index"] = index
     if isinstance(error, Exception):
         error.add_note(note)
-
-
-def _clear_flags(rows: StepRows, indices: Sequence[int] | None) -> None:
-    chosen = slice(None) if indices is None else list(indices) if len(indices) > 1 else indices[0]
-    rows.terminations[chosen] = False
-    rows.truncations[chosen] = False
-    rows.has_ends = indices is not None
 
 
 def _write_converted(rows: StepRows, index: int, result: Any) -> tuple[Any, Any, Any]:

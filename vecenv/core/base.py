@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.arguments import read_autoreset_mode, read_timeout
-from vecenv.core.autoreset import EnvGroup, StepRows
+from vecenv.core.autoreset import EnvGroup
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
 from vecenv.core.masks import (
     MASK_KEY,
@@ -26,8 +26,16 @@ from vecenv.core.masks import (
     no_masks,
 )
 from vecenv.core.protocol import CallProtocol
-from vecenv.core.reopening import read_reopened
-from vecenv.core.rows import ArrayRows, ObservationRows, aligned_zeros, check_slot_array, copy_batch
+from vecenv.core.replacing import read_reopened
+from vecenv.core.rows import (
+    ArrayRows,
+    ObservationRows,
+    Outputs,
+    StepRows,
+    aligned_zeros,
+    check_slot_array,
+    copy_batch,
+)
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.timing import Timing
@@ -42,24 +50,13 @@ _MASK_DTYPES = (np.dtype(np.int8), np.dtype(np.bool_))
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-class StepSlot(NamedTuple):
-    """Memory for the results of one step, to be passed as `out`.
+class StepSlot(Outputs):
+    """Memory for the results of one step, to be passed as `out`: `obs` is of the space's dtype.
 
     Any object with these attributes will do, such as what `buffers.RolloutBuffer.slot` returns. The
     arrays are C-contiguous and stay the caller's; what was in them is overwritten. A slot that has
     an attribute `autoreset_mode` is refused by envs of another mode.
-
-    Attributes:
-        obs: (num_envs, *obs_shape) of the observation space's dtype, nested as the space is.
-        rewards: float32 or float64 (num_envs,).
-        terminations: bool (num_envs,).
-        truncations: bool (num_envs,).
     """
-
-    obs: Any
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
 
 
 class StepBatch(NamedTuple):
@@ -67,9 +64,7 @@ class StepBatch(NamedTuple):
 
     Attributes:
         obs: (B, *obs_shape), nested as the observation space is.
-        rewards: float64 (B,).
-        terminations: bool (B,).
-        truncations: bool (B,).
+        rewards, terminations, truncations: float64 and bool (B,).
         infos: Batched infos with B rows.
         env_ids: int64 (B,), whose rows these are.
     """
@@ -144,9 +139,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             flight since `send` are given up by a full reset.
 
         Raises:
-            TypeError: Seed or mask of the wrong type.
-            ValueError: Wrong number of seeds; mask of wrong shape or without any True.
-            ClosedEnvironmentError: After `close`.
+            TypeError, ValueError: Seeds or mask are not what they should be.
             AlreadyPendingCallError: Another call is pending, or a masked env is in flight.
         """
         seed = checked_seed(seed, self.num_envs)
@@ -181,7 +174,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
                 Nothing was stepped.
             ResetNeeded: Before the first `reset`; an episode has ended and autoreset is disabled.
             AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
-            ClosedEnvironmentError: After `close`.
         """
         if not self._calls.is_ready:
             self._calls.require_ready("step")
@@ -198,12 +190,9 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             env_ids: Distinct ids, integer (B,); None for all envs.
 
         Raises:
-            ActionError: As for `step`.
+            ActionError, ResetNeeded: As for `step`.
             AlreadyPendingCallError: One of these envs is in flight already.
-            ValueError: Ids out of range or repeated.
-            TypeError: Ids that are not integers.
-            ResetNeeded: As for `step`.
-            ClosedEnvironmentError: After `close`.
+            TypeError, ValueError: Ids that are not integers, out of range or repeated.
         """
         ids = self._calls.check_env_ids(env_ids)
         try:
@@ -227,19 +216,16 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             min_envs: Wait until at least so many are ready; None for all in flight, or for
                 `max_envs` of them if that is given and is fewer.
             timeout: Longest wait in seconds; None waits for as long as the envs take.
-            max_envs: Hand back at most so many; who else is ready is first at the next `recv`. None
-                for all that are ready. `recv(max_envs=16)` returns 16 envs each time, as long as so
-                many are in flight, so that batches have one shape.
+            max_envs: Hand back at most so many; the remaining ready envs come first in the next
+                `recv`. None for all that are ready. `recv(max_envs=16)` returns 16 envs each time,
+                as long as so many are in flight, so that batches have one shape.
 
         Returns:
             The results in the order in which they became ready, with their `env_ids`.
 
         Raises:
             NoAsyncCallError: Nothing is in flight.
-            ValueError: `min_envs` is below 1 or above the number in flight, `max_envs` is below
-                1 or below `min_envs`, or `timeout` is below 0 or NaN.
-            TypeError: `min_envs` or `max_envs` is no integer, or `timeout` no number.
-            ClosedEnvironmentError: After `close`.
+            TypeError, ValueError: A number is none, or out of range.
         """
         count, most = self._calls.check_recv(min_envs, max_envs)
         if timeout is not None:
@@ -291,7 +277,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             ActionMaskError: A mask does not fit the action space, is missing, or allows no action;
                 names the env.
             SlotError: `out` cannot be written into.
-            ResetNeeded, AlreadyPendingCallError, ClosedEnvironmentError: As for `step`.
         """
         ids, count = None, self.num_envs
         if env_ids is None:
@@ -321,8 +306,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Raises:
             EnvStateError: The envs can't be saved; names the first.
-            ResetNeeded: Before the first `reset`.
-            AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
         """
         raise EnvStateError(f"{type(self).__name__} can't save the state of its envs")
 
@@ -356,8 +339,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             EnvCreationError: A factory raised, or made an env of other spaces; names the env. The
                 other rows asked for have been reopened.
             AlreadyPendingCallError: A call is pending, or envs are in flight; nothing was done.
-            TypeError, ValueError: The rows or factories are not what they should be.
-            NotImplementedError: This backend makes all envs at once.
         """
         ids = self._calls.require_reopenable(rows)
         self._reopen(read_reopened(ids, factories))
@@ -369,10 +350,9 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse copies and pickles: a shallow copy that is dropped would close the envs of both.
+        """Refuse copies and pickles, unless the class says itself how it is copied, as EzPickle.
 
-        Raises:
-            TypeError: The class does not say itself how it is copied, as by gymnasium's EzPickle.
+        A shallow copy that is dropped would close the envs of both.
         """
         own = type(self)
         if own.__reduce__ is not object.__reduce__ or own.__getstate__ is not object.__getstate__:
@@ -399,15 +379,13 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         A buffer bootstraps and leaves rows out as its mode says, so filled by envs of another it
         would be learned from wrongly.
         """
-        given = getattr(out, "autoreset_mode", self.autoreset_mode)
-        if given is not self.autoreset_mode and given is not None:
-            mode = read_autoreset_mode(given)
-            if mode is not self.autoreset_mode:
-                raise SlotError(
-                    f"out is of a buffer with autoreset mode {mode.value!r}, but the envs have "
-                    f"{self.autoreset_mode.value!r}; make the buffer with "
-                    "autoreset_mode=envs.autoreset_mode"
-                )
+        own = self.autoreset_mode
+        given = getattr(out, "autoreset_mode", None) or own
+        if given is not own and (mode := read_autoreset_mode(given)) is not own:
+            raise SlotError(
+                f"out is of a buffer with autoreset mode {mode.value!r}, but the envs have "
+                f"{own.value!r}; make the buffer with autoreset_mode=envs.autoreset_mode"
+            )
 
     def _logged(self, kind: int) -> AbstractContextManager[CallLog | None]:
         """Return a context that is logged as a call, if time is being taken."""
@@ -418,11 +396,10 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         return _NOT_LOGGED if self._log is None else self.timing.log.waiting()
 
     def _begin_stamps(self) -> EnvStamps | int | None:
-        """Begin to stamp env steps.
+        """Begin to stamp env steps; return the rings of stamps.
 
-        Returns:
-            The rings of stamps. Or, if compiled calls are stamped in the log of calls, the time of
-            a call that does nothing, in nanoseconds. None if only the caller's time is known.
+        Or, if compiled calls are stamped in the log of calls, return the time of a call that does
+        nothing, in nanoseconds. None if only the caller's time is known.
         """
         return None
 
@@ -518,19 +495,8 @@ class GymVecEnv(VecEnv):
     def _batch_of(self, env_ids: np.ndarray, infos: dict[str, Any]) -> StepBatch:
         """Return what `recv` does, from the own rows."""
         rows = self._rows
-        return self._noted(
-            StepBatch(
-                rows.obs.take(env_ids),
-                rows.rewards[env_ids],
-                rows.terminations[env_ids],
-                rows.truncations[env_ids],
-                infos,
-                env_ids,
-            )
-        )
-
-    def _noted(self, batch: StepBatch) -> StepBatch:
-        """Note the masks in the infos of a batch, and return it."""
+        numbers = (part[env_ids] for part in (rows.rewards, rows.terminations, rows.truncations))
+        batch = StepBatch(rows.obs.take(env_ids), *numbers, infos, env_ids)
         if self._masks.is_used or (batch.infos and MASK_KEY in batch.infos):
             is_over = batch.terminations | batch.truncations
             self._masks.note(batch.infos, is_over, batch.env_ids)
@@ -594,17 +560,13 @@ class GymVecEnv(VecEnv):
         if (name := self._find_mask_method()) is None:
             raise no_masks(self._mask_width, self.single_observation_space)
         try:
-            masks = self._call_for_masks(name)
+            masks = self.call(name)
         except TypeError as error:
             if name == METHODS[0]:
                 raise
             # One that wants arguments, such as Taxi's, is another thing.
             raise no_masks(self._mask_width, self.single_observation_space) from error
         return as_objects([masks[env_id] for env_id in env_ids.tolist()])
-
-    def _call_for_masks(self, name: str) -> Sequence[Any]:
-        """Return what the method that `_find_mask_method` has found returns, one mask per env."""
-        return self.call(name)
 
     def _note_ended(self, is_over: np.ndarray, env_ids: np.ndarray | None = None) -> None:
         """Remember whose episode has ended, bool (B,) for `env_ids` or all, if autoreset is off."""

@@ -33,14 +33,12 @@ __all__ = [
     "LOWEST",
     "DeviceError",
     "Lowered",
-    "Resources",
     "is_simulated",
     "loaded",
     "lower",
     "machine_code",
     "ptx",
     "require",
-    "resources",
     "signature_of",
     "versions",
 ]
@@ -95,12 +93,9 @@ class DeviceError(RuntimeError):
 
 
 class Lowered(NamedTuple):
-    """A function lowered for devices.
+    """A function lowered for devices: texts in LLVM's language (NVVM IR), the kernel's name there.
 
-    Attributes:
-        name: For messages.
-        modules: Texts in LLVM's language (NVVM IR).
-        entry: Name of the kernel in them.
+    `name` is for messages.
     """
 
     name: str
@@ -108,28 +103,12 @@ class Lowered(NamedTuple):
     entry: str
 
 
-class Resources(NamedTuple):
-    """What one thread of a kernel takes, as ptxas says.
-
-    Attributes:
-        registers: 32-bit registers.
-        stack_bytes: Local memory for arrays and calls.
-        spill_bytes: Local memory for registers that are not there.
-    """
-
-    registers: int
-    stack_bytes: int
-    spill_bytes: int
-
-
 def is_simulated() -> bool:
     """Whether numba-cuda's simulator takes the place of devices (NUMBA_ENABLE_CUDASIM=1)."""
     return bool(getattr(config, "ENABLE_CUDASIM", False))
 
 
-def _module(name: str) -> Any:
-    """Import a module of which type checkers know nothing, or another one of the same name."""
-    return importlib.import_module(name)
+_module: Any = importlib.import_module  # type checkers know nothing of these modules
 
 
 @functools.cache
@@ -246,11 +225,7 @@ def signature_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> An
 
 
 def ptx(program: Lowered, capability: tuple[int, int]) -> str:
-    """Return PTX for devices of this compute capability and above.
-
-    Raises:
-        DeviceError: libNVVM is missing or refuses the code.
-    """
+    """Return PTX for this compute capability and above; DeviceError if libNVVM refuses or lacks."""
     require()
     nvvm = _module("numba.cuda.cudadrv.nvvm")
     major, minor = capability
@@ -259,7 +234,8 @@ def ptx(program: Lowered, capability: tuple[int, int]) -> str:
         for text in program.modules:
             unit.add_module(nvvm.llvm_replace(text).encode())
         unit.verify()
-        unit.lazy_add_module(_libdevice())
+        mathematics = _module("cuda.pathfinder").find_bitcode_lib("device")
+        unit.lazy_add_module(Path(mathematics).read_bytes())
         return unit.compile().rstrip(b"\0").decode()
     except Exception as error:
         raise DeviceError(
@@ -268,18 +244,8 @@ def ptx(program: Lowered, capability: tuple[int, int]) -> str:
         ) from error
 
 
-@functools.cache
-def _libdevice() -> bytes:
-    """Return NVIDIA's library of mathematical functions."""
-    return Path(_module("cuda.pathfinder").find_bitcode_lib("device")).read_bytes()
-
-
 def machine_code(text: str, capability: tuple[int, int]) -> tuple[bytes, str]:
-    """Return the machine code that ptxas makes of PTX, and what it says of it.
-
-    Raises:
-        DeviceError: ptxas is missing, or fails.
-    """
+    """Return the machine code that ptxas makes of PTX, and what it says of it, or a DeviceError."""
     tool = _module("cuda.pathfinder").find_nvidia_binary_utility("ptxas")
     if tool is None:
         raise DeviceError(f"ptxas was not found; it comes with {_INSTALL}")
@@ -293,20 +259,6 @@ def machine_code(text: str, capability: tuple[int, int]) -> tuple[bytes, str]:
         if done.returncode != 0:
             raise DeviceError(f"ptxas failed with exit status {done.returncode}: {done.stderr}")
         return target.read_bytes(), done.stdout + done.stderr
-
-
-_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_REGISTERS = re.compile(r"Used (\d+) registers")
-
-
-def resources(report: str) -> Resources:
-    """Read what ptxas says of a kernel and of the functions that it calls."""
-    frames = [tuple(map(int, found)) for found in _STACK.findall(report)]
-    return Resources(
-        max(map(int, _REGISTERS.findall(report))),
-        max(frame for frame, _, _ in frames),
-        max(max(stores, loads) for _, stores, loads in frames),
-    )
 
 
 def loaded(name: str, code: bytes, entry: str) -> Callable[[int, int, int, int], None]:

@@ -23,13 +23,7 @@ _FORMAT = "vecenv pickled envs 1"
 
 
 class SavedEnv(NamedTuple):
-    """An env and what its vector env knows of it.
-
-    Attributes:
-        env: The env.
-        is_over: Whether its episode has ended and it has not been reset since.
-        obs: Its last observation, the caller's to keep.
-    """
+    """An env, whether its episode has ended without a reset since, and its last observation."""
 
     env: Env
     is_over: bool
@@ -37,11 +31,7 @@ class SavedEnv(NamedTuple):
 
 
 def dump_env(saved: SavedEnv, index: int) -> bytes:
-    """Pickle an env.
-
-    Raises:
-        EnvStateError: That can't be done.
-    """
+    """Pickle an env; raise EnvStateError if that can't be done."""
     try:
         try:
             return _dumps(pickle.Pickler, saved)
@@ -78,13 +68,7 @@ def _set_attributes(obj: Any, state: dict[str, Any]) -> None:
 
 
 def load_env(pickled: Any, index: int, observation_space: Space, action_space: Space) -> SavedEnv:
-    """Unpickle an env: this runs what is in it.
-
-    Args:
-        pickled: What `dump_env` returned.
-        index: Of the env, for messages.
-        observation_space: The env has to have it.
-        action_space: The same.
+    """Unpickle env `index`, which is to have these spaces: this runs what is in it.
 
     Raises:
         EnvStateError: It can't be done, or it is an env with other spaces.

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import multiprocessing.context
-import os
 import signal
-import sys
 import traceback
 from typing import Any, NamedTuple
 
 from gymnasium import logger
-from gymnasium.error import ResetNeeded
 
 from vecenv.core.errors import ObservationError
 from vecenv.core.pickling import dumps, loads
@@ -24,55 +21,10 @@ __all__ = [
     "StepTimeoutError",
     "WorkerDiedError",
     "describe_exit",
-    "leave_if_copied",
-    "leave_when_copied",
     "raise_faults",
-    "reset_needed_as",
     "retold",
     "shorten",
 ]
-
-
-_copied_from: list[int] = []  # in a process that an env has forked: the worker that it is a copy of
-
-
-def leave_when_copied() -> None:
-    """Let processes that envs fork end when they leave the env's code, in a worker.
-
-    Each is a copy of the worker, which would report its `sys.exit` or exception as the env's. A
-    worker that an env's own vector env has forked is none.
-    """
-    _copied_from.clear()
-    worker = os.getpid()
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=lambda: _copied_from.append(worker))
-
-
-def leave_if_copied(error: BaseException | None = None) -> None:
-    """End this process if it is not the worker but a fork of it, which has left the env's code.
-
-    Args:
-        error: What it has left it with; None if a call of the env's has returned.
-    """
-    if not _copied_from:
-        return
-    code: Any = 1
-    with contextlib.suppress(BaseException):
-        if isinstance(error, SystemExit):
-            code = 0 if error.code is None else error.code
-            text = "" if isinstance(code, int) else f"{code}\n"
-        elif error is not None:
-            text = "".join(traceback.format_exception(error))
-        else:
-            text = (
-                f"process {os.getpid()}, which an env has forked from worker process "
-                f"{_copied_from[0]}, has returned from the env's call; end such a process with "
-                "os._exit\n"
-            )
-        sys.stderr.write(text)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code & 0xFF if isinstance(code, int) else 1)  # of which the system keeps no more
 
 
 class WorkerDiedError(RuntimeError):
@@ -124,7 +76,6 @@ class EnvFault(NamedTuple):
         error: BaseException, env_id: int, worker: int, call: str, action: Any = None
     ) -> EnvFault:
         """Describe an exception that is being handled; its notes go into no text."""
-        leave_if_copied(error)
         if isinstance(error, ObservationError):
             error.name_env(env_id)
         shown = "" if action is None else shorten(_repr(action))
@@ -209,22 +160,6 @@ def raise_faults(faults: list[EnvFault], step: int) -> None:
     raise faults[-1].exception(step)
 
 
-def reset_needed_as(kind: type[Exception]) -> type[Exception]:
-    """Return a ResetNeeded that is also a `kind`, so that an `except` of either catches it.
-
-    Example:
-        >>> issubclass(reset_needed_as(ValueError), ValueError)
-        True
-    """
-    if issubclass(ResetNeeded, kind):
-        return ResetNeeded
-    plain = {"__init__": Exception.__init__, "__str__": Exception.__str__}
-    try:
-        return type("ResetNeeded", (ResetNeeded, kind), plain)
-    except TypeError:  # classes whose instances hold something in C, such as OSError
-        return ResetNeeded
-
-
 def retold(error: BaseException) -> BaseException:
     """Return a copy of an error, to be told again later: without the frames it came through."""
     try:
@@ -241,10 +176,8 @@ def describe_exit(exit_code: int | None) -> str:
     """Say how a process ended.
 
     Example:
-        >>> describe_exit(-9)
-        'was killed by signal SIGKILL'
-        >>> describe_exit(0)
-        'exited with code 0'
+        >>> describe_exit(-9), describe_exit(0)
+        ('was killed by signal SIGKILL', 'exited with code 0')
     """
     if exit_code is None:
         return "is gone"

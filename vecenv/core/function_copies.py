@@ -50,11 +50,8 @@ class Copies:
         convert: Callable[[Any], Any] = lambda value: value,
         with_plain: bool = False,
     ) -> None:
-        self._remake = remake
-        self._finish = finish
-        self._find = find
-        self._convert = convert
-        self._with_plain = with_plain
+        self._remake, self._finish, self._find = remake, finish, find
+        self._convert, self._with_plain = convert, with_plain
         self._made: dict[int, tuple[Any, Any]] = {}  # by id, with what the id is of
 
     def copy(self, value: Any, names: set[str] | None = None) -> Any:
@@ -125,26 +122,18 @@ def _blank(
     function: types.FunctionType,
 ) -> tuple[types.FunctionType, Callable[[Callable[[Any, set[str]], Any]], None]]:
     """Copy a function without what its names stand for; return what fills that in, too."""
-    code = function.__code__
-    scope = {
-        key: function.__globals__[key]
-        for key in ("__name__", "__builtins__", "__file__")
-        if key in function.__globals__
-    }
+    code, given = function.__code__, function.__globals__
+    scope = {key: given[key] for key in ("__name__", "__builtins__", "__file__") if key in given}
     cells = tuple(types.CellType() for _ in code.co_freevars)
-    copy = types.FunctionType(
-        code, scope, function.__name__, function.__defaults__, cells if cells else None
-    )
-    copy.__kwdefaults__ = function.__kwdefaults__
-    copy.__qualname__ = function.__qualname__
-    copy.__module__ = function.__module__
-    copy.__doc__ = function.__doc__
+    copy = types.FunctionType(code, scope, function.__name__, function.__defaults__, cells or None)
+    for own in ("__kwdefaults__", "__qualname__", "__module__", "__doc__"):
+        setattr(copy, own, getattr(function, own))
 
     def fill(convert: Callable[[Any, set[str]], Any]) -> None:
         names = names_in(code)
         for name in sorted(names):
-            if name in function.__globals__ and name not in scope:
-                scope[name] = convert(function.__globals__[name], names)
+            if name in given and name not in scope:
+                scope[name] = convert(given[name], names)
         values = closed_over(function)
         for cell, name in zip(cells, code.co_freevars, strict=True):
             if name in values:

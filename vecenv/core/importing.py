@@ -30,11 +30,7 @@ def import_module(name: str) -> types.ModuleType:
 
 
 def import_object(argument: str, text: str) -> Any:
-    """Import what "module:object" names.
-
-    Args:
-        argument: What messages call it.
-        text: The name; "object" may have dots in it.
+    """Import what "module:object" names; messages call it `argument`.
 
     Raises:
         ValueError: The text is of another form, or the module has no such object.

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.core.batches import short
 from vecenv.core.errors import InfoError
+from vecenv.core.spaces import short
 
 __all__ = ["InfosApart", "add_info", "copy_value", "keep_info", "take_infos"]
 
@@ -147,13 +147,9 @@ class InfosApart(dict[int, list[dict[str, Any]]]):
         num_rows: int,
         env_ids: Sequence[int] | np.ndarray,
     ) -> None:
-        """Enter them into batched infos, in place.
+        """Enter them into batched infos of `num_rows` rows, in place.
 
-        Args:
-            infos: Batched infos so far, `num_rows` rows.
-            rows: For each row here which row of `infos` it is.
-            num_rows: Rows of every array.
-            env_ids: For each row here whose it is, for errors.
+        `rows` says which row there each one here is, `env_ids` whose it is, for errors.
         """
         for row, entries in self.items():
             for info in entries:
@@ -172,15 +168,7 @@ def keep_info(
 
 
 def take_infos(infos: dict[str, Any], env_ids: np.ndarray) -> dict[str, Any]:
-    """Select rows of batched infos.
-
-    Args:
-        infos: Batched infos with one row per env.
-        env_ids: int64 (B,), the rows wanted, in this order.
-
-    Returns:
-        A new dict of the same structure with B rows (copies).
-    """
+    """Return rows of batched infos, int64 (B,), in this order: a new dict with copies."""
     return {
         key: take_infos(value, env_ids) if isinstance(value, dict) else value[env_ids]
         for key, value in infos.items()

@@ -8,7 +8,6 @@ simply ends; what an object promises afterwards is in docs/trust.md.
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,48 +15,23 @@ from typing import Any
 
 __all__ = ["interrupts_later"]
 
-_MOST_PUT_OFF = 2  # of one signal: a third Ctrl-C gets through
-_SIGNALS = tuple(signal.valid_signals())  # finding them out takes a call for each
-_replaced: dict[int, Any] = {}  # handlers that the context under way puts back
-
-
-def _put_back() -> None:
-    """Set the handlers of before; also in a forked child, which may never leave the context."""
-    for number, handler in _replaced.items():
-        with contextlib.suppress(ValueError):  # another thread is the child's main thread
-            signal.signal(number, handler)
-    _replaced.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_put_back)
-
 
 @contextlib.contextmanager
 def interrupts_later() -> Iterator[None]:
-    """Call handlers of signals at the end of this context, each once; a third one does not wait.
+    """Call the handlers of SIGINT and SIGTERM at the end of this context, each once.
 
-    Only the main thread runs handlers; in other threads, and inside of itself, this does nothing.
+    Only the main thread runs handlers; in other threads this does nothing.
     """
-    if threading.current_thread() is not threading.main_thread() or _replaced:
-        yield
-        return
-    handlers: dict[int, Any] = {}
-    frames: dict[int, list[Any]] = {}  # in which a signal came
-
-    def note(number: int, frame: Any) -> None:
-        frames.setdefault(number, []).append(frame)
-        if len(frames[number]) > _MOST_PUT_OFF:
-            handlers[number](number, frame)
-
+    came: dict[int, Any] = {}  # the frame in which a signal came first
+    is_main = threading.current_thread() is threading.main_thread()
+    found = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    handlers: dict[int, Any] = {n: one for n, one in found if callable(one) and is_main}
     try:
-        for number in _SIGNALS:
-            if callable(handler := signal.getsignal(number)):
-                handlers[number] = _replaced[number] = handler
-                signal.signal(number, note)
+        for number in handlers:
+            signal.signal(number, came.setdefault)
         yield
     finally:
-        _put_back()
-        for number, seen in frames.items():
-            if len(seen) <= _MOST_PUT_OFF:
-                handlers[number](number, seen[0])
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in came.items():
+            handlers[number](number, frame)

@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -17,15 +17,10 @@ from vecenv.machine import loaded_libraries
 
 __all__ = ["forked_with_one_openblas_thread", "limit_threads", "limited_environment"]
 
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
-_TORCH_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_OPENBLAS = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
+_TORCH = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+_VARIABLES = (*sorted(_OPENBLAS | _TORCH), "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_VARIABLES += ("NUMEXPR_NUM_THREADS",)
 
 
 def limited_environment() -> dict[str, str]:
@@ -33,7 +28,7 @@ def limited_environment() -> dict[str, str]:
 
     Variables that the user has set win, and OpenBLAS, MKL and PyTorch follow OMP_NUM_THREADS.
     """
-    names = () if "OMP_NUM_THREADS" in os.environ else _THREAD_VARIABLES
+    names = () if "OMP_NUM_THREADS" in os.environ else _VARIABLES
     return {**dict.fromkeys((*names, "NUMBA_NUM_THREADS"), "1"), **os.environ}
 
 
@@ -50,7 +45,7 @@ def limit_threads() -> None:
             config.NUMBA_NUM_THREADS = 1
     os.environ.update(limits)
     torch: Any = sys.modules.get("torch")
-    if given.isdisjoint(_TORCH_VARIABLES) and hasattr(torch, "set_num_threads"):
+    if given.isdisjoint(_TORCH) and hasattr(torch, "set_num_threads"):
         torch.set_num_threads(1)
 
 
@@ -61,23 +56,17 @@ def forked_with_one_openblas_thread() -> Iterator[None]:
     OpenBLAS ends its threads before a fork, and a fork that is told a number starts them again,
     which then spin for a while. So this process is told, and told its former number afterwards.
     """
-    is_given = not {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}.isdisjoint(os.environ)
-    numbers = [] if is_given else [(get(), tell) for get, tell in _openblas() if get() > 1]
+    told = []
+    paths = [path for name, path in loaded_libraries().items() if "openblas" in name]
+    is_given = not _OPENBLAS.isdisjoint(os.environ)
+    for path, prefix, suffix in product(() if is_given else paths, ("", "scipy_"), ("", "64_")):
+        library, form = ctypes.CDLL(path), f"{prefix}openblas_%s_num_threads{suffix}"
+        if hasattr(library, form % "set") and (number := library[form % "get"]()) > 1:
+            told.append((library[form % "set"], number))
     try:
-        for _, tell in numbers:
+        for tell, _ in told:
             tell(1)
         yield
     finally:
-        for number, tell in numbers:
+        for tell, number in told:
             tell(number)
-
-
-def _openblas() -> list[tuple[Callable[[], int], Callable[[int], None]]]:
-    """Return how each copy of OpenBLAS is asked its number of threads, and how it is told."""
-    paths = [path for name, path in loaded_libraries().items() if "openblas" in name]
-    found = []
-    for library, prefix, suffix in product(map(ctypes.CDLL, paths), ("", "scipy_"), ("", "64_")):
-        form = f"{prefix}openblas_%s_num_threads{suffix}"  # of NumPy, of SciPy
-        if hasattr(library, form % "set"):
-            found.append((library[form % "get"], library[form % "set"]))
-    return found

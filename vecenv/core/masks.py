@@ -61,11 +61,7 @@ def mask_sizes(space: Space) -> np.ndarray:
 
 
 def mask_starts(space: Space) -> np.ndarray:
-    """Return where in a mask the values of each part of an action begin, int64 (K,).
-
-    Raises:
-        NoActionMaskError: There are no masks for such a space.
-    """
+    """Return where in a mask the values of each part of an action begin, int64 (K,)."""
     sizes = mask_sizes(space)
     return np.cumsum(sizes) - sizes
 
@@ -128,12 +124,10 @@ def sample_actions(
     if masks.ndim != 2 or masks.shape[1] != width:
         raise ActionMaskError(f"masks has shape {masks.shape}, expected (B, {width}) for {space}")
     keys = rng.random(masks.shape, np.float32) + (masks != 0)  # allowed ones are above 1
-    if isinstance(space, Discrete):
-        return (space.start + keys.argmax(1)).astype(space.dtype, copy=False)
     ends = np.cumsum(sizes)
     parts = [keys[:, end - size : end].argmax(1) for size, end in zip(sizes, ends, strict=True)]
-    shape = (len(masks), *(space.shape or ()))
-    return (np.stack(parts, 1).reshape(shape) + getattr(space, "start", 0)).astype(space.dtype)
+    actions = np.stack(parts, 1).reshape(len(masks), *(space.shape or ()))
+    return (actions + getattr(space, "start", 0)).astype(space.dtype, copy=False)
 
 
 class MaskInfos(Wrapper):
@@ -187,19 +181,15 @@ class MaskInfos(Wrapper):
         if mask is None and self._is_observed:
             mask = obs[MASK_KEY]
         elif mask is None:
-            mask = self._ask()
+            if self._method is None:
+                self._method = next((n for n in METHODS if self.env.has_wrapper_attr(n)), None)
+            if self._method is None:
+                raise NoActionMaskError(f"{self.env} gives no action mask; {_how_to(self._width)}")
+            found = self.env.get_wrapper_attr(self._method)
+            mask = found() if callable(found) else found
         if getattr(mask, "dtype", None) != np.int8 or mask.shape != (self._width,):
             mask = flat_mask(mask, self._width, self.env.action_space)
         return {**info, MASK_KEY: mask}
-
-    def _ask(self) -> Any:
-        """Return what the env's method, or attribute, says."""
-        if self._method is None:
-            self._method = next((n for n in METHODS if self.env.has_wrapper_attr(n)), None)
-        if self._method is None:
-            raise NoActionMaskError(f"{self.env} gives no action mask; {_how_to(self._width)}")
-        found = self.env.get_wrapper_attr(self._method)
-        return found() if callable(found) else found
 
 
 def _how_to(width: int) -> str:
@@ -260,15 +250,10 @@ class LatestMasks:
         is_apart: Whether infos come unbatched, as `InfosApart`.
         values: (num_envs, ...) as they came in the infos; None if there have been none.
         is_over: bool (num_envs,), whose episode has ended with its latest step.
-
-    Args:
-        num_envs: How many envs.
-        space: Of one action.
     """
 
     def __init__(self, num_envs: int, space: Space) -> None:
-        self._num_envs = num_envs
-        self._space = space
+        self._num_envs, self._space = num_envs, space
         self.is_used = False
         self.is_apart = False
         self.values: np.ndarray | None = None
@@ -278,10 +263,6 @@ class LatestMasks:
     @cached_property
     def _width(self) -> int:
         return mask_width(self._space)
-
-    @cached_property
-    def _starts(self) -> np.ndarray:
-        return mask_starts(self._space)
 
     def name(self, row: int) -> str:
         """Return how errors call a row."""
@@ -335,11 +316,7 @@ class LatestMasks:
         self._is_given[:], self.is_over[:] = is_given, is_over
 
     def read(self, rows: Any) -> np.ndarray:
-        """Return the masks of these envs, int8 (B, width), the caller's.
-
-        Raises:
-            ActionMaskError: They don't fit the action space, or are missing; names the env.
-        """
+        """Return the masks of these envs, see `checked`."""
         assert self.values is not None
         return self.checked(self.values[rows], rows, self._is_given[rows])
 
@@ -393,7 +370,7 @@ class LatestMasks:
                     needed[row] = False
         if allowed is not None:
             bits &= allowed
-        is_empty = ~(allow_something(bits, self._starts) & needed)
+        is_empty = ~(allow_something(bits, mask_starts(self._space)) & needed)
         if is_empty.any():
             live = np.flatnonzero(is_empty & ~is_over)
             if len(live):

@@ -31,12 +31,10 @@ class CallProtocol:
     Attributes:
         is_ready: Reset, open, and nothing pending or in flight: `step` may come.
         pending: Name of the asynchronous call that is waited for ("reset", "step", "call") or None.
-        in_flight: bool (num_envs,), envs between `send` and `recv`.
-        num_in_flight: How many these are.
+        in_flight, num_in_flight: bool (num_envs,), envs between `send` and `recv`; how many.
         fault: What went wrong first since the last reset, and made a reset or a new vector env
-            necessary; None if nothing did. It is told by every call that is refused for it.
-        parent_pid: In a fork, the process that the envs belong to; None in that process, and where
-            a fork has envs of its own.
+            necessary, or None; it is told by every call that is refused for it.
+        parent_pid: In a fork, the process that the envs belong to, or None.
         is_started: Whether there are envs; before, `reset` starts them, and nothing else does.
         unreset: Ids of envs that were reopened and have not been reset since.
         unfinished: What brings the envs in flight up to date after the call that now runs, should
@@ -140,19 +138,9 @@ class CallProtocol:
 
     def require_idle(self, call: str) -> None:
         """Refuse `call` after close or while another call is pending."""
-        if self.unfinished is not None or not self._is_idle():
-            self.require_open(call)
-            if not self._is_idle():
-                self._refuse_pending(call)
-
-    def _is_idle(self) -> bool:
-        return not (
-            self.is_closed
-            or self.pending is not None
-            or self.num_in_flight
-            or self.parent_pid
-            or not self.is_started
-        )
+        self.require_open(call)
+        if self.pending is not None or self.num_in_flight or not self.is_started:
+            self._refuse_pending(call)
 
     def require_ready(self, call: str) -> None:
         """Refuse `call` unless the envs have been reset and nothing is pending."""
@@ -227,8 +215,7 @@ class CallProtocol:
         """Return the ids of a `send`, or other call, as int64 (B,); all envs in order for None.
 
         Raises:
-            ValueError: Not a one-dimensional list of distinct ids in range.
-            TypeError: Not integers.
+            TypeError, ValueError: Not a one-dimensional list of distinct integers in range.
             AlreadyPendingCallError: Some of these envs are in flight already.
         """
         self.require_open(call)
@@ -276,25 +263,16 @@ class CallProtocol:
         self.unfinished = None
 
     def check_recv(self, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
-        """Return how many envs a `recv` has to wait for, and how many it may return.
-
-        Raises:
-            NoAsyncCallError: Nothing was sent.
-            ValueError: `min_envs` is below 1 or above what is in flight; `max_envs` is below 1 or
-                below `min_envs`.
-            TypeError: One of them is no integer.
-        """
+        """Return how many envs a `recv` has to wait for, and how many it may return; see there."""
         self.require_open("recv")
         if self.num_in_flight == 0:
             raise NoAsyncCallError("`recv` was called without a pending `send`", "recv")
-        most = self.num_in_flight
         for name, given in (("max_envs", max_envs), ("min_envs", min_envs)):
             if isinstance(given, bool) or not isinstance(given, int | np.integer | None):
                 raise TypeError(f"{name} is {given!r}, expected an integer")
-        if max_envs is not None:
-            if max_envs < 1:
-                raise ValueError(f"max_envs is {max_envs}, expected at least 1")
-            most = min(int(max_envs), most)
+        if max_envs is not None and max_envs < 1:
+            raise ValueError(f"max_envs is {max_envs}, expected at least 1")
+        most = self.num_in_flight if max_envs is None else min(int(max_envs), self.num_in_flight)
         if min_envs is None:
             return most, most
         if not 1 <= min_envs <= self.num_in_flight:

@@ -22,7 +22,6 @@ from vecenv.core.masks import (
     flat_mask,
     has_mask_part,
     mask_sizes,
-    mask_starts,
     mask_width,
     sample_actions,
 )
@@ -63,24 +62,24 @@ class RandomActions:
         kind = "" if self._is_single else "single_"
         obs_space: Space = getattr(env, f"{kind}observation_space")
         self._action_space: Space = getattr(env, f"{kind}action_space")
-        num_envs = 1 if self._is_single else env.num_envs
+        self._num_envs = 1 if self._is_single else env.num_envs
         self._all_actions = env.action_space
         if seed is not None:  # the env's own stream stays as it is
             self._all_actions = deepcopy(env.action_space)
             self._all_actions.seed(seed)
         self._rng = np.random.default_rng(seed)
-        groups = _groups(self._action_space, obs_space)
-        self._is_game = bool(groups)
-        # The masks seen in results: of each group of a game, or of the only kind of actions.
-        self._seen = {
-            name: _SeenMasks(space, part, num_envs)
-            for name, (space, part) in (groups or {"": (self._action_space, obs_space)}).items()
-        }
+        # Spaces of actions and observations, of each group of a game or of the only kind of action.
+        self._kinds = _groups(self._action_space, obs_space)
+        self._is_game = bool(self._kinds)
+        self._kinds = self._kinds or {"": (self._action_space, obs_space)}
+        self._masks: dict[str, np.ndarray] = {}  # those seen, bool (num_envs, width), by kind
+        self._padding: dict[str, Any] = {}  # what masks of a group can allow at all
         if self._is_game:
             with contextlib.suppress(Exception):  # of games that are laid out by somebody else
                 padding = self._call("padding")
-                for name, allowed in (padding if self._is_single else padding[0]).items():
-                    self._seen[name].restrict(allowed)
+                self._padding = padding if self._is_single else padding[0]
+                for name, allowed in self._padding.items():
+                    self._masks[name] = np.tile(allowed, (self._num_envs, 1))
 
     def see(self, obs: Any, infos: Any, env_ids: np.ndarray | None = None) -> None:
         """Note the results of the latest reset or step; `VecEnv`s are asked for masks instead.
@@ -92,23 +91,35 @@ class RandomActions:
         """
         if self._asked is not None:
             return
-        for name, seen in self._seen.items():
-            if self._is_game:
-                found = seen.find(obs[name][_AGENTS_OBS], infos.get(name))
+        for name, (space, obs_space) in self._kinds.items():
+            if not can_be_masked(space):
+                continue
+            own_obs, own = (obs[name][_AGENTS_OBS], infos.get(name)) if name else (obs, infos)
+            given = None
+            if isinstance(own, dict) and own.get(MASK_KEY) is not None:
+                values, given = own[MASK_KEY], own.get(f"_{MASK_KEY}")
+            elif has_mask_part(obs_space, mask_width(space)):
+                values = own_obs[MASK_KEY]
+            elif not self._is_game and self._method is not None:
+                values = self._call(self._method)
             else:
-                found = seen.find(obs, infos)
-                if found is None and can_be_masked(seen.space) and self._method is not None:
-                    found = self._call(self._method), None
-            if found is not None:
-                values, given = found
-                seen.write([values] if self._is_single else values, given, env_ids)
+                continue
+            shape = (self._num_envs, mask_width(space))
+            masks = self._masks.setdefault(name, np.ones(shape, np.bool_))
+            rows = range(self._num_envs) if env_ids is None else env_ids
+            for row, mask, is_given in zip(
+                rows,
+                [values] if self._is_single else values,
+                [True] * len(rows) if given is None or self._is_single else given,
+                strict=True,
+            ):
+                if is_given:
+                    masks[row] = _as_bits(mask, space) & self._padding.get(name, True)
 
     @cached_property
     def are_masked(self) -> bool:
         """Whether there are masks; ask after the first reset, whose results have been seen."""
-        if self._asked is not None:
-            return self._asked.has_action_masks
-        return any(seen.bits is not None for seen in self._seen.values())
+        return bool(self._masks) if self._asked is None else self._asked.has_action_masks
 
     def __call__(self, env_ids: np.ndarray | None = None) -> Any:
         """Draw an action for each env, or, of envs with masks, for those of `env_ids`, (B,)."""
@@ -119,14 +130,14 @@ class RandomActions:
 
     def _draw(self, name: str, drawn: Any, env_ids: np.ndarray | None) -> Any:
         """Return actions that are allowed; `drawn`, of all envs, if there are no masks."""
-        seen, masks = self._seen[name], None
+        masks = self._masks.get(name)
         with contextlib.suppress(ActionMaskError, ResetNeeded):
             if self._asked is not None and self.are_masked:
                 masks = self._asked.action_masks(env_ids)
-            elif seen.bits is not None:
-                masks = seen.bits if env_ids is None else seen.bits[env_ids]
+            elif masks is not None and env_ids is not None:
+                masks = masks[env_ids]
             if masks is not None:
-                actions = sample_actions(seen.space, masks, self._rng)
+                actions = sample_actions(self._kinds[name][0], masks, self._rng)
                 return actions[0] if self._is_single else actions
         return drawn if env_ids is None or self._is_single else drawn[env_ids]
 
@@ -154,41 +165,6 @@ class RandomActions:
             return self._env.unwrapped.call(name, *args)
         found = self._env.get_wrapper_attr(name)
         return found(*args) if callable(found) else found
-
-
-class _SeenMasks:
-    """The latest masks of one kind of actions, as they come with results.
-
-    Attributes:
-        space: Of the actions of one env; of a game, of all agents of a group.
-        bits: bool (num_envs, width); None before there are any. Parts that are allowed nothing are
-            allowed all, as rows of agents that are not alive.
-    """
-
-    def __init__(self, space: Space, obs_space: Space, num_envs: int) -> None:
-        self.space, self._num_envs = space, num_envs
-        self.bits: np.ndarray | None = None
-        self._allowed: Any = True  # bool (width,), what a mask can allow at all
-        self._has_masks = can_be_masked(space)
-        self._is_observed = self._has_masks and has_mask_part(obs_space, mask_width(space))
-
-    def restrict(self, allowed: np.ndarray) -> None:
-        """Never allow other actions than these, bool (width,)."""
-        self._allowed, self.bits = allowed, np.tile(allowed, (self._num_envs, 1))
-
-    def find(self, obs: Any, infos: Any) -> tuple[Any, Any] | None:
-        """Return the masks in results, and whose are given if not all; None without any."""
-        if self._has_masks and isinstance(infos, dict) and infos.get(MASK_KEY) is not None:
-            return infos[MASK_KEY], infos.get(f"_{MASK_KEY}")
-        return (obs[MASK_KEY], None) if self._is_observed else None
-
-    def write(self, values: Any, given: Any, env_ids: np.ndarray | None) -> None:
-        """Keep masks, one for each of `env_ids` that has `given` one."""
-        if self.bits is None:
-            self.bits = np.ones((self._num_envs, mask_width(self.space)), np.bool_)
-        for place, row in enumerate(range(self._num_envs) if env_ids is None else env_ids):
-            if given is None or given[place]:
-                self.bits[row] = _as_bits(values[place], self.space) & self._allowed
 
 
 def _groups(actions: Space, observations: Space) -> dict[str, tuple[Space, Space]]:
@@ -221,5 +197,5 @@ def _as_bits(mask: Any, space: Space) -> np.ndarray:
         bits = flat_mask(mask, mask_width(space), space).astype(np.bool_)
     except ActionMaskError:
         return np.ones(mask_width(space), np.bool_)
-    starts, sizes = mask_starts(space), mask_sizes(space)
-    return bits | np.repeat(~np.logical_or.reduceat(bits, starts), sizes)
+    sizes = mask_sizes(space)
+    return bits | np.repeat(~np.logical_or.reduceat(bits, np.cumsum(sizes) - sizes), sizes)

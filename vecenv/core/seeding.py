@@ -17,8 +17,7 @@ def checked_seed(seed: Seed, num_envs: int) -> int | list[int | None] | None:
     """Return the seed of `reset` as None, an int, or a list with an int or None per env.
 
     Raises:
-        ValueError: The list has the wrong length.
-        TypeError: Not an integer, a list of them, or None.
+        TypeError, ValueError: It is something else, or a list of wrong length.
     """
     if seed is None or isinstance(seed, int | np.integer):
         return None if seed is None else int(seed)
@@ -39,11 +38,7 @@ def checked_seed(seed: Seed, num_envs: int) -> int | list[int | None] | None:
 
 
 def seed_per_env(seed: Seed, num_envs: int) -> list[int | None]:
-    """Return one seed per env: of an integer s, env i has s + i; of None, each has None.
-
-    Raises:
-        ValueError, TypeError: As `checked_seed`.
-    """
+    """Return one seed per env: of an integer s, env i has s + i; of None, each has None."""
     seed = checked_seed(seed, num_envs)
     if isinstance(seed, int):
         return [seed + index for index in range(num_envs)]
@@ -54,10 +49,6 @@ def split_reset_mask(
     options: Mapping[str, Any] | None, num_envs: int
 ) -> tuple[np.ndarray | None, dict[str, Any] | None]:
     """Take `reset_mask` out of reset options, without touching the caller's dict.
-
-    Args:
-        options: What the caller passed to `reset`.
-        num_envs: Length the mask must have.
 
     Returns:
         The mask, bool (num_envs,), or None; and the other options for the envs.

@@ -1,27 +1,84 @@
-"""Batched spaces of a vector env from the spaces of its envs."""
+"""Spaces and batches of them: one walk over their parts, batched spaces, and rows of batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Env, Space
-from gymnasium.spaces import Box, Dict, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 __all__ = [
+    "ARRAY_SPACES",
     "BatchedSpaces",
+    "ObservationMode",
     "batch_env_spaces",
     "batch_thinly",
+    "by_space",
+    "chunk_bounds",
+    "is_same",
+    "join_rows",
+    "leaf_by_leaf",
+    "leaves",
+    "merge_rows",
+    "parts_of",
     "require_new_env",
     "require_spaces",
+    "short",
+    "stack_rows",
+    "take_range",
+    "take_row",
+    "take_rows",
+    "why_outside",
 ]
 
 ObservationMode = str | tuple[Space, Space]
 
+ARRAY_SPACES = (Box, Discrete, MultiDiscrete, MultiBinary)
 _BOUNDS = {Box: ("low", "high", "bounded_below", "bounded_above"), MultiDiscrete: ("nvec", "start")}
+
+
+# -- walks over spaces and batches -----------------------------------------------------------------
+
+
+def parts_of(space: Space) -> dict[Any, Space] | None:
+    """Return the parts of a Dict or Tuple space, by key or position; None for other spaces."""
+    if isinstance(space, Dict):
+        return dict(space.spaces)
+    return dict(enumerate(space.spaces)) if isinstance(space, Tuple) else None
+
+
+def by_space(function: Callable[..., Any], space: Space, *batches: Any) -> Any:
+    """Return what a function makes of each leaf of a space and what the batches have there."""
+    if (parts := parts_of(space)) is None:
+        return function(space, *batches)
+    made = {
+        key: by_space(function, part, *(batch[key] for batch in batches))
+        for key, part in parts.items()
+    }
+    return made if isinstance(space, Dict) else tuple(made.values())
+
+
+def leaf_by_leaf(function: Callable[[Any], Any], batch: Any) -> Any:
+    """Return what a function makes of each array of a batch, nested as the batch is."""
+    if isinstance(batch, dict):
+        return {key: leaf_by_leaf(function, part) for key, part in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(leaf_by_leaf(function, part) for part in batch)
+    return function(batch)
+
+
+def leaves(batch: Any, space: Space) -> list[Any]:
+    """Return the arrays of a batch in the order of the space's parts."""
+    found: list[Any] = []
+    by_space(lambda _, part: found.append(part), space, batch)
+    return found
+
+
+# -- spaces of vector envs -------------------------------------------------------------------------
 
 
 class BatchedSpaces(NamedTuple):
@@ -35,35 +92,8 @@ class BatchedSpaces(NamedTuple):
     @classmethod
     def of(cls, observation_space: Space, action_space: Space, num_envs: int) -> BatchedSpaces:
         """Batch the spaces of one env, see `batch_thinly`."""
-        return cls(
-            observation_space,
-            batch_thinly(observation_space, num_envs),
-            action_space,
-            batch_thinly(action_space, num_envs),
-        )
-
-
-def require_new_env(env: Env, known: dict[int, int]) -> None:
-    """Raise TypeError for an env without spaces, or one that a factory has returned before.
-
-    Args:
-        env: The env.
-        known: Numbers of the envs made so far, which are alive, by the id of the innermost; this
-            one is added.
-    """
-    for name in ("observation_space", "action_space"):
-        if not hasattr(env, name):
-            raise TypeError(
-                f"{type(env).__name__} has no {name}; set observation_space and action_space in "
-                "its __init__, or as class attributes"
-            )
-    number = len(known)
-    index = known.setdefault(id(env.unwrapped), number)
-    if index != number:
-        raise TypeError(
-            f"the factory returned the env that was made for env {index}; let every call make "
-            "a new one (`lambda: MyEnv()`, not `env = MyEnv(); lambda: env`)"
-        )
+        batched = batch_thinly(observation_space, num_envs), batch_thinly(action_space, num_envs)
+        return cls(observation_space, batched[0], action_space, batched[1])
 
 
 def batch_thinly(space: Space, num_envs: int) -> Space:
@@ -72,14 +102,13 @@ def batch_thinly(space: Space, num_envs: int) -> Space:
     Gymnasium's arrays take ten bytes for each float32 of an observation.
     """
     batched = batch_space(space, num_envs)
-    pending = [batched]
-    while pending:
-        part = pending.pop()
-        if isinstance(part, Dict | Tuple):
-            pending += part.spaces.values() if isinstance(part, Dict) else part.spaces
+
+    def thin(part: Space) -> None:
         for name in _BOUNDS.get(type(part), ()):
             array = getattr(part, name)
             setattr(part, name, np.broadcast_to(array[0].copy(), array.shape))
+
+    by_space(thin, batched)
     return batched
 
 
@@ -154,6 +183,14 @@ def _fits(space: Space, wanted: Space, mode: Any) -> bool:
     return space == wanted if mode == "same" else is_space_dtype_shape_equiv(space, wanted)
 
 
+def _distinct(spaces: Sequence[Space]) -> Iterable[tuple[int, Space]]:
+    """Each space once, and its first env: those of a worker's envs are often one object."""
+    first: dict[int, tuple[int, Space]] = {}
+    for index, space in enumerate(spaces):
+        first.setdefault(id(space), (index, space))
+    return first.values()
+
+
 def require_spaces(
     env_id: int, spaces: tuple[Space, Space], expected: tuple[Space, Space], mode: Any, why: str
 ) -> None:
@@ -170,18 +207,163 @@ def require_spaces(
         RuntimeError: They differ; names the env.
     """
     fits = _fits(spaces[0], expected[0], mode), spaces[1] == expected[1]
-    for kind, space, wanted, is_right in zip(
-        ("observation", "action"), spaces, expected, fits, strict=True
-    ):
+    kinds = "observation", "action"
+    for kind, space, wanted, is_right in zip(kinds, spaces, expected, fits, strict=True):
         if not is_right:
             raise RuntimeError(
                 f"The {kind} space of env {env_id} is {space}, expected {wanted}, {why}"
             )
 
 
-def _distinct(spaces: Sequence[Space]) -> Iterable[tuple[int, Space]]:
-    """Each space once, and its first env: those of a worker's envs are often one object."""
-    first: dict[int, tuple[int, Space]] = {}
-    for index, space in enumerate(spaces):
-        first.setdefault(id(space), (index, space))
-    return first.values()
+def require_new_env(env: Env, known: dict[int, int]) -> None:
+    """Raise TypeError for what is no env, has no spaces, or was returned by a factory before.
+
+    Args:
+        env: The env.
+        known: Numbers of the envs made so far, which are alive, by the id of the innermost; this
+            one is added.
+    """
+    if not isinstance(env, Env):
+        raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}")
+    for name in ("observation_space", "action_space"):
+        if not hasattr(env, name):
+            raise TypeError(
+                f"{type(env).__name__} has no {name}; set observation_space and action_space in "
+                "its __init__, or as class attributes"
+            )
+    number = len(known)
+    index = known.setdefault(id(env.unwrapped), number)
+    if index != number:
+        raise TypeError(
+            f"the factory returned the env that was made for env {index}; let every call make "
+            "a new one (`lambda: MyEnv()`, not `env = MyEnv(); lambda: env`)"
+        )
+
+
+# -- rows of batches -------------------------------------------------------------------------------
+
+
+def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:
+    """Cut envs into contiguous chunks whose sizes differ by at most one, larger ones first.
+
+    Returns:
+        num_chunks + 1 bounds; chunk c holds the envs bounds[c], ..., bounds[c + 1] - 1.
+
+    Example:
+        >>> chunk_bounds(7, 3)
+        [0, 3, 5, 7]
+    """
+    size, longer = divmod(num_envs, num_chunks)
+    return [size * chunk + min(chunk, longer) for chunk in range(num_chunks + 1)]
+
+
+def take_row(single_space: Space, batch: Any, index: int) -> Any:
+    """Return what env `index` has in a batch; arrays are views."""
+    return by_space(lambda _, rows: rows[index], single_space, batch)
+
+
+def take_range(single_space: Space, batch: Any, first: int, last: int) -> Any:
+    """Return the rows first, ..., last - 1 of a batch; arrays are views."""
+    return by_space(lambda _, rows: rows[first:last], single_space, batch)
+
+
+def take_rows(single_space: Space, batch: Any, indices: Sequence[int]) -> Any:
+    """Return a batch of these rows, in this order; an index may come twice."""
+
+    def take(space: Space, rows: Any) -> Any:
+        if isinstance(space, ARRAY_SPACES):
+            return np.asarray(rows)[np.asarray(indices, dtype=np.int64)]
+        return tuple(rows[index] for index in indices)
+
+    return by_space(take, single_space, batch)
+
+
+def join_rows(single_space: Space, rows: list[tuple[Any, int]]) -> Any:
+    """Return a batch of rows that are in several batches, each given as (batch, index)."""
+    return stack_rows(single_space, [take_row(single_space, batch, k) for batch, k in rows])
+
+
+def stack_rows(single_space: Space, rows: Sequence[Any]) -> Any:
+    """Return a batch of elements of the space of one env."""
+
+    def stack(space: Space, *found: Any) -> Any:
+        if isinstance(space, ARRAY_SPACES):
+            return np.stack(found).astype(space.dtype, copy=False)  # stack has native order
+        return found
+
+    return by_space(stack, single_space, *rows)
+
+
+def merge_rows(single_space: Space, batch: Any, other: Any, use_other: np.ndarray) -> Any:
+    """Return `batch` with the rows where `use_other`, bool (num_envs,), is True from `other`."""
+    rows = [(other if use else batch, index) for index, use in enumerate(use_other)]
+    return join_rows(single_space, rows)
+
+
+# -- values in spaces ------------------------------------------------------------------------------
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two nested values are equal in types, dtypes, shapes and values (NaN equals NaN)."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        if a.dtype == object:
+            return all(map(is_same, a.flat, b.flat))
+        return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(is_same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(is_same, a, b))
+    if type(a).__eq__ is object.__eq__ and hasattr(a, "__dict__"):
+        return is_same(vars(a), vars(b))  # a custom space may have samples that compare by identity
+    return bool(a == b) or bool(a != a and b != b)
+
+
+def why_outside(space: Space, value: Any, name: str) -> str | None:
+    """Say what keeps `value` from being in `space`; None if nothing does.
+
+    Args:
+        space: Batched space, or that of one env.
+        value: What should be an element of it, with exactly its dtype.
+        name: How to call the value; the parts of nested values add theirs.
+    """
+    if (parts := parts_of(space)) is not None:
+        if isinstance(space, Dict) and (
+            not isinstance(value, dict) or value.keys() != parts.keys()
+        ):
+            came = list(value) if isinstance(value, dict) else type(value).__name__
+            return f"{name} is {came}, expected a dict with the keys {list(parts)}"
+        if isinstance(space, Tuple) and (not isinstance(value, tuple) or len(value) != len(parts)):
+            came = f"{type(value).__name__} {short(value)}"
+            return f"{name} is a {came}, expected a tuple of {len(parts)}"
+        found = (why_outside(part, value[k], f"{name}[{k!r}]") for k, part in parts.items())
+        return next((reason for reason in found if reason is not None), None)
+    if isinstance(space, ARRAY_SPACES) and not isinstance(space, Discrete):
+        if isinstance(value, np.generic) and value.dtype == np.dtype(space.dtype).newbyteorder("="):
+            value = np.asarray(value, space.dtype)  # of a space without dimensions, in native order
+        if not isinstance(value, np.ndarray):
+            return f"{name} is a {type(value).__name__}, expected an array of {short(space)}"
+        if value.shape != space.shape or value.dtype != space.dtype:
+            return (
+                f"{name} has shape {value.shape} and dtype {value.dtype}, "
+                f"expected shape {space.shape} and dtype {space.dtype}"
+            )
+    if space.contains(value):
+        return None
+    if isinstance(space, Box):
+        is_outside = ~((value >= space.low) & (value <= space.high))  # NaN is outside too
+        if is_outside.any():
+            place = tuple(int(k) for k in np.argwhere(is_outside)[0])
+            limits = f"[{space.low[place]}, {space.high[place]}]"
+            index = ", ".join(map(str, place))
+            return f"{name}[{index}] is {value[place]}, outside {limits}"
+    return f"{name} is {short(value)}, which is not in {short(space)}"
+
+
+def short(value: Any, most: int = 100) -> str:
+    """Return a representation of at most so many characters, on one line."""
+    text = " ".join(repr(value.item() if isinstance(value, np.generic) else value).split())
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numba import njit
 
 from vecenv.core.errors import ActionError
-from vecenv.core.slots import Outputs
+from vecenv.core.rows import Outputs
 
 __all__ = [
     "ActionReader",

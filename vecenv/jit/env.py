@@ -19,9 +19,8 @@ from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.compiling import cached_njit
 from vecenv.core.errors import NoActionMaskError
 from vecenv.core.masks import MASK_KEY, allow_something, mask_starts, none_allowed
-from vecenv.core.rows import aligned_zeros, check_slot_array
+from vecenv.core.rows import Outputs, aligned_zeros, check_slot_array, slot_outputs
 from vecenv.core.seeding import Seed
-from vecenv.core.slots import Outputs, SlotCheck
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.files import read_entry
 from vecenv.jit import random
@@ -198,7 +197,6 @@ class JitVectorEnv(VecEnv):
         assert obs_shape is not None
         self._obs_shape = (num_envs, *obs_shape)
         self._obs_dtype = np.dtype(self.single_observation_space.dtype)
-        self._slots = SlotCheck(self._obs_shape, self._obs_dtype)
         self._states = aligned_zeros((num_envs,), self.kernels.state_dtype)
         self._runs = aligned_zeros((num_envs,), RUN_DTYPE)
         self._runs["last_return"] = np.nan
@@ -665,7 +663,10 @@ class JitVectorEnv(VecEnv):
     def _step(self, actions: Any, out: Any) -> StepResult:
         if self._num_over:
             self._refuse_over(None)
-        outputs = self._new_outputs(self.num_envs) if out is None else self._slots.arrays(out)
+        if out is None:
+            outputs = self._new_outputs(self.num_envs)
+        else:
+            outputs = slot_outputs(out, self._obs_shape, self._obs_dtype)
         infos: dict[str, Any] = {}
         try:
             num_ended = self._runner.step(self._reader.read(actions), outputs)

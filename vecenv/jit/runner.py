@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from vecenv.core.compiling import cached_njit
-from vecenv.core.rows import aligned_zeros
-from vecenv.core.slots import Outputs
+from vecenv.core.rows import Outputs, aligned_zeros
 from vecenv.jit import driver
 from vecenv.jit.arrays import first_invalid_row
 from vecenv.jit.driver import ACTIVE, CALLER, JOB_DTYPE, OPEN, STOP, control_words

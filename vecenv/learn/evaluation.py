@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.core.arguments import read_autoreset_mode
-from vecenv.core.batches import leaf_by_leaf
+from vecenv.core.spaces import leaf_by_leaf
 from vecenv.make import make_vec
+from vecenv.timing.report import as_number
 
 __all__ = ["EvaluationResult", "ask", "evaluate", "evaluating"]
 
@@ -39,9 +41,10 @@ class EvaluationResult:
     lengths: tuple[int, ...]
 
     def __str__(self) -> str:
+        mean, half = as_number(self.mean), as_number(self.ci95)
         if len(self.returns) == 1:
-            return f"return {self.mean:.1f} of 1 episode"
-        return f"return {self.mean:.1f} ± {self.ci95:.1f} (95 %) over {len(self.returns)} episodes"
+            return f"return {mean} of 1 episode"
+        return f"return {mean} ± {half} (95 %) over {len(self.returns)} episodes"
 
 
 @contextmanager
@@ -57,14 +60,9 @@ def evaluating(what: str, log: Callable[[str], Any] = print) -> Iterator[None]:
 
 @torch.inference_mode()
 def evaluate(
-    act: Callable[..., Any],
-    envs: Any,
-    episodes: int = 100,
-    *,
-    seed: int = 1_000_000,
-    device: torch.device | str = "cpu",
-    **make_kwargs: Any,
-) -> Any:
+    act: Callable[..., Any], envs: Any, episodes: int = 100, *, seed: int = 1_000_000,
+    device: torch.device | str = "cpu", sample: bool = False, **make_kwargs: Any,
+) -> Any:  # fmt: skip
     """Play whole episodes with a policy, and return their mean return with its uncertainty.
 
     Every env plays its first episodes, the same number of them (the first envs one more, where it
@@ -81,6 +79,7 @@ def evaluate(
         episodes: How many, or how many games. Those that never end are waited for.
         seed: Of the first env; env i is seeded with `seed + i`. Give others than in the training.
         device: Where observations are brought to.
+        sample: Let a policy with a parameter `sample` draw, as in the training, with the same seed.
         **make_kwargs: For `make_vec`.
 
     Returns:
@@ -88,12 +87,21 @@ def evaluate(
         game, and numbers of steps in which any agent acted.
 
     Raises:
-        ValueError: `episodes` is below 1, or a vector env was given arguments of `make_vec`.
+        ValueError: `episodes` is below 1, a vector env was given arguments of `make_vec`, or there
+            is nothing to draw from.
     """
     is_vector = isinstance(envs, VectorEnv | AgentsVecEnv)
     if episodes < 1 or (is_vector and make_kwargs):
         told = f"{sorted(make_kwargs)} are for envs that are made here"
         raise ValueError(told if episodes > 0 else f"episodes is {episodes}, expected at least 1")
+    if sample:
+        if "sample" not in inspect.signature(act).parameters:
+            raise ValueError("the policy has no probabilities to draw from: leave sample out")
+        with torch.random.fork_rng([]):  # the caller's stream stays where it is
+            torch.default_generator.manual_seed(seed)
+            return evaluate(
+                partial(act, sample=True), envs, episodes, seed=seed, device=device, **make_kwargs
+            )
     if not is_vector:
         with closing(make_vec(envs, **{"num_envs": min(100, episodes), **make_kwargs})) as made:
             return evaluate(act, made, episodes, seed=seed, device=device)

@@ -121,17 +121,10 @@ class Gradient:
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        loss: Callable[[Any, Any], Any],
-        *,
-        compile: bool = False,
-        threads: int = 1,
-        dtype: torch.dtype | str = torch.float32,
-        ranks: Ranks | None = None,
-        deferred: bool = False,
-        log: Callable[[str], Any] | None = None,
-    ):
+        self, module: nn.Module, loss: Callable[[Any, Any], Any], *, compile: bool = False,
+        threads: int = 1, dtype: torch.dtype | str = torch.float32, ranks: Ranks | None = None,
+        deferred: bool = False, log: Callable[[str], Any] | None = None,
+    ) -> None:  # fmt: skip
         self._dtype: Any = getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype
         if not isinstance(compile, bool) or threads not in (1, 2) or self._dtype not in _ALLOWED:
             what = f"compile is {compile!r}, expected True or False; threads is {threads!r}"

@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from vecenv.core.errors import EnvStateError
 from vecenv.files import whole_file, write_json
-from vecenv.timing.report import new_figure
+from vecenv.timing.report import as_number, new_figure
 
 __all__ = ["CheckpointError", "Run", "RunError", "load_checkpoint", "load_options"]
 
@@ -270,7 +270,7 @@ class Run:
         label = f"mean of the last {window}"
         axes.plot(steps[window - 1 :] / unit, means, color="black", label=label)
         for number, (policy, value) in enumerate((baselines or {}).items(), 1):
-            label = f"{policy}: {value:.1f}"
+            label = f"{policy}: {as_number(value)}"
             axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
         axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
         axes.legend(loc="best", fontsize="small")

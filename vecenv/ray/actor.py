@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.autoreset import StepRows
 from vecenv.core.base import VecEnv
-from vecenv.core.batches import take_row, take_rows
 from vecenv.core.faults import EnvFault
 from vecenv.core.infos import InfosApart
 from vecenv.core.pickling import load_registry, loads
-from vecenv.core.restarts import with_restarts
-from vecenv.core.rows import copy_batch
-from vecenv.core.slots import slot_rows
+from vecenv.core.replacing import with_restarts
+from vecenv.core.rows import StepRows, copy_batch, slot_rows
+from vecenv.core.spaces import take_row, take_rows
 from vecenv.ray.parts import Fragment, infos_by_env
 from vecenv.sync import SyncVectorEnv
 from vecenv.workers.chunk import EnvSpaces, close_envs, make_envs

@@ -13,18 +13,22 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.arguments import check_choice, read_autoreset_mode, read_timeout
-from vecenv.core.autoreset import StepRows
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult, VecEnv
-from vecenv.core.batches import chunk_bounds, take_range, take_rows
 from vecenv.core.deadline import Deadline
 from vecenv.core.errors import InfoError
 from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults, retold
 from vecenv.core.infos import add_info
 from vecenv.core.masks import MASK_KEY
-from vecenv.core.restarts import mixed_seed
+from vecenv.core.replacing import mixed_seed
+from vecenv.core.rows import StepRows, slot_rows
 from vecenv.core.seeding import Seed, seed_per_env
-from vecenv.core.slots import slot_rows
-from vecenv.core.spaces import ObservationMode, batch_env_spaces
+from vecenv.core.spaces import (
+    ObservationMode,
+    batch_env_spaces,
+    chunk_bounds,
+    take_range,
+    take_rows,
+)
 from vecenv.ray.actor import Reply, Start
 from vecenv.ray.cluster import Cluster
 from vecenv.ray.opening import Makers, check_makers, pickled, read_demand, start_of_each

@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.core.autoreset import StepRows
 from vecenv.core.base import StepSlot, VecEnv
-from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.infos import InfosApart
-from vecenv.core.rows import rows_of
+from vecenv.core.rows import StepRows, rows_of
+from vecenv.core.spaces import leaf_by_leaf
 from vecenv.sync import SyncVectorEnv
 
 __all__ = ["Fragment", "checked_rows", "infos_by_env"]

@@ -16,7 +16,7 @@ from vecenv.files import write_json
 from vecenv.timing.advice import Advice, advise, duration
 from vecenv.timing.recording import Recording, Share
 
-__all__ = ["EnvTimes", "TimingReport", "draw_shares", "new_figure", "new_table"]
+__all__ = ["EnvTimes", "TimingReport", "as_number", "draw_shares", "new_figure", "new_table"]
 
 _NUM_SLOWEST = 5
 _SLOW = 1.25  # times the median env's mean time
@@ -272,3 +272,8 @@ def draw_shares(axes: Any, reports: Mapping[str, TimingReport]) -> None:
     axes.set_xlabel("share of wall time (%)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(ncols=len(names), loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+
+
+def as_number(value: float) -> str:
+    """Return a number with a digit behind the point; with two that count where it is below 1."""
+    return f"{value:.1f}" if value == 0 or abs(value) >= 1 else f"{value:.2g}"

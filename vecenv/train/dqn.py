@@ -12,7 +12,7 @@ from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 
 from vecenv import VecEnv
-from vecenv.core.batches import leaf_by_leaf
+from vecenv.core.spaces import leaf_by_leaf
 from vecenv.train.networks import Encoders, rectified
 from vecenv.train.options import GradientOptions, OptionsError
 from vecenv.train.replay import Batch, Replay, ReplayOptions, TargetAgent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -69,11 +70,9 @@ def make_placed(
     """
     backend, wanted = options.backend, torch.device(getattr(options, "device", "cpu"))
     if backend in (None, "auto") and wanted.type != "cpu" and "wrappers" not in given:
-        try:  # compiled ones only
+        with suppress(ValueError):  # compiled ones only
             make(1, backend="jit").close()
             backend = "cuda"
-        except ValueError:
-            pass
     if backend == "cuda" and not on_device:
         backend = "jit"
     elif backend == "cuda":

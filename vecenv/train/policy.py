@@ -18,8 +18,8 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Space
 from buffers.core.arguments import tree_leaves
 from buffers.core.spaces import build_tree, describe_space, space_leaves, space_of
 from vecenv.cage.saved import find_vecnormalize, is_sb3_file, load_sb3_model
-from vecenv.core.batches import leaf_by_leaf
 from vecenv.core.masks import mask_width
+from vecenv.core.spaces import leaf_by_leaf
 from vecenv.learn import load_checkpoint, load_options
 from vecenv.learn.run import save_checkpoint
 from vecenv.train.options import OptionsError
@@ -200,10 +200,9 @@ def load_agent(agent: Any, path: Path) -> None:
     try:
         agent.load_state_dict(weights)
     except RuntimeError as error:
-        told = "load it with the code that trained it (code= of load_policy, --algo of vecenv play)"
-        raise OptionsError(
-            f"{file} does not fit: {' '.join(str(error).split())}; {told}"
-        ) from error
+        told = f"{file} does not fit: {' '.join(str(error).split())}; load it with the code that "
+        told += "trained it (code= of load_policy, --algo of vecenv play)"
+        raise OptionsError(told) from error
 
 
 def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:

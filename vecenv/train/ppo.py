@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from buffers import RolloutBuffer
 from vecenv import RayVectorEnv, VecEnv, mask_width
-from vecenv.core.batches import leaf_by_leaf
+from vecenv.core.spaces import leaf_by_leaf
 from vecenv.learn import Adam, Graph, Moments, Run, quick_products
 from vecenv.train import networks
 from vecenv.train.networks import Choices, Encoders, Memory, Normals, mlp
@@ -212,7 +212,6 @@ class PPO(Trainer):
     loss = staticmethod(ppo_loss)
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps", "rank_timeout"}
     STATE = (*Trainer.STATE, "rollout", "memory")
-    rollout: Any = None
     memory: Tensor | None = None
 
     def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
@@ -244,9 +243,8 @@ class PPO(Trainer):
         if self.is_captured:  # from here on these are replayed, and wait for nothing
             # Of several ranks the sums are left out: torch does not watch those in a graph, and
             # would wait for a rank that has ended for ever.
-            names = ["collect", "compute_advantages", "learn"][: 3 if ranks.size == 1 else 2]
             given = {"generators": [self.rollout.generator], "log": print}
-            for name in names:
+            for name in ["collect", "compute_advantages", "learn"][: 3 if ranks.size == 1 else 2]:
                 setattr(self, name, Graph(getattr(self, name), options.device, **given))
 
     def start(self) -> None:
@@ -254,9 +252,8 @@ class PPO(Trainer):
         options, envs = self.options, self.envs
         obs, _ = envs.reset(seed=options.seed + self.steps + self.first)
         if self.rollout is None:
-            names = "gamma", "gae_lambda", "device"
-            given: Any = {name: getattr(options, name) for name in names}
-            given |= {name: getattr(envs, name) for name in ("autoreset_mode", "allocate")}
+            given: Any = {k: getattr(options, k) for k in ("gamma", "gae_lambda", "device")}
+            given |= {"autoreset_mode": envs.autoreset_mode, "allocate": envs.allocate}
             given |= {"seed": options.seed + self.ranks.rank, "extra_columns": self.extra_columns()}
             spaces = envs.single_observation_space, envs.single_action_space
             self.rollout = RolloutBuffer(options.num_steps, envs.num_envs, *spaces, **given)
@@ -274,12 +271,7 @@ class PPO(Trainer):
     @torch.inference_mode()
     def collect(self) -> None:
         """Step all envs `num_steps` times, then compute what no step needed."""
-        envs, rollout, count, end = (
-            self.envs,
-            self.rollout,
-            self.envs.num_envs,
-            self.rollout.num_steps,
-        )
+        envs, rollout, count = self.envs, self.rollout, self.envs.num_envs
         # The quantiles (T, N, K) of all actions, which so depend on no number of ranks.
         shape = (end := rollout.num_steps), count * self.ranks.size, len(self.agent.sizes)
         drawn = torch.rand(shape, device=rollout.device if self.is_captured else "cpu")

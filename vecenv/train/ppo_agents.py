@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,14 +38,12 @@ class Options(ppo.RolloutOptions):
     num_minibatches: int = 4  # gradient steps in a pass
     learning_rate: float = 2e-3  # of Adam at the start; it falls linearly to 0
     gamma: float = 0.95  # discount
-    eval_episodes: int = 100  # games of the deterministic policy at the end
 
 
 class AgentsPPO(ppo.PPO):
     """PPO whose envs are the agents of games; steps of dead ones do not count."""
 
     Options = Options
-    NUM_RECENT: ClassVar = 100
 
     @classmethod
     def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:

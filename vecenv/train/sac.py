@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 from vecenv import VecEnv
-from vecenv.core.batches import leaf_by_leaf
+from vecenv.core.spaces import leaf_by_leaf
 from vecenv.learn import Graph
 from vecenv.train.networks import Encoders, rectified
 from vecenv.train.options import GradientOptions, OptionsError

@@ -18,6 +18,7 @@ from vecenv import RayVectorEnv, learn, make_vec
 from vecenv.core.importing import import_object
 from vecenv.learn import Gradient, Ranks, Run, evaluate
 from vecenv.make import has_compiled_envs
+from vecenv.timing.report import as_number
 from vecenv.train.options import OptionsError, is_on_device, make_placed
 from vecenv.train.policy import env_of, load_agent, save_spaces
 from vecenv.wrappers import RecordInfos
@@ -59,7 +60,7 @@ class Trainer:
     # Options that a resumed run may be given other values of.
     MAY_CHANGE: ClassVar = frozenset(
         ("save", "save_every", "overwrite", "tensorboard", "profile", "eval_episodes")
-    ).union(("num_workers", "vector_kwargs"))
+    ).union(("num_workers", "vector_kwargs", "learning_rate"))
     STATE: tuple[str, ...] = ("agent", "optimizer", "envs", "steps", "num_updates")
     BASELINES: ClassVar[dict[str, float] | None] = None  # returns of others, beside the curve
     AUTORESET: ClassVar[str | None] = None  # mode of the envs to train in; None is the default
@@ -69,6 +70,7 @@ class Trainer:
 
     ranks = Ranks()  # processes that learn together
     optimizer: Any = None
+    rollout: Any = None  # of those that learn from one
     gradient: Any = None
     rollout_steps = 1  # env steps that an update takes, at most; where fewer are left it ends
 
@@ -155,17 +157,20 @@ class Trainer:
                 shown = {"charts/episodic_return": recent, "charts/SPS": speed}
                 if self.optimizer is not None:
                     shown["charts/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
-                told = self.on_update(shown | scalars)
-                stops = any([told, *map(self.on_episode, self.episodes)])
+                stops = any([self.on_update(shown | scalars), *map(self.on_episode, self.episodes)])
                 if before // every < self.steps // every:
                     if isinstance(self.envs, RecordInfos):
                         shown |= {f"infos/{name}": x for name, x in self.envs.take().items()}
                     run.log(self.steps, shown | scalars)
-                    show(self.steps, f"return {recent:.1f}, {speed:.0f} steps/s")
+                    show(self.steps, f"return {as_number(recent)}, {speed:.0f} steps/s")
                 if run.is_due(self.steps):
                     self.save(run)
             show(self.steps)
-        if is_shown and self.steps + size <= total:  # the bar would break the line
+        self.stop(run)
+
+    def stop(self, run: Run) -> None:
+        """Save; say how to go on, if steps are left."""
+        if self.ranks.rank == 0 and self.steps + self.rollout_steps <= self.options.total_steps:
             print(f"stopped after {self.steps} steps; go on with\n{run.resume_command}")
         self.save(run)
 
@@ -206,6 +211,8 @@ class Trainer:
                 own[name].copy_(state[name])
             else:
                 setattr(self, name, state[name])
+        if isinstance(self.optimizer, learn.Adam):
+            self.optimizer.set_lr(self.options.learning_rate)  # which may be another one now
         return bool(run.not_restored)
 
     def finish(self, run: Run) -> None:
@@ -222,10 +229,9 @@ class Trainer:
             act = self.player(envs, self.agent, options)
             if sample and "sample" not in inspect.signature(act).parameters:
                 return None
-            act = partial(act, sample=True) if sample else act
             first = 1_000_000 + options.seed if seed is None else seed
             how: Any = {"seed": first, "device": getattr(options, "device", "cpu")}
-            found = evaluate(act, envs, episodes, **how)
+            found = evaluate(act, envs, episodes, sample=sample, **how)
             return next(iter(found.values())) if isinstance(found, dict) else found  # of one group
 
     @staticmethod
@@ -287,7 +293,13 @@ class Trainer:
                 print(f"{num_envs} envs of {type(getattr(envs, 'unwrapped', envs)).__name__}")
             if options.profile:
                 envs.timing.enable()
-            trainer.train(run)
+            try:
+                trainer.train(run)
+            except FloatingPointError:  # the weights are those before
+                if trainer.rollout is not None:
+                    trainer.rollout.advance()  # to where the envs are
+                trainer.stop(run)
+                raise
             if options.profile and envs.timing.log.phases_ns:
                 print(envs.timing.report())
             trainer.finish(run)

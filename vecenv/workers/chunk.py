@@ -12,15 +12,13 @@ import numpy as np
 from gymnasium import Env, Space
 
 from vecenv.core.autoreset import EnvGroup
-from vecenv.core.batches import take_row
 from vecenv.core.env_state import SavedEnv, dump_env, load_env
 from vecenv.core.errors import EnvStateError, ObservationError
 from vecenv.core.faults import EnvFault
 from vecenv.core.infos import keep_info
 from vecenv.core.pickling import dumps, load_factories, load_registry
-from vecenv.core.reopening import MissingEnv, remade
-from vecenv.core.restarts import RestartingEnv, without_restarts
-from vecenv.core.spaces import require_new_env
+from vecenv.core.replacing import MissingEnv, RestartingEnv, remade, without_restarts
+from vecenv.core.spaces import require_new_env, take_row
 from vecenv.workers.rows import Layout, Tables
 
 __all__ = ["Answer", "Chunk", "EnvSpaces", "close_envs", "make_envs"]

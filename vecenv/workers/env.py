@@ -38,30 +38,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import Env, Space, logger
-from gymnasium.error import NoAsyncCallError, ResetNeeded
+from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import iterate
 
 from vecenv.core.arguments import read_autoreset_mode, read_count, read_timeout
-from vecenv.core.autoreset import StepRows
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.deadline import Deadline
+from vecenv.core.ending import close_at_exit
 from vecenv.core.env_state import pack_envs, unpack_envs
 from vecenv.core.errors import EnvStateError
 from vecenv.core.faults import (
     StepTimeoutError,
     WorkerDiedError,
     raise_faults,
-    reset_needed_as,
     retold,
 )
 from vecenv.core.infos import add_info
-from vecenv.core.leaving import close_at_exit
 from vecenv.core.pickling import dump_factories, dump_registry, dumps
 from vecenv.core.protocol import CallProtocol
-from vecenv.core.reopening import raise_creation_errors
+from vecenv.core.replacing import raise_creation_errors
+from vecenv.core.rows import StepRows, slot_rows
 from vecenv.core.seeding import Seed, checked_seed, seed_per_env, split_reset_mask
-from vecenv.core.slots import slot_rows
 from vecenv.core.spaces import ObservationMode
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 from vecenv.timing.stamps import EnvStamps, WorkerProcess
@@ -308,28 +305,6 @@ class AsyncVectorEnv(GymVecEnv):
 
     # -- step --------------------------------------------------------------------------------
 
-    def step(self, actions: Any, *, out: Any = None) -> StepResult:
-        """Step every env once, see `VecEnv.step`.
-
-        Before the very first reset the envs are asked all the same, with actions unchecked: the
-        ResetNeeded that is raised then is also of the class of what an env raised, as Gymnasium's
-        tests want it.
-        """
-        if not self._calls.has_reset and self._calls.fault is None:
-            self._calls.require_idle("step")
-            told = "`step` was called before the first `reset`; call `reset` first"
-            self._begin_step(list(iterate(self.action_space, actions)), None, is_checked=False)
-            try:
-                self._finish("step", self._deadline(None))
-            except Exception as error:
-                if "env_index" not in vars(error):  # a timeout, or a worker that is gone
-                    raise
-                self._calls.fault = None  # what is missing is a reset
-                told = f"{told} (env {vars(error)['env_index']} raised {error!r})"
-                raise reset_needed_as(type(error))(told) from error
-            raise ResetNeeded(told)
-        return super().step(actions, out=out)
-
     def step_async(self, actions: Any, *, out: Any = None) -> None:
         """Start stepping every env once; see `step`."""
         self._calls.require_ready("step_async")
@@ -354,16 +329,16 @@ class AsyncVectorEnv(GymVecEnv):
         deadline = _NEVER if self._timeout is None else self._deadline(None)
         return self._finish_step(self._finish("step", deadline)[0])
 
-    def _begin_step(self, actions: Any, out: Any, *, is_checked: bool = True) -> None:
+    def _begin_step(self, actions: Any, out: Any) -> None:
         """Give all workers the actions; the step is pending then."""
         pool, calls = self._pool, self._calls
         if self._is_disabled:
             self._ended.require_reset_ended(range(self.num_envs))
         slot = None if out is None else slot_rows(out, self._rows.obs, self.num_envs)
         payloads, own = None, None if pool.own is None else pool.own.step
-        shared = pool.tables.actions if is_checked else None
+        shared = pool.tables.actions
         if shared is None or not shared.write(actions):
-            each = list(self._actions.each(actions)) if is_checked else actions
+            each = list(self._actions.each(actions))
             parts = [each[i:j] for i, j in self._plan.chunks]
             own = None if own is None else partial(own, parts.pop(0))
             payloads = list(map(dumps, parts))

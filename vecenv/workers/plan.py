@@ -11,8 +11,7 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.arguments import read_count
-from vecenv.core.batches import chunk_bounds
-from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces
+from vecenv.core.spaces import BatchedSpaces, ObservationMode, batch_env_spaces, chunk_bounds
 from vecenv.machine import usable_cores
 
 __all__ = ["Plan", "read_spaces", "worker_bounds", "worker_variables"]

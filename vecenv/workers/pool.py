@@ -22,13 +22,13 @@ import numpy as np
 from gymnasium import Env, Space
 
 from vecenv.core.deadline import Deadline
+from vecenv.core.ending import Watcher
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError, describe_exit
 from vecenv.core.interrupts import interrupts_later
 from vecenv.core.library_threads import forked_with_one_openblas_thread
-from vecenv.core.orphans import Watcher
 from vecenv.core.pickling import dumps, loads
-from vecenv.core.restarts import with_restarts
+from vecenv.core.replacing import with_restarts
 from vecenv.core.spaces import BatchedSpaces, require_spaces
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.channel import HEAD, Kind, ask, frame
@@ -162,7 +162,7 @@ class Pool:
     def leave_to_parent(self) -> None:
         """Let go of the workers, in a fork of their parent."""
         self._selector.close()
-        self._watcher.leave_to_parent()
+        self._watcher.close(is_owner=False)
         for seat in self.seats:
             if seat.channel is not None:
                 seat.channel.close()

@@ -10,10 +10,9 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
-from vecenv.core.autoreset import StepRows
-from vecenv.core.batches import take_row
 from vecenv.core.faults import shorten
-from vecenv.core.rows import ObjectRows, ObservationRows, TreeRows, copy_batch
+from vecenv.core.rows import ObjectRows, ObservationRows, StepRows, TreeRows, copy_batch
+from vecenv.core.spaces import take_row
 from vecenv.workers.memory import Memory
 
 __all__ = ["Actions", "Layout", "Tables"]

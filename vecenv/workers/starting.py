@@ -24,11 +24,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from vecenv.core.faults import leave_when_copied
+from vecenv.core.ending import close_all, end_group, end_with_caller
 from vecenv.core.interrupts import interrupts_later
-from vecenv.core.leaving import close_all
 from vecenv.core.library_threads import limit_threads, limited_environment
-from vecenv.core.orphans import end_group, end_with_caller
 from vecenv.core.pickling import dump_factories, dump_registry, load_factories, load_registry
 from vecenv.machine import is_portable, loaded_libraries, num_threads
 from vecenv.workers.channel import socket_pair
@@ -327,7 +325,6 @@ def set_up_child(setup: ChildSetup, channel: socket.socket) -> None:
         with contextlib.suppress(OSError):  # a session's leader has a group of its own
             os.setpgid(0, 0)
     end_with_caller(setup.caller_pid, is_child_of_main_thread=setup.is_own_child)
-    leave_when_copied()
     if hasattr(os, "register_at_fork"):  # a process that an env forks must not hold it open
         os.register_at_fork(after_in_child=channel.close)
     limit_threads()

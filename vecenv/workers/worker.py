@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Env
 
-from vecenv.core.faults import EnvFault, leave_if_copied
+from vecenv.core.faults import EnvFault
 from vecenv.core.pickling import loads
-from vecenv.core.restarts import with_restarts
+from vecenv.core.replacing import with_restarts
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.channel import HEAD, Kind, frame, patient
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
@@ -36,8 +36,6 @@ def run_worker(
             _Worker(channel, child, memory, worker, first).run()
     except OSError:
         pass  # the caller is gone, or this is a process that an env has forked, without channel
-    finally:
-        leave_if_copied()
 
 
 class _Worker:

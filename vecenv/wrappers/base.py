@@ -12,13 +12,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.base import StepBatch, StepResult, VecEnv
-from vecenv.core.batches import by_space, stack_rows, take_row
 from vecenv.core.errors import ActionError, EnvStateError, NoActionMaskError
 from vecenv.core.protocol import told
-from vecenv.core.rows import ObservationRows
+from vecenv.core.rows import ObservationRows, slot_arrays
 from vecenv.core.seeding import Seed
-from vecenv.core.slots import slot_arrays
-from vecenv.core.spaces import batch_thinly
+from vecenv.core.spaces import batch_thinly, by_space, stack_rows, take_row
 
 __all__ = ["Part", "VecWrapper", "WrapperSlot"]
 

@@ -13,12 +13,11 @@ from gymnasium.vector import AutoresetMode
 from vecenv.adapters import split_infos
 from vecenv.core.arguments import read_count
 from vecenv.core.base import StepBatch, StepResult, VecEnv
-from vecenv.core.batches import join_rows, leaves, take_row, take_rows
 from vecenv.core.infos import add_info
 from vecenv.core.protocol import CallProtocol
-from vecenv.core.rows import ObservationRows
+from vecenv.core.rows import ObservationRows, slot_rows
 from vecenv.core.seeding import Seed
-from vecenv.core.slots import slot_rows
+from vecenv.core.spaces import join_rows, leaves, take_row, take_rows
 from vecenv.wrappers.base import EVERY, VecWrapper
 
 __all__ = ["TimeLimit"]

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv.core.arguments import check_choice, read_count
 from vecenv.core.base import VecEnv
-from vecenv.core.batches import leaves
+from vecenv.core.spaces import leaves
 from vecenv.wrappers.base import EVERY, Part, VecWrapper, new_batch
 from vecenv.wrappers.transform import require_arrays
 

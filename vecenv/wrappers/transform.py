@@ -10,8 +10,8 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Tuple
 
 from vecenv.core.base import VecEnv
-from vecenv.core.batches import ARRAY_SPACES, leaf_by_leaf, leaves
 from vecenv.core.errors import ObservationError
+from vecenv.core.spaces import ARRAY_SPACES, leaf_by_leaf, leaves
 from vecenv.wrappers.base import Part, VecWrapper, new_batch
 
 __all__ = [

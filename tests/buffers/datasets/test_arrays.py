@@ -75,6 +75,20 @@ def test_episodes_come_back_bit_for_bit_from_every_buffer(tmp_path):
     disk.close()
 
 
+def test_several_recordings_are_read_one_after_the_other():
+    parts = [flat([3, 10], 14), flat([0], 1, seed=1), flat([5], 9, seed=2)]
+    data = opened(parts)
+    assert data.episode_lengths.tolist() == [4, 7, 3, 1, 6, 3]
+    assert_same(data, [episode for part in parts for episode in opened(part)])
+    assert_same(data, from_buffer(data.to_buffer(EpisodicReplayBuffer)))
+    parts[2]["rewards"][4] = np.nan
+    with pytest.raises(DatasetError, match="episode 0, step 4: rewards is nan"):
+        opened(parts).to_buffer(SharedReplayBuffer)
+    assert opened(parts[:2]).name == "arrays and 1 more"
+    with pytest.raises(DatasetError, match="list of recordings is empty"):
+        opened([])
+
+
 def test_without_next_observations_only_a_termination_keeps_its_last_step():
     arrays = flat([3, 10, 11, 29], 40, with_next=False)
     data = opened(arrays)

@@ -111,7 +111,6 @@ def observe_rows(states, obs, rules):
 
 _STEPS, _AFTER, _DRAWS, _SESSIONS, _ROWS = "steps", "steps + 1", "draws", "sessions", "rows"
 _INTEGERS, _NUMBERS, _STRING = "iu", "f", "U"
-_MAX_BYTES = 1 << 29  # of a trace in memory; 499 steps take 2 MB
 
 
 def _fields() -> dict[str, tuple[str, tuple[Any, ...]]]:
@@ -183,7 +182,7 @@ class Trace:
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         try:
-            self.arrays = read_npz(path, max_bytes=_MAX_BYTES)
+            self.arrays = read_npz(path)
         except FileNotFoundError:
             raise
         except (OSError, ValueError) as error:

@@ -14,9 +14,8 @@ from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.compiling import cached_njit
 from vecenv.core.errors import ActionError, ActionMaskError, ActionTypeError, SlotError
 from vecenv.core.masks import MASK_KEY
-from vecenv.core.rows import aligned_zeros
+from vecenv.core.rows import aligned_zeros, slot_arrays
 from vecenv.core.seeding import Seed
-from vecenv.core.slots import slot_arrays
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.jit import random
 from vecenv.jit.arrays import element_bounds

@@ -1,12 +1,13 @@
-"""A worker ends when its caller is gone, and what its envs have started ends with the worker.
+"""Whatever way a program ends, its vector envs are closed, its workers and what envs start end.
 
-The kernel, or a thread where it can't, kills a worker whose caller is gone. What envs start, game
-servers for example, is in the worker's process group, which the caller ends, and when it is gone,
-a process of a few lines that has waited for that.
+At the program's end open vector envs are closed. The kernel, or a thread where it can't, kills a
+worker whose caller is gone. What envs start, game servers for example, is in the worker's process
+group, which the caller ends, and when it is gone, a process of a few lines that waits for that.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -14,12 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO
+import weakref
+from typing import IO, Any
 
 from vecenv.core.interrupts import interrupts_later
 from vecenv.machine import is_portable
 
-__all__ = ["Watcher", "end_group", "end_with_caller"]
+__all__ = ["Watcher", "close_all", "close_at_exit", "end_group", "end_with_caller"]
 
 _PR_SET_PDEATHSIG = 1
 _GROUP_S = 0.2  # between SIGTERM and SIGKILL
@@ -39,6 +41,25 @@ for number in (signal.SIGTERM, 0, signal.SIGKILL):
         if groups and not number:
             time.sleep(0.01)
 """
+_open: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def close_at_exit(envs: Any) -> None:
+    """Have `envs.close()` called at the program's end, if they are open then; not in forks."""
+    _open.add(envs)
+
+
+def close_all() -> None:
+    """Close what is open; nothing happens the second time."""
+    for envs in list(_open):
+        with contextlib.suppress(Exception):  # nobody is left to be told
+            if not envs.closed:
+                envs.close()
+
+
+atexit.register(close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_open.clear)
 
 
 class Watcher:
@@ -57,8 +78,9 @@ class Watcher:
         """Start the process, which `close` ends."""
         if hasattr(os, "killpg"):  # which Windows has not
             with interrupts_later():  # or nobody knows of it
+                command = [sys.executable, "-I", "-S", "-c", _WATCHER]
                 process = self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _WATCHER],
+                    command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -74,19 +96,13 @@ class Watcher:
             with contextlib.suppress(OSError, ValueError):  # somebody has killed it
                 self._file.write(f"{sign}{pid}\n".encode())
 
-    def close(self) -> None:
-        """End it, when all workers have ended."""
+    def close(self, *, is_owner: bool = True) -> None:
+        """End it, when all workers have ended; in a fork, let go of it."""
         process, self._process = self._process, None
-        if process is not None:
+        if process is not None and is_owner:
             process.kill()
             process.wait()
-        if self._file is not None:
-            self._file.close()
-
-    def leave_to_parent(self) -> None:
-        """Let go of it in a fork."""
-        process, self._process = self._process, None
-        if process is not None:
+        elif process is not None:
             process.returncode = 0  # or it would warn that a process is still running
         if self._file is not None:
             self._file.close()
@@ -113,17 +129,14 @@ def end_with_caller(caller_pid: int, *, is_child_of_main_thread: bool) -> None:
         is_child_of_main_thread: Whether the caller's main thread started this process itself. Linux
             then signals the end of the parent; for other threads it would signal the thread's end.
     """
-    if is_child_of_main_thread and not is_portable() and _ask_kernel():
-        if os.getppid() != caller_pid:  # it ended before we asked
-            os._exit(1)
-        return
+    if is_child_of_main_thread and not is_portable():
+        import ctypes
+
+        if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0:
+            if os.getppid() != caller_pid:  # it ended before we asked
+                signal.raise_signal(signal.SIGKILL)
+            return
     threading.Thread(target=_watch, args=(caller_pid,), daemon=True, name="caller-watch").start()
-
-
-def _ask_kernel() -> bool:
-    import ctypes
-
-    return ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0
 
 
 def _watch(caller_pid: int) -> None:

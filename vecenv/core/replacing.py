@@ -1,4 +1,4 @@
-"""Envs made anew in their row of a vector env, and what stands in a row whose env is missing."""
+"""Other envs in a row of a vector env: restarted when they raise, reopened, or missing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,127 @@ import numpy as np
 from gymnasium import Env, Space
 from gymnasium.vector.utils import create_empty_array
 
-from vecenv.core.batches import take_row
 from vecenv.core.errors import EnvCreationError
-from vecenv.core.spaces import require_new_env, require_spaces
+from vecenv.core.faults import shorten
+from vecenv.core.infos import copy_value
+from vecenv.core.spaces import require_new_env, require_spaces, take_row
 
-__all__ = ["MissingEnv", "raise_creation_errors", "read_reopened", "remade"]
+__all__ = [
+    "MissingEnv",
+    "RestartingEnv",
+    "mixed_seed",
+    "raise_creation_errors",
+    "read_reopened",
+    "remade",
+    "with_restarts",
+    "without_restarts",
+]
+
+
+class RestartingEnv:
+    """Stands for an env in `EnvGroup`; when the env raises, makes a new one and reports truncation.
+
+    The step that failed returns the last observation, reward 0, truncated, and the info fields
+    `restarts` (int, so far) and `restart_reason` (text). What follows is autoreset's business.
+
+    Attributes:
+        env: The env that is being stepped.
+
+    Args:
+        env: The first env.
+        factory: Makes the next ones.
+        count: int64 (1,), shared with the caller: how often the env has been replaced.
+        is_callers: Whether the caller's own process steps it.
+    """
+
+    def __init__(
+        self, env: Env, factory: Callable[[], Env], count: np.ndarray, is_callers: bool
+    ) -> None:
+        self.env = env
+        # In the caller's process Ctrl-C is no fault of the env's; workers ignore it.
+        self._passing: Any = KeyboardInterrupt if is_callers else ()
+        self._count = count
+        self._factory = factory
+        self._seed: int | None = None
+        self._last_obs: Any = None
+        self._lost: str | None = None  # why the episode in progress is lost
+
+    def lose(self, last_obs: Any, reason: str) -> None:
+        """Let the next step report that the episode was lost with the former worker."""
+        self._last_obs, self._lost = last_obs, reason
+
+    def go_on_with(self, env: Env, last_obs: Any, factory: Callable[[], Env] | None = None) -> None:
+        """Stand for another env from now on, whose last observation was this."""
+        self.env, self._last_obs, self._lost = env, last_obs, None
+        self._factory = factory or self._factory
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the env; if it raises, try once with a new one."""
+        self._lost = None
+        if seed is not None:
+            self._seed = seed
+        again = None if options is None else copy_value(options)  # envs may change theirs
+        try:
+            result = self.env.reset(seed=seed, options=options)
+        except self._passing:
+            raise
+        except BaseException:
+            self._replace()
+            result = self.env.reset(seed=seed, options=again)
+        self._last_obs = result[0]
+        return result
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Step the env, or report its loss."""
+        reason, self._lost = self._lost, None
+        if reason is None:
+            try:
+                result = self.env.step(action)
+                self._last_obs = result[0]
+                return result
+            except self._passing:
+                raise
+            except BaseException as error:
+                reason = f"{type(error).__name__}: {error} (action {shorten(repr(action))})"
+                self._replace()
+        info = {"restarts": int(self._count[0]), "restart_reason": reason}
+        return self._last_obs, 0.0, False, True, info
+
+    def _replace(self) -> None:
+        """Make a new env and seed it from the seed of the last reset and the number of restarts."""
+        with contextlib.suppress(Exception, SystemExit):  # it has just raised; it is a courtesy
+            self.env.close()
+        self.env = self._factory()
+        self._count += 1
+        if self._seed is not None:
+            self.env.reset(seed=mixed_seed(self._seed, int(self._count[0])))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+
+def mixed_seed(seed: int, count: int) -> int:
+    """Return the seed of the env that replaces one for the `count`-th time."""
+    return int(np.random.SeedSequence([seed, count]).generate_state(1)[0])
+
+
+def with_restarts(
+    envs: Sequence[Env],
+    factories: Sequence[Callable[[], Env]],
+    counts: np.ndarray,
+    *,
+    is_callers: bool = True,
+) -> list[Any]:
+    """Have every env restarted when it raises; counts, int64 (num_envs,), are the caller's, too."""
+    return [
+        RestartingEnv(env, factory, counts[index : index + 1], is_callers)
+        for index, (env, factory) in enumerate(zip(envs, factories, strict=True))
+    ]
+
+
+def without_restarts(env: Any) -> Env:
+    """Return the env itself."""
+    return env.env if isinstance(env, RestartingEnv) else env
 
 
 class MissingEnv(Env):
@@ -56,7 +172,6 @@ class MissingEnv(Env):
         """Return None, whatever is asked for, or raise."""
         if not self._is_empty:
             self.reset()
-        return None
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
         """Set nothing, or raise."""
@@ -87,8 +202,6 @@ def remade(
     with contextlib.suppress(Exception):  # its results are not asked for any more
         env.close()
     new = factory()
-    if not isinstance(new, Env):
-        raise TypeError(f"expected a gymnasium.Env, got {type(new).__name__}")
     require_new_env(new, {id(other.unwrapped): number for number, other in enumerate(others)})
     try:
         found = new.observation_space, new.action_space
@@ -101,11 +214,7 @@ def remade(
 
 
 def read_reopened(env_ids: np.ndarray, factories: Any) -> dict[int, Callable[[], Env]]:
-    """Return the new factory of each row that is to be reopened, rows in ascending order.
-
-    Args:
-        env_ids: Distinct rows, int64 (B,).
-        factories: One factory for all of them, or a sequence of one for each.
+    """Return the new factory of each row, int64 (B,), that is to be reopened, in ascending order.
 
     Raises:
         TypeError: A factory can't be called.

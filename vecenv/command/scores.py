@@ -1,0 +1,146 @@
+"""Scores: of one policy in any env, or of two under equal luck; tables of them in files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from vecenv.command.playing import load_policy, play
+from vecenv.files import write_json, write_text
+from vecenv.timing.report import as_number, new_table
+
+__all__ = ["Scores", "compare_policies", "returns_of", "score", "table_format", "write_table"]
+
+_WAYS = "likeliest", "drawn as in the training"
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Mean returns with their uncertainty.
+
+    Attributes:
+        title: Of the table.
+        rows: Name, mean, and half width of its 95 % confidence interval.
+        facts: Further values for JSON.
+        note: Below the table.
+    """
+
+    title: str
+    rows: list[tuple[str, float, float]]
+    facts: dict[str, Any]
+    note: str = ""
+
+    def table(self) -> Table:
+        """Return the table, for `rich` to print."""
+        made = new_table(self.title, ["", "return"], box=SIMPLE_HEAD, caption=self.note or None)
+        made.min_width = max(len(self.title), len(self.note))
+        for name, mean, half in self.rows:
+            made.add_row(Text(name), f"{as_number(mean)} ± {as_number(half)}")
+        return made
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return all of it as JSON, and write it to a file if a path is given."""
+        rows = [dict(zip(("name", "mean", "ci95"), row, strict=True)) for row in self.rows]
+        return write_json({**self.facts, "scores": rows}, path)
+
+
+def score(
+    env: str, policy: Path, episodes: int, seed: int, *, env_kwargs: Mapping[str, Any]
+) -> Scores:
+    """Play by the likeliest actions, then by drawn ones; see `play` for the arguments."""
+    found, trainer = play(env, policy, episodes, seed=seed, env_kwargs=env_kwargs)
+    rows = [
+        (f"{group}: {way}" if group else way, result.mean, result.ci95)
+        for group, results in found.items()
+        for way, result in zip(_WAYS, results, strict=True)
+        if result is not None
+    ]
+    facts = {"env": env, "policy": str(policy), "trainer": trainer}
+    title = f"{env}, {trainer} of {policy}: {episodes} episodes"
+    return Scores(title, rows, {**facts, "episodes": episodes, "seed": seed})
+
+
+def compare_policies(policies: tuple[str, str], episodes: int, seed: int, **options: Any) -> Scores:
+    """Let two policies play the same episodes, each once; `options` are those of `returns_of`.
+
+    Rows are of both, and of the first less the second, episode by episode.
+
+    Raises:
+        ValueError: Fewer than two episodes, or what `returns_of` raises.
+    """
+    if episodes < 2:
+        raise ValueError(f"episodes is {episodes}, expected at least 2")
+    first, second = (returns_of(policy, episodes, seed, **options) for policy in policies)
+    columns = np.stack([first, second, first - second])
+    means, halves = columns.mean(1).tolist(), 1.96 * columns.std(1, ddof=1) / episodes**0.5
+    rows = [*zip([*policies, "difference"], means, halves.tolist(), strict=True)]
+    unpaired = float(np.hypot(*halves[:2]))  # if the episodes had nothing to do with each other
+    note = f"{episodes} episodes under equal luck; ±: 95 %; unpaired it would be ± "
+    facts = {"episodes": episodes, "seed": seed, "unpaired_ci95": unpaired}
+    return Scores("", rows, facts, note + as_number(unpaired))
+
+
+def returns_of(
+    policy: str, episodes: int, seed: int, *, env: str, env_kwargs: Mapping[str, Any]
+) -> np.ndarray:
+    """Return the returns float64 (episodes,) of a policy; episode i has the seed `seed + i`.
+
+    Args:
+        policy: As `vecenv evaluate` takes it of CAGE, else as `vecenv play` does.
+        episodes: How many, side by side, each the first of its env.
+        seed: Of the first.
+        env: "Cage2-v0", "Cage4-v0", or what `vecenv play` takes.
+        env_kwargs: Of the env, such as red_agent="meander" of CAGE 2.
+    """
+    if env == "Cage2-v0":
+        from vecenv.cage.challenge2.play.playing import play_cell
+
+        return play_cell(policy, episodes, seed, **env_kwargs)
+    if env == "Cage4-v0":
+        from vecenv.cage.challenge4.play.playing import play_episodes
+
+        return play_episodes(policy, episodes, seed=seed, **env_kwargs).rewards[:-1].sum(axis=0)
+    envs, act, _ = load_policy(env, Path(policy), num_envs=episodes, env_kwargs=env_kwargs)
+    from vecenv.learn import evaluate  # torch, not before there is a policy
+
+    try:
+        return np.array(evaluate(act, envs, episodes, seed=seed).returns)
+    finally:
+        envs.close()
+
+
+def table_format(path: Path) -> str:
+    """Return ".csv" or ".md", the ending of a file for a table; ValueError for another one."""
+    if path.suffix not in (".csv", ".md"):
+        raise ValueError(f"table is {str(path)!r}, expected an ending of .csv or .md")
+    return path.suffix
+
+
+def write_table(table: Table, path: Path) -> None:
+    """Write the cells of a table: in .csv the two numbers of `mean ± half` are columns each."""
+    columns = [[str(column.header), *map(_plain, column.cells)] for column in table.columns]
+    if table_format(path) == ".md":
+        lines = [f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)]
+        rule = "|".join(":--" if column.justify == "left" else "--:" for column in table.columns)
+        return write_text(path, "\n".join([lines[0], f"|{rule}|", *lines[1:], ""]))
+    parts = list[list[str]]()
+    for header, *cells in columns:
+        means, _, halves = zip(*(cell.partition("±") for cell in cells), strict=True)
+        parts.append([header, *map(str.strip, means)])
+        if any(halves):
+            parts.append([f"{header} ±", *map(str.strip, halves)])
+    csv.writer(file := io.StringIO(), lineterminator="\n").writerows(zip(*parts, strict=True))
+    return write_text(path, file.getvalue())
+
+
+def _plain(cell: Any) -> str:
+    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain
