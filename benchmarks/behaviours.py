@@ -48,12 +48,13 @@ PARTS = {
     "timing": ["timing"],
     "agents": ["agents"],
     "wrappers": ["wrappers"],
+    "port": ["port"],
 }  # fmt: skip
 PUBLIC = (
     "vecenv", "vecenv.adapters", "vecenv.agents", "vecenv.cage", "vecenv.cage.challenge2",
     "vecenv.cage.challenge4", "vecenv.check", "vecenv.compare", "vecenv.jit", "vecenv.jit.cuda",
-    "vecenv.jit.envs", "vecenv.jit.random", "vecenv.learn", "vecenv.ray", "vecenv.timing",
-    "vecenv.wrappers", "buffers", "buffers.datasets",
+    "vecenv.jit.envs", "vecenv.jit.random", "vecenv.learn", "vecenv.port", "vecenv.ray",
+    "vecenv.timing", "vecenv.wrappers", "buffers", "buffers.datasets",
 )  # fmt: skip
 _KINDS = "(private: ", "; goes with `", "; goes with its mechanism: ", "; needs a public test"
 _GOES_WITH = re.compile(r"; goes with (?:`(?P<test>[^`]+)`|its mechanism: .+)")

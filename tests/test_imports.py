@@ -28,7 +28,7 @@ OPTIONAL |= {"pettingzoo", "stable_baselines3", "tianshou", "torchrl", "tensordi
 OPTIONAL |= {"h5py", "pyarrow"}
 # Whose names users import from there.
 PUBLIC_ROOMS = {"vecenv.adapters", "vecenv.cage", "vecenv.files", "vecenv.jit", "vecenv.jit.random"}
-PUBLIC_ROOMS |= {"vecenv.agents", "vecenv.learn", "vecenv.train", "vecenv.wrappers"}
+PUBLIC_ROOMS |= {"vecenv.agents", "vecenv.learn", "vecenv.port", "vecenv.train", "vecenv.wrappers"}
 PUBLIC_ROOMS |= {"buffers.datasets"}
 TRAINERS = {"cage2_defender", "cage4_defender", "dqn", "ppo", "ppo_agents", "r2d2", "sac"}
 BLOCKS = (ast.stmt, ast.excepthandler, ast.match_case)  # what statements are in

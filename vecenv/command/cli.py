@@ -682,6 +682,77 @@ def compare(
     return 0
 
 
+def port(
+    env: EnvName,
+    kernels: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="KERNELS")] = "",
+    /,
+    *,
+    new: bool = False,
+    folder: Path = Path(),
+    minutes: float = 2.0,
+    fields: str | None = None,
+    policy: tuple[str, ...] = (),
+    env_kwargs: tuple[str, ...] = (),
+    tolerance: float = 1e-6,
+    margin: float = 0.2,
+    max_episode_steps: int | None = None,
+    seed: int = 0,
+    debug: bool = False,
+    json: Path | None = None,
+) -> int:
+    """Prove that kernels do what a Python env does, draw by draw, or show the first difference.
+
+    Args:
+        env: The Python env: registered id, also "module:id", or "module:factory".
+        kernels: "module:name" of EnvKernels, or the id of compiled envs.
+        new: Write a skeleton of kernels for ENV, and a test, instead.
+        folder: Where --new writes.
+        minutes: How long to look for differences.
+        fields: "module:name" of a dict from fields of the state to paths in the Python env; by
+            default FIELDS beside the kernels.
+        policy: To be played, too: "module:function" from an observation to an action, or a run
+            folder of `vecenv train`.
+        env_kwargs: For the Python env, such as is_slippery=True.
+        tolerance: How far floats may be apart, relative to the larger of 1 and themselves.
+        margin: How far mean returns of free runs may be apart, in standard deviations.
+        max_episode_steps: Limit of the kernels' episodes; by default that of ENV's registration.
+        seed: Of runs and actions.
+        debug: Run the kernels as plain Python: nothing is compiled.
+        json: File to write the report to.
+    """
+    from vecenv.command import porting
+    from vecenv.compare.source import read_env_kwargs
+
+    kwargs = read_env_kwargs(env_kwargs)
+    if new:
+        print(porting.write_new(env, folder, kwargs))
+        return 0
+    if not kernels:
+        raise ValueError("KERNELS is missing: give module:name, or --new to write a skeleton")
+    if minutes <= 0:
+        raise ValueError(f"minutes is {minutes}, expected a number above 0")
+    if json is not None:
+        require_writable(json)
+    found = porting.prove_port(
+        env,
+        kernels,
+        fields=fields,
+        policies=policy,
+        env_kwargs=kwargs,
+        minutes=minutes,
+        tolerance=tolerance,
+        margin=margin,
+        max_episode_steps=max_episode_steps,
+        seed=seed,
+        debug=debug,
+        say=lambda text: print(f"{text} ...", flush=True),
+    )
+    print(found)
+    if json is not None:
+        found.to_json(json)
+    return 0 if found.is_proven else 1
+
+
 @contextlib.contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
     """Print warnings as errors are, without the line of code that they come from."""
@@ -717,6 +788,7 @@ def main(args: Sequence[str] | None = None) -> int:
         "replay": replay,
         "check": check,
         "compare": compare,
+        "port": port,
     }
     words = _words_of_process() if args is None else list(args)
     _tell_sdl_of_no_display()

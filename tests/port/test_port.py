@@ -1,0 +1,260 @@
+"""`vecenv.port`: equal kernels are proven, others' first difference is told with its lines."""
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Discrete
+from port import toys
+
+from vecenv.command.cli import main
+from vecenv.jit import JitVectorEnv
+from vecenv.port import prove
+from vecenv.port.returns import compare_means
+
+BRIEF = {"minutes": 0.004, "debug": True, "has_free_runs": False}
+
+
+def line_of(text):
+    """Return "toys.py:N" of the line of the toys that begins with a text."""
+    lines = Path(toys.__file__).read_text().splitlines()
+    return f"toys.py:{1 + next(k for k, line in enumerate(lines) if line.strip().startswith(text))}"
+
+
+def test_every_distribution_replays():
+    proof = prove(toys.Luck, toys.LUCK_KERNELS, **BRIEF)
+    assert proof.is_proven, str(proof)
+    assert proof.counts["draws"] > 13 * 50 and proof.fields == ["steps", "luck"]
+    assert proof.not_compared == ["order"]
+    assert max(proof.largest_errors.values()) == 0.0
+
+
+def test_masks_and_fields_are_compared():
+    proof = prove(toys.Walk, toys.WALK, **BRIEF)
+    assert proof.is_proven, str(proof)
+    assert proof.counts["steps"] >= 50 and set(proof.styles) >= {"random", "rare", "return"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "what", "python_line", "kernel_line"),
+    [
+        ({"step": toys.step_rarely_wrong}, "reward", "reward = 1.0 if self", "reward = 0.5"),
+        ({"observe": toys.observe_wrong}, "observation[1]", "", "out[1] = 5"),
+        ({"action_mask": toys.mask_wrong}, "mask[0]", "", "def mask_wrong"),
+    ],
+)
+def test_a_difference_is_told_with_its_lines(changed, what, python_line, kernel_line):
+    kernels = dataclasses.replace(toys.WALK, **changed)
+    proof = prove(toys.Walk, kernels, minutes=0.1, debug=True, has_free_runs=False)
+    found = proof.difference
+    assert found is not None and found.what == what and not proof.is_proven
+    if python_line:
+        assert line_of(python_line) in found.python_line
+    assert line_of(kernel_line) in found.kernel_line
+    assert str(found).count("\n") >= 3 and found.actions[0] is None
+
+
+def test_a_field_is_named_with_the_line_that_set_it():
+    kernels = dataclasses.replace(toys.WALK, step=toys.step_other_field)
+    found = prove(toys.Walk, kernels, minutes=0.1, debug=True, has_free_runs=False).difference
+    assert found is not None and found.what == "field wind"
+    assert (found.python, found.kernels) == ("-1", "-2")
+    assert line_of("self.wind = int(") in found.python_line
+    assert line_of("state.wind = -2") in found.kernel_line
+
+
+def test_a_draw_too_many_is_named_with_its_line():
+    kernels = dataclasses.replace(toys.WALK, step=toys.step_one_more_draw)
+    found = prove(toys.Walk, kernels, **BRIEF).difference
+    assert found is not None and found.what == "draws"
+    assert line_of("integers(rng, 5)") in found.kernel_line
+    assert "draw 3: nothing | integers(5)" in found.notes[-1]
+
+
+def test_a_draw_too_few_is_named_with_its_line():
+    def still(state, action, rng):
+        state.wind = 0
+        state.place = min(max(state.place + action - 1, 0), 9)
+        return 1.0 if state.place == 9 else -0.1, state.place == 9, False
+
+    found = prove(toys.Walk, dataclasses.replace(toys.WALK, step=still), **BRIEF).difference
+    assert found is not None and found.what == "draws"
+    assert line_of("if self.np_random.random() < 0.3") in found.python_line
+    assert "uniform() toys.py" in found.notes[0] and "nothing" in found.notes[0]
+
+
+def test_a_game_is_compared_agent_by_agent():
+    proof = prove(toys.Tag, toys.TAG, **BRIEF)
+    assert proof.is_proven, str(proof)
+    assert proof.fields == ["places", "steps"]
+
+    def lazy(state, actions, rng):
+        result = toys.tag_step(state, actions, rng)
+        if state.steps > 6:
+            state.rewards[:] = 0.0
+        return result
+
+    wrong = dataclasses.replace(toys.TAG, step=lazy)
+    found = prove(toys.Tag, wrong, minutes=0.1, debug=True, has_free_runs=False).difference
+    assert found is not None and found.what.startswith("reward of "), found
+    assert "state.rewards[:] = 0.0" in found.kernel_line
+
+
+@pytest.mark.parametrize(
+    ("env", "kind", "text", "is_fatal"),
+    [
+        (toys.GlobalLuck, "global randomness", "self.noise = np.random.rand()", True),
+        (toys.PythonLuck, "global randomness", "if random.random() < 0.5", True),
+        (toys.Clock, "wall-clock time", "self.now = time.time()", False),
+        (toys.Reader, "I/O", "with open(Path(__file__))", False),
+        (toys.Counting, "earlier episodes", "", False),
+        (toys.Ordered, "unknown", "", True),
+        (toys.SecondLuck, "seed", "", False),
+    ],
+)
+def test_hidden_dependencies_are_named(env, kind, text, is_fatal):
+    proof = prove(env, toys.WALK, **BRIEF)
+    hidden = [one for one in proof.hidden if one.kind == kind]
+    assert hidden, str(proof)
+    assert hidden[0].is_fatal == is_fatal and (not is_fatal or not proof.is_proven)
+    if text:
+        assert line_of(text) in hidden[0].line
+    assert str(hidden[0]) in str(proof)
+
+
+@pytest.mark.parametrize(
+    ("env", "kernels", "options", "message"),
+    [
+        (toys.Unseeded, toys.WALK, {}, "Unseeded can't be seeded: its reset takes no `seed`"),
+        (toys.Luck, toys.WALK, {}, "observation_space: the Python env has Box"),
+        (
+            toys.Walk,
+            dataclasses.replace(toys.WALK, action_space=Discrete(4), action_mask=None),
+            {},
+            r"action_space: the Python env has Discrete\(3\), the kernels have Discrete\(4\)",
+        ),
+        (toys.Walk, toys.WALK, {"fields": {"plce": "place"}}, "'plce', but the state has place"),
+        (toys.Walk, toys.WALK, {"fields": {"place": "plce"}}, "AttributeError"),
+        (toys.Walk, toys.WALK, {"fields": {"place": "seen()"}}, r"shape \(2,\); the state has"),
+        (toys.Dirichlet, toys.WALK, {}, "draws by `dirichlet`, which has no counterpart"),
+        (toys.Tag, toys.WALK, {}, "the Python env has agents"),
+    ],
+)
+def test_what_can_not_be_compared_is_refused(env, kernels, options, message):
+    with pytest.raises(ValueError, match=message):
+        prove(env, kernels, **BRIEF, **options)
+
+
+def test_kernels_must_be_some():
+    with pytest.raises(TypeError, match="expected EnvKernels or what makes a JitVectorEnv"):
+        prove(toys.Walk, "walk", **BRIEF)
+
+
+def test_an_exception_of_the_env_is_a_difference():
+    found = prove(toys.Raising, toys.WALK, minutes=0.1, debug=True, has_free_runs=False).difference
+    assert found is not None and found.what == "exception" and "no way back" in found.python
+    assert line_of('raise RuntimeError("no way back")') in found.python_line
+
+
+def test_policies_of_the_user_are_played():
+    asked = []
+
+    def right(obs):
+        asked.append(obs)
+        return 2
+
+    options = {"minutes": 0.03, "debug": True, "max_episode_steps": 20}
+    proof = prove(toys.brief, toys.WALK, policies=[right], **options)
+    assert proof.is_proven and proof.styles["policy"] > 5, str(proof)
+    assert proof.means[2].what == "return, policy 1 of the user" and proof.means[2].kernels > 0.0
+    assert asked and asked[0].shape == (2,)
+
+
+def test_free_runs_and_policies_carried_over_have_equal_means():
+    options = {"minutes": 0.05, "debug": True, "max_episode_steps": 20}
+    proof = prove(toys.brief, toys.WALK, **options)
+    assert len(proof.means) == 6 and proof.is_proven, str(proof)
+    assert all(one.episodes[0] > 1 for one in proof.means)
+
+    def still(state, action, rng):
+        result = toys.step(state, action, rng)
+        return result[0] - 0.2, result[1], result[2]
+
+    def make(num_envs, **options):  # another env where many are made
+        kernels = toys.WALK if num_envs == 1 else dataclasses.replace(toys.WALK, step=still)
+        return JitVectorEnv(kernels, num_envs, **options)
+
+    proof = prove(toys.brief, make, **options)
+    assert proof.difference is None and not proof.is_proven
+    assert "different" in {one.verdict for one in proof.means}, str(proof)
+
+
+def test_two_one_sided_tests():
+    rng = np.random.default_rng(0)
+    many, more = rng.normal(size=4000), rng.normal(size=4000)
+    assert compare_means("x", many, more, 0.2).verdict == "same"
+    assert compare_means("x", many[:8], more[:8], 0.2).verdict == "not shown"
+    assert compare_means("x", many, more + 0.5, 0.2).verdict == "different"
+    assert compare_means("x", many, more[:0], 0.2).verdict == "not shown"  # none has ended
+    assert compare_means("x", np.full(30, 3.0), np.full(30, 3.0), 0.2).verdict == "same"
+    assert compare_means("x", np.full(30, 3.0), np.full(30, 3.1), 0.2).verdict == "different"
+
+
+@pytest.mark.parametrize("name", ["taxi", "pendulum", "breakout", "lava_gap", "foraging"])
+def test_envs_of_others_equal_their_ports(name):
+    packages = {"breakout": "minatar", "lava_gap": "minigrid", "foraging": "lbforaging"}
+    pytest.importorskip(packages.get(name, "gymnasium"))
+    port = importlib.import_module(f"port.ports.{name}")
+    proof = prove(port.make, port.KERNELS, fields=port.FIELDS, **BRIEF)
+    assert proof.is_proven and proof.fields == list(port.FIELDS), str(proof)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["taxi", "pendulum"])
+def test_compiled_ports_equal_too(name):
+    port = importlib.import_module(f"port.ports.{name}")
+    proof = prove(port.make, port.KERNELS, fields=port.FIELDS, minutes=0.2)
+    assert proof.is_proven and proof.speeds is not None, str(proof)
+
+
+def test_the_command_reports_in_words_and_json(tmp_path, capsys):
+    args = ["port", "port.toys:brief", "port.toys:WALK", "--debug", "--minutes", "0.04"]
+    args += ["--max-episode-steps", "20"]
+    assert main([*args, "--json", str(tmp_path / "report.json")]) == 0
+    assert "no difference was found" in capsys.readouterr().out
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert told["is_proven"] and told["fields"] == ["place", "wind"] and len(told["means"]) == 6
+    assert main(["port", "port.toys:GlobalLuck", *args[2:]]) == 1
+    assert "global randomness" in capsys.readouterr().out
+    assert main(["port", "port.toys:Walk"]) == 2
+    assert "KERNELS is missing" in capsys.readouterr().err
+
+
+def test_bundled_envs_are_kernels_by_their_id(capsys):
+    ids = ["CliffWalking-v1", "JitCliffWalking-v1"]
+    assert main(["port", *ids, "--debug", "--minutes", "0.01"]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("env", ["port.toys:Walk", "port.toys:Tag", "Pendulum-v1"])
+def test_a_skeleton_runs(env, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["port", env, "--new", "--folder", str(tmp_path)]) == 0
+    module, test = sorted((path.stem for path in tmp_path.iterdir()), key=len)
+    assert test == f"test_{module}"
+    module = importlib.import_module(module)
+    with pytest.raises(AssertionError, match="DIFFERENT: draws"):  # so far, but it runs
+        importlib.import_module(test).test_the_port_is_the_env()
+    envs = JitVectorEnv(module.KERNELS, 2, debug=True)
+    envs.reset(seed=0)
+    envs.step(envs.action_space.sample())
+    envs.close()
+    if env == "port.toys:Walk":
+        assert module.FIELDS == {"place": "place", "wind": "wind"}
+    capsys.readouterr()
+    assert main(["port", env, f"{module.__name__}:KERNELS", "--debug", "--minutes", "0.01"]) == 1
+    assert "DIFFERENT: draws" in capsys.readouterr().out
+    assert main(["port", env, "--new", "--folder", str(tmp_path)]) == 2
+    assert "there is such a file already" in capsys.readouterr().err

@@ -1,0 +1,87 @@
+"""`vecenv port`: prove that kernels do what a Python env does, or write a skeleton of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vecenv.compare.source import read_source
+from vecenv.core.importing import import_module, import_object
+from vecenv.jit.kernels import EnvKernels
+from vecenv.port import Proof, prove
+from vecenv.port.skeleton import write_skeleton
+
+__all__ = ["prove_port", "python_env", "write_new"]
+
+
+def python_env(name: str, kwargs: Mapping[str, Any] | None = None) -> Callable[[], Any]:
+    """Return what makes the Python env that a registered id or "module:factory" names."""
+    return read_source(name, kwargs).env_fn()
+
+
+def _kernels(name: str) -> Any:
+    """Return EnvKernels, or what makes a JitVectorEnv, by "module:name" or by a registered id."""
+    module, _, attribute = name.partition(":")
+    if attribute and hasattr(found := import_module(module), attribute.partition(".")[0]):
+        kernels = import_object("kernels", name)
+        if isinstance(kernels, EnvKernels) or callable(kernels):
+            return kernels
+        raise TypeError(f"kernels is {name!r}, which is {found!r}; expected EnvKernels")
+    from vecenv.make import make_vec
+
+    def make(num_envs: int = 1, **options: Any) -> Any:
+        limit = {"max_episode_steps": options.pop("max_episode_steps", None)}
+        limit = {key: value for key, value in limit.items() if value is not None}
+        return make_vec(name, num_envs, vector_kwargs=options, **limit)
+
+    read_source(name)  # which says what there is
+    return make
+
+
+def _policy(text: str) -> Callable[[Any], Any]:
+    """Return a function from an observation to an action, by "module:function" or a run folder."""
+    if Path(text).exists():
+        from vecenv.train.policy import load_policy
+
+        return load_policy(text)
+    found = import_object("policy", text)
+    if not callable(found):
+        raise TypeError(f"policy is {text!r}, which is {found!r}, expected a function")
+    return found
+
+
+def prove_port(
+    env: str,
+    kernels: str,
+    *,
+    fields: str | None,
+    policies: Sequence[str],
+    env_kwargs: Mapping[str, Any],
+    **options: Any,
+) -> Proof:
+    """Prove a port whose two sides are named.
+
+    Args:
+        env: Registered id or "module:factory" of the Python env.
+        kernels: "module:name" of EnvKernels, or the id of compiled envs.
+        fields: "module:name" of the paths of fields; None for FIELDS beside the kernels, if there.
+        policies: Each "module:function" or a run folder.
+        env_kwargs: For the Python env.
+        **options: For `vecenv.port.prove`.
+    """
+    make, found = python_env(env, env_kwargs), _kernels(kernels)
+    paths = None
+    if fields is not None:
+        paths = import_object("fields", fields)
+    elif isinstance(found, EnvKernels):
+        paths = getattr(import_module(kernels.partition(":")[0]), "FIELDS", None)
+    players = [_policy(text) for text in policies]
+    return prove(make, found, fields=paths, policies=players, names=(env, kernels), **options)
+
+
+def write_new(env: str, folder: Path, env_kwargs: Mapping[str, Any]) -> str:
+    """Write a skeleton of kernels and a test; return what to do next."""
+    kernels, test = write_skeleton(python_env(env, env_kwargs), env, folder)
+    module = kernels.stem
+    return f"{kernels}\n{test}\nfill the kernels in, and run: vecenv port {env} {module}:KERNELS"

@@ -1,0 +1,311 @@
+"""Play both sides in lockstep, under the same draws, and find the first difference."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Box
+
+from vecenv.core.masks import mask_sizes
+from vecenv.port.sides import RESET, KernelSide, PythonSide, Seen
+from vecenv.port.tape import UnsupportedDraw
+
+__all__ = ["Actions", "Difference", "Lockstep", "compare", "pick", "width_of"]
+
+_LENGTHS = (20, 60, 200, 600)  # of runs, in turn
+STYLES = ("random", "held", "rare", "short", "return", "masked")
+_MOST_KEPT = 400  # runs that others go on from
+_FAR = 1e3  # in place of infinite bounds of actions
+
+
+@dataclass
+class Difference:
+    """The first difference.
+
+    Attributes:
+        what: "observation[3]", "reward", "draws", "field paddle[0]", "mask[1]", ...
+        python, kernels: The two values, as text.
+        seed: Of the run.
+        actions: From the seed on; the first is `RESET`, the last one shows the difference.
+        python_line, kernel_line: The lines of source that set the values, "" if not found.
+        notes: The draws of that step side by side, the first that differs marked.
+    """
+
+    what: str
+    python: str
+    kernels: str
+    seed: int = 0
+    actions: list[Any] = field(default_factory=list)
+    python_line: str = ""
+    kernel_line: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        step = self.actions[::-1].index(RESET)
+        when = f"step {step} of an episode" if step else "a reset"
+        told = f"{self.what} differs in {when}, {len(self.actions)} calls after seed {self.seed}"
+        own = f"Python:  {self.python}   {self.python_line}"
+        other = f"kernels: {self.kernels}   {self.kernel_line}"
+        return "\n  ".join([told, own, other, *self.notes])
+
+
+def width_of(space: Space) -> int:
+    """Return how many scores `pick` takes."""
+    return int(np.prod(space.shape or ()) if isinstance(space, Box) else mask_sizes(space).sum())
+
+
+def pick(space: Any, scores: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
+    """Turn scores into actions: of each part the value of the highest score.
+
+    Args:
+        space: Discrete, MultiDiscrete or MultiBinary; or Box, whose bounds are at scores 0 and 1.
+        scores: Float (B, `width_of(space)`), from 0 to 1.
+        masks: Bool (B, width) or None.
+
+    Returns:
+        (B, *shape) of the space's dtype.
+    """
+    shape = (len(scores), *(space.shape or ()))
+    if isinstance(space, Box):
+        low, high = (
+            np.clip(one.astype(np.float64), -_FAR, _FAR) for one in (space.low, space.high)
+        )
+        actions = low + (high - low) * scores.reshape(shape)
+        whole = space.dtype is not None and np.dtype(space.dtype).kind != "f"
+        return (np.rint(np.clip(actions, low, high)) if whole else actions).astype(space.dtype)
+    keys = scores if masks is None else scores + 2.0 * masks
+    parts = np.split(keys, np.cumsum(mask_sizes(space))[:-1], axis=1)
+    best = np.stack([part.argmax(axis=1) for part in parts], axis=1).reshape(shape)
+    return (best + getattr(space, "start", 0)).astype(space.dtype)
+
+
+class Actions:
+    """Draws actions, in another way from run to run.
+
+    Args:
+        space: Of the kernels.
+        rng: What it draws from.
+        policies: Functions from an observation of the Python env to its action, the user's.
+    """
+
+    def __init__(
+        self, space: Space, rng: np.random.Generator, policies: Sequence[Any] = ()
+    ) -> None:
+        self._space, self._rng, self._policies = space, rng, policies
+        self._width = width_of(space)
+
+    def begin(self, style: str) -> None:
+        """Begin a run."""
+        self._style, self._left = style, 0
+        # Powers of the scores: the greater one is, the rarer is its action.
+        self._powers = np.exp(self._rng.normal(0.0, 3.0, self._width)) if style == "rare" else 1.0
+        self._policy = None
+        if style == "policy":
+            self._policy = self._policies[self._rng.integers(len(self._policies))]
+
+    def __call__(self, seen: Seen, obs: Any) -> np.ndarray:
+        """Return the next action, after what was seen and the Python env's observation."""
+        if self._policy is not None and self._rng.random() < 0.95:
+            flat = np.concatenate([np.reshape(one, -1) for one in _parts(self._policy(obs))])
+            return flat.reshape(self._space.shape or ()).astype(self._space.dtype)
+        if self._style == "held" and self._left > 0:
+            self._left -= 1
+            return self._held
+        self._left = int(self._rng.geometric(0.15))
+        scores = self._rng.random((1, self._width)) ** self._powers
+        if self._style == "rare" and isinstance(self._space, Box):  # bounds, the middle, beyond
+            scores = self._rng.choice([0.0, 0.5, 1.0, 2.0, self._rng.random()], (1, self._width))
+        is_masked = self._style in ("masked", "return") and "mask" in seen
+        self._held = pick(self._space, scores, seen["mask"][None] if is_masked else None)[0]
+        return self._held
+
+
+def _parts(action: Any) -> Sequence[Any]:
+    """Return the parts of an action: of a game by agent, else one."""
+    if isinstance(action, dict):
+        return list(action.values())
+    return action if isinstance(action, tuple) else [action]
+
+
+def compare(
+    python: Seen, kernels: Seen, tolerance: float, errors: dict[str, float]
+) -> Difference | None:
+    """Return the first difference of what both sides gave.
+
+    Args:
+        python: What the Python env gave; fields that it lacks, and masks, are not compared.
+        kernels: What the kernels gave.
+        tolerance: How far floats may be apart, relative to the larger of 1 and themselves.
+        errors: By name the largest distance so far, which is updated.
+    """
+    absent = "nothing: this agent takes no part"
+    for name, value in python.items():
+        if name not in kernels:
+            if name == "mask":
+                continue
+            return Difference(name, str(value), absent)
+        other = kernels[name]
+        if np.shape(value) != np.shape(other):
+            return Difference(name, f"shape {np.shape(value)}", f"shape {np.shape(other)}")
+        if value.dtype.kind == "f" or other.dtype.kind == "f":
+            a, b = value.astype(np.float64), other.astype(np.float64)
+            with np.errstate(invalid="ignore"):
+                apart = np.abs(a - b) / np.maximum(1.0, np.abs(a))
+            apart = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, apart)
+            wrong = ~(apart <= tolerance)
+            errors[name] = max(errors.get(name, 0.0), float(np.max(np.where(wrong, 0.0, apart))))
+        else:
+            wrong = value != other
+        if np.any(wrong):
+            index = np.argwhere(wrong)[0].tolist()
+            where = str(index) if index else ""
+            at = tuple(index)
+            return Difference(name + where, repr(value[at].item()), repr(other[at].item()))
+    extra = [name for name in kernels if name not in python and name.startswith("observation")]
+    return Difference(extra[0], absent, str(kernels[extra[0]])) if extra else None
+
+
+def _call(side: Any, action: Any, seed: int | None) -> Seen:
+    return side(action, seed)
+
+
+def call_both(
+    python: PythonSide,
+    kernels: KernelSide,
+    action: Any,
+    seed: int | None,
+    *compared: Any,
+    through: Sequence[Callable[..., Any]] = (_call, _call),
+) -> tuple[Difference | None, Seen]:
+    """Reset or step both sides; return the difference, and what was seen.
+
+    Args:
+        python: The Python env.
+        kernels: The kernels.
+        action: For both, or `RESET`.
+        seed: Of the streams, if they begin anew.
+        *compared: The last arguments of `compare`.
+        through: Functions that call the two sides.
+    """
+    seen: list[Any] = []
+    for call, side in zip(through, (python, kernels), strict=True):
+        try:
+            seen.append(call(side, action, seed))
+        except UnsupportedDraw:
+            raise
+        except Exception as error:  # of the users' code: told, with the step, as a difference
+            seen.append(error)
+    own, other = seen
+    if isinstance(own, Exception) or isinstance(other, Exception):
+        told = [repr(one) if isinstance(one, Exception) else "no exception" for one in (own, other)]
+        return Difference("exception", *told), {}
+    if (words := python.tape.num_words) != kernels.num_words:
+        return Difference("draws", f"{words} words of 64 bits", f"{kernels.num_words}"), own
+    found = compare(own, other, *compared)
+    return found, {"mask": other["mask"], **own} if "mask" in other else own
+
+
+class Lockstep:
+    """Plays runs of many kinds until they differ or time is up.
+
+    A seed and the actions from there are a run: both sides do the same each time that it is played.
+    Runs that did something new (a reward, an end, another sequence of draws) are kept; some runs
+    begin as these and go on in another way, so rare situations are reached often.
+
+    Args:
+        python: The Python env.
+        kernels: The kernels.
+        tolerance: See `compare`.
+        seed: Of all that is drawn here.
+        policies: The user's.
+
+    Attributes:
+        counts: Steps, resets, draws and numbers that were equal.
+        styles: How many steps by style.
+        errors: The largest distances of floats, by name.
+    """
+
+    def __init__(
+        self,
+        python: PythonSide,
+        kernels: KernelSide,
+        *,
+        tolerance: float,
+        seed: int,
+        policies: Sequence[Callable[[Any], Any]] = (),
+    ) -> None:
+        self._python, self._kernels, self._tolerance = python, kernels, tolerance
+        self._rng = np.random.default_rng(seed)
+        self._actions = Actions(kernels.envs.single_action_space, self._rng, policies)
+        self._styles = (*STYLES, *(["policy", "policy"] if policies else []))
+        self.counts = Counter(steps=0, resets=0, draws=0, numbers=0)
+        self.styles: Counter[str] = Counter()
+        self.errors: dict[str, float] = {}
+        self._visits: Counter[Any] = Counter()
+        self._kept: dict[Any, tuple[int, list[Any]]] = {}  # seeds and actions by what was new
+
+    def play(self, seconds: float) -> Difference | None:
+        """Play runs for so long, at least one of each kind; return the first difference."""
+        end = time.perf_counter() + seconds
+        number, found = 0, None
+        while found is None and (number < len(self._styles) or time.perf_counter() < end):
+            style = self._styles[number % len(self._styles)]
+            length = _LENGTHS[number // len(self._styles) % len(_LENGTHS)]
+            found = self._play_run(style, length, end)
+            number += 1
+        return found
+
+    def _play_run(self, style: str, length: int, end: float) -> Difference | None:
+        """Play one run of a style; return the difference that ends it."""
+        rng, python = self._rng, self._python
+        run_seed, prefix = int(rng.integers(2**62)), []
+        if style == "return" and self._kept:
+            rarest = sorted(self._kept, key=self._visits.__getitem__)[:40]
+            run_seed, prefix = self._kept[rarest[rng.integers(len(rarest))]]
+            prefix = prefix[: max(1, len(prefix) - int(rng.integers(4)))]
+            length = len(prefix) + min(length, 60)
+        self._actions.begin(style)
+        seen, actions = Seen(), list[Any]()
+        short = int(rng.integers(1, 12)) if style == "short" else length + 1
+        for step in range(length):
+            if step < len(prefix):
+                actions.append(prefix[step])
+            elif step % short == 0 or python.is_over(seen):
+                actions.append(RESET)
+            else:
+                actions.append(self._actions(seen, python.obs))
+            seed = None if step else run_seed
+            found, seen = call_both(
+                python, self._kernels, actions[-1], seed, self._tolerance, self.errors
+            )
+            if found is not None:
+                found.seed, found.actions = run_seed, actions
+                return found
+            is_step = actions[-1] is not RESET
+            self.styles[style] += is_step
+            self.counts["steps" if is_step else "resets"] += 1
+            self.counts["draws"] += len(python.tape.draws)
+            self.counts["numbers"] += sum(np.size(value) for value in seen.values())
+            for feature in _features(python.tape.draws, seen):
+                self._visits[feature] += 1
+                if self._visits[feature] == 1 and len(self._kept) < _MOST_KEPT:
+                    self._kept[feature] = run_seed, list(actions)
+            if time.perf_counter() > end + 1.0:
+                break
+        return None
+
+
+def _features(draws: Sequence[Any], seen: Seen) -> Iterator[Any]:
+    """Yield what makes a step like others."""
+    yield tuple((draw.kind, draw.line) for draw in draws[:20])
+    for name, value in seen.items():
+        if name.startswith(("reward", "terminated", "truncated")):
+            yield name, round(float(value), 2)
+        elif name.startswith("observation") and value.dtype.kind != "f":
+            yield name, hash(value.tobytes()) % 1024

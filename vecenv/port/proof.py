@@ -1,0 +1,188 @@
+"""Prove that kernels do what a Python env does, or show where they first differ.
+
+    find_hidden   the Python env alone, played three times: does it depend on anything else?
+        |
+    Lockstep      Tape --words--> PythonSide --Seen--+
+        |                                            +--> compare --> Difference, or go on
+        |         the same seed --> KernelSide ------+
+        |                                                     |
+    free_runs     no difference: means of returns      locate: the run once more, kernels as plain
+        |         with random numbers of their own     Python under a trace: lines and draws
+      Proof <------------------------------------------------+
+
+The kernels are one env of a vector env, compiled as they will be used. Only where a difference is
+located do they run as plain Python.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vecenv.port.hidden import Hidden, find_hidden
+from vecenv.port.locate import locate
+from vecenv.port.lockstep import Difference, Lockstep
+from vecenv.port.returns import Equivalence, free_runs, speeds
+from vecenv.port.sides import KernelSide, PythonSide, check_spaces, read_kernels
+
+__all__ = ["Proof", "prove"]
+
+_LONGEST = 1_000  # steps of an episode in free runs, if nothing else ends it
+
+
+@dataclass
+class Proof:
+    """What was compared, and how it came out.
+
+    Attributes:
+        python, kernels: Names of the two.
+        difference: The first one; None if there is none.
+        hidden: What the Python env depends on beside seed and actions.
+        counts: Steps, resets, draws and numbers that were equal.
+        styles: Steps by the kind of actions.
+        fields: Fields of the state that were compared.
+        not_compared: The other fields.
+        largest_errors: Of floats, by name, relative to the larger of 1 and themselves.
+        means: Of free runs and of policies.
+        speeds: Steps per second of the Python env and of the kernels; None if not measured.
+        seconds: That it took.
+    """
+
+    python: str
+    kernels: str
+    difference: Difference | None = None
+    hidden: list[Hidden] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    styles: dict[str, int] = field(default_factory=dict)
+    fields: list[str] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
+    largest_errors: dict[str, float] = field(default_factory=dict)
+    means: list[Equivalence] = field(default_factory=list)
+    speeds: tuple[float, float] | None = None
+    seconds: float = 0.0
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether nothing differs, nothing fatal is hidden, and no mean is different."""
+        apart = any(one.verdict == "different" for one in self.means)
+        return self.difference is None and not apart and not any(x.is_fatal for x in self.hidden)
+
+    def __str__(self) -> str:
+        lines = [f"{self.python} and {self.kernels}, {self.seconds:.0f} s"]
+        lines += [f"hidden: {one}" for one in self.hidden]
+        lines.append(f"equal: {_listed(self.counts)}")
+        lines.append(f"steps by kind of actions: {_listed(self.styles)}")
+        other = f"; not compared: {', '.join(self.not_compared)}" if self.not_compared else ""
+        lines.append(f"fields of the state: {', '.join(self.fields) or 'none'}{other}")
+        if errors := {k: f"{v:.0e}" for k, v in self.largest_errors.items() if v > 0.0}:
+            lines.append("floats apart by " + ", ".join(f"{v} ({k})" for k, v in errors.items()))
+        lines += map(str, self.means)
+        if self.speeds is not None:
+            own, kernels = self.speeds
+            told = f"Python {own:,.0f}, kernels {kernels:,.0f}: {kernels / own:,.0f} times as many"
+            lines.append(f"steps per second: {told}")
+        if self.difference is not None:
+            lines.append(f"DIFFERENT: {self.difference}")
+        lines.append("no difference was found" if self.is_proven else "NOT PROVEN")
+        return "\n".join(lines)
+
+    def to_json(self, path: Path) -> None:
+        """Write all of it as JSON."""
+        told = asdict(self) | {"is_proven": self.is_proven}
+        told |= {name: [x._asdict() for x in getattr(self, name)] for name in ("hidden", "means")}
+        path.write_text(json.dumps(told, indent=1, default=lambda array: array.tolist()) + "\n")
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "nothing"
+
+
+def prove(
+    make_python: Callable[[], Any],
+    kernels: Any,
+    *,
+    minutes: float = 2.0,
+    fields: Mapping[str, Any] | None = None,
+    policies: Sequence[Callable[[Any], Any]] = (),
+    tolerance: float = 1e-6,
+    margin: float = 0.2,
+    max_episode_steps: int | None = None,
+    seed: int = 0,
+    debug: bool = False,
+    has_free_runs: bool = True,
+    names: tuple[str, str] = ("the Python env", "its kernels"),
+    say: Callable[[str], Any] = lambda text: None,
+) -> Proof:
+    """Compare a Python env with its kernels, draw by draw.
+
+    Args:
+        make_python: Makes the Python env: a `gymnasium.Env`, with Tuple spaces a game, or a
+            PettingZoo parallel env.
+        kernels: EnvKernels, or what makes a JitVectorEnv of them.
+        minutes: How long to look for differences.
+        fields: Where the Python env has fields of the state, by their names: a path such as
+            "agent_pos[0]", or a function of the env without wrappers. None for attributes of the
+            same names.
+        policies: Functions from an observation to an action, to be played, too.
+        tolerance: How far floats may be apart, relative to the larger of 1 and themselves.
+        margin: How far means of free runs may be apart, in standard deviations.
+        max_episode_steps: Limit of the kernels' episodes; None for that of the env's registration.
+        seed: Of all that is drawn for this.
+        debug: Whether the kernels run as plain Python: nothing is compiled.
+        has_free_runs: Whether returns of free runs and policies, and speeds, are compared, too.
+        names: Of the two, for the report.
+        say: Called with what is done now.
+
+    Raises:
+        ValueError: The env can't be seeded, spaces differ, a field can't be read, or the env draws
+            from a distribution that the kit does not have.
+        TypeError: The kernels are none.
+    """
+    began = time.perf_counter()
+    proof = Proof(*names)
+    make_envs = read_kernels(kernels)
+    python = PythonSide(make_python)
+    spec = getattr(python.env, "spec", None)
+    limit = max_episode_steps or getattr(spec, "max_episode_steps", None)
+    side = KernelSide(make_envs, limit, debug=debug)
+    try:
+        check_spaces(python, side)
+        python.read_fields(side.envs.kernels.state_dtype, fields)
+        proof.fields = list(python.paths)
+        proof.not_compared = [name for name in side.field_names if name not in python.paths]
+        say("looking for hidden randomness, clocks and I/O")
+        proof.hidden = find_hidden(make_python, side.envs.single_action_space, python.paths)
+        if any(one.is_fatal for one in proof.hidden):
+            return proof
+        say("playing both in lockstep")
+        steps = Lockstep(python, side, tolerance=tolerance, seed=seed, policies=policies)
+        found = steps.play(60.0 * minutes * (0.6 if has_free_runs else 1.0))
+        proof.counts, proof.styles = dict(steps.counts), dict(steps.styles)
+        proof.largest_errors = steps.errors
+        proof.difference = found
+        if found is not None:
+            say("looking for the lines of the difference")
+            replay = PythonSide(make_python, python.paths), KernelSide(make_envs, limit, debug=True)
+            locate(found, *replay, tolerance)
+        elif has_free_runs:
+            say("comparing free runs")
+            proof.means = free_runs(
+                make_python,
+                make_envs,
+                limit=limit or _LONGEST,
+                debug=debug,
+                seconds=60.0 * minutes * 0.4,
+                margin=margin,
+                seed=seed,
+                policies=policies,
+            )
+            proof.speeds = None if debug else speeds(make_python, make_envs)
+    finally:
+        python.env.close()
+        side.envs.close()
+        proof.seconds = time.perf_counter() - began
+    return proof

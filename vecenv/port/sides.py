@@ -1,0 +1,280 @@
+"""The two sides of a proof: the Python env and its kernels, seen through the same arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Discrete, Tuple
+
+from vecenv.core.masks import MASK_KEY
+from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.games import COLUMNS, GameLayout
+from vecenv.jit.kernels import EnvKernels
+from vecenv.port.tape import Tape, open_tape, taped_constructors
+
+__all__ = ["RESET", "KernelSide", "PythonSide", "Seen", "check_spaces", "read_kernels"]
+
+RESET = None  # in place of an action
+# What a reset or a step gave, by "observation", "reward", "terminated", "truncated", "mask" and
+# "field NAME"; of a game by "observation of AGENT" and so on.
+Seen = dict[str, np.ndarray]
+_NUM_SEARCHED = 3  # resets after which no new generators are looked for
+
+
+def read_kernels(given: Any) -> Callable[..., JitVectorEnv]:
+    """Return a function that makes the compiled vector env.
+
+    Args:
+        given: EnvKernels, or a function or class that makes a JitVectorEnv.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if isinstance(given, EnvKernels):
+        return partial(JitVectorEnv, given)
+    if not callable(given):
+        raise TypeError(f"kernels is {given!r}, expected EnvKernels or what makes a JitVectorEnv")
+    return given
+
+
+class PythonSide:
+    """The Python env: a `gymnasium.Env`, with Tuple spaces a game, or a PettingZoo parallel env.
+
+    Args:
+        make: Makes it.
+        paths: Where it has the fields of the state: a path such as "ball.x" or "agent_pos[0]", or a
+            function of the env without wrappers.
+        is_taped: Whether it draws from a tape.
+
+    Attributes:
+        env, inner: As it was made, and without wrappers.
+        spaces: Of observations and actions by agent; of a single env under "".
+        tape: What it draws from.
+        obs: The latest observation, as the env gave it.
+
+    Raises:
+        ValueError: Its `reset` takes no seed.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        paths: Mapping[str, Any] | None = None,
+        *,
+        is_taped: bool = True,
+    ) -> None:
+        self.env: Any = make()
+        self.inner: Any = getattr(self.env, "unwrapped", self.env)
+        self.tape, self._is_taped = Tape(), is_taped
+        self.paths = paths or {}
+        self.is_parallel = hasattr(self.env, "possible_agents")
+        self.spaces = _spaces(self.env)
+        self._num_searched = 0
+        try:
+            self.env.reset(seed=0)  # so that it has its generators
+        except TypeError as error:
+            if "seed" not in str(error):
+                raise
+            raise ValueError(
+                f"{type(self.inner).__name__} can't be seeded: its reset takes no `seed`; add one, "
+                f"and make the env's generator from it ({error})"
+            ) from error
+
+    def __call__(self, action: Any, seed: int | None = None) -> Seen:
+        """Reset, with `RESET`, or take a step with an action of the kernels' action space."""
+        if action is not RESET:
+            self.tape.begin()
+            return self._seen(*self.env.step(self._own(action)))
+        if not self._is_taped:
+            obs, info = self.env.reset(seed=seed)
+            return self._seen(obs, None, False, False, info)
+        if seed is not None:
+            self.tape.seed(seed)
+        if self._num_searched < _NUM_SEARCHED:
+            self._num_searched += 1
+            open_tape(self.env, self.tape)
+        self.tape.begin()
+        with taped_constructors(self.tape):
+            obs, info = self.env.reset()
+        return self._seen(obs, None, False, False, info)
+
+    def _own(self, action: Any) -> Any:
+        """Return an action as this env takes it."""
+        flat, start, own = np.asarray(action).reshape(-1), 0, {}
+        for name, (_, space) in self.spaces.items():
+            part = flat[start : start + int(np.prod(space.shape or ()))]
+            start += len(part)
+            own[name] = int(part[0]) if isinstance(space, Discrete) else part.reshape(space.shape)
+        if self.is_parallel:
+            return {name: own[name] for name in self.env.agents}
+        return own[""] if "" in own else tuple(own.values())
+
+    def _seen(self, obs: Any, reward: Any, over: Any, cut: Any, info: Any) -> Seen:
+        """Return copies of what the env gave, and of the fields; `reward` is None of a reset.
+
+        Fields come first: a difference in one is nearer to its cause than what follows from it.
+        """
+        self.obs, names = obs, list(self.spaces)
+        seen = {f"field {k}": np.array(self.field(path)) for k, path in self.paths.items()}
+        parts = {"observation": obs}
+        if reward is not None:
+            parts |= {"reward": reward, "terminated": over, "truncated": cut}
+        for what, part in parts.items():
+            if names == [""]:
+                seen[what] = np.array(part)
+                continue
+            if not isinstance(part, dict):
+                parts_of = [part] * len(names) if np.ndim(part) == 0 else part
+                part = dict(zip(names, parts_of, strict=True))
+            seen |= {f"{what} of {name}": np.array(one) for name, one in part.items()}
+        if MASK_KEY in info:
+            seen["mask"] = np.asarray(info[MASK_KEY]).astype(bool)
+        return seen
+
+    def field(self, path: Any) -> Any:
+        """Return what is at a path; see `paths`."""
+        return path(self.inner) if callable(path) else eval(f"env.{path}", {"env": self.inner})
+
+    def is_over(self, seen: Seen) -> bool:
+        """Whether the episode has ended, as a step told."""
+        if self.is_parallel:
+            return not self.env.agents
+        return any(v.any() for k, v in seen.items() if k.startswith(("terminated", "truncated")))
+
+    def row(self, seen: Seen) -> np.ndarray:
+        """Return observations as the kernels have them: of a game those of all agents in a row."""
+        if "" in self.spaces:
+            return seen["observation"]
+        empty = {name: np.zeros(space.shape or ()) for name, (space, _) in self.spaces.items()}
+        parts = [seen.get(f"observation of {name}", zeros) for name, zeros in empty.items()]
+        return np.concatenate([part.reshape(-1) for part in parts])
+
+    def read_fields(self, dtype: np.dtype, given: Mapping[str, Any] | None) -> None:
+        """Set the paths that are compared with the fields of a state record.
+
+        Args:
+            dtype: Of the record.
+            given: Paths by the field's name; None for attributes of the same names, where they have
+                the fields' shapes.
+
+        Raises:
+            ValueError: A name is no field, or a path leads nowhere.
+        """
+        names = list(dtype.names or ())
+        paths = {name: name for name in names if hasattr(self.inner, name)}
+        self.paths = dict(paths if given is None else given)
+        for name, path in list(self.paths.items()):
+            if name not in names:
+                raise ValueError(f"fields has {name!r}, but the state has {', '.join(names)}")
+            try:
+                value = np.asarray(self.field(path))
+            except Exception as error:
+                raise ValueError(
+                    f"fields has {name!r}: {path!r}, which raises {error!r}"
+                ) from error
+            if value.shape == dtype[name].shape and value.dtype.kind in "biuf":
+                continue
+            if given is not None:
+                told = f"fields has {name!r}: {path!r}, which is {value!r} of shape {value.shape}"
+                raise ValueError(f"{told}; the state has {dtype[name].base} {dtype[name].shape}")
+            del self.paths[name]
+
+
+def _spaces(env: Any) -> dict[str, tuple[gym.Space, gym.Space]]:
+    """Return observation and action space of each agent."""
+    if hasattr(env, "possible_agents"):
+        names = env.possible_agents
+        return {name: (env.observation_space(name), env.action_space(name)) for name in names}
+    pairs = [(env.observation_space, env.action_space)]
+    if not isinstance(env.action_space, Tuple):
+        return {"": pairs[0]}
+    pairs = zip(env.observation_space, env.action_space, strict=True)
+    return {f"agent_{k}": pair for k, pair in enumerate(pairs)}
+
+
+class KernelSide:
+    """The kernels: a vector env of one, without autoreset.
+
+    Args:
+        make: Makes the vector env.
+        limit: Longest episode, or None.
+        debug: Whether they run as plain Python.
+
+    Attributes:
+        envs: The vector env.
+        layout: Of a game, else None.
+    """
+
+    def __init__(
+        self, make: Callable[..., JitVectorEnv], limit: int | None, *, debug: bool
+    ) -> None:
+        options: dict[str, Any] = {} if limit is None else {"max_episode_steps": limit}
+        self.envs = make(1, autoreset_mode="Disabled", num_threads=1, debug=debug, **options)
+        groups = self.envs.kernels.groups
+        self.layout = None if groups is None else GameLayout.of(groups)
+        names = self.envs.kernels.state_dtype.names
+        self.field_names = [one for one in names if self.layout is None or one not in COLUMNS]
+
+    def __call__(self, action: Any, seed: int | None = None) -> Seen:
+        """Reset, with `RESET`, or take a step."""
+        if action is RESET:
+            options = None if seed is not None else {"reset_mask": np.ones(1, np.bool_)}
+            return self._seen(self.envs.reset(seed=seed, options=options)[0][0])
+        obs, *rest, _ = self.envs.step(action[None])
+        return self._seen(obs[0], *(column[0] for column in rest))
+
+    @property
+    def num_words(self) -> int:
+        """How many words the latest reset or step took."""
+        return int(self.envs.state_dict()["runs"]["counter"][0]) & 0xFFFF
+
+    def _seen(self, obs: Any, reward: Any = None, over: Any = None, cut: Any = None) -> Seen:
+        """Return copies of what the kernels gave; what agents get stands in the state of a game."""
+        state, seen = self.envs.states[0], Seen()
+        if self.layout is not None:
+            for group in self.layout.groups.values():
+                rows = obs[group.obs] if self.layout.is_flat else obs
+                rows = rows.reshape(len(group.agents), *group.obs_shape)
+                for k, name in enumerate(group.agents, group.first):
+                    if state["observes"][k]:
+                        seen[f"observation of {name}"] = rows[k - group.first].copy()
+                    if reward is not None and state["valid"][k]:
+                        seen[f"reward of {name}"] = state["rewards"][k]
+                        seen[f"terminated of {name}"] = state["terminations"][k].astype(bool)
+                        seen[f"truncated of {name}"] = state["truncations"][k].astype(bool)
+        else:
+            seen["observation"] = np.array(obs)
+            if reward is not None:
+                seen |= {"reward": reward, "terminated": over, "truncated": cut}
+            if self.envs.has_action_masks and not (over or cut):
+                seen["mask"] = self.envs.action_masks()[0].astype(bool)
+        return seen | {f"field {name}": np.array(state[name]) for name in self.field_names}
+
+
+def check_spaces(python: PythonSide, kernels: KernelSide) -> None:
+    """Refuse sides with different spaces or agents.
+
+    Raises:
+        ValueError: They differ; tells how.
+    """
+    envs, own = kernels.envs, {}
+    if kernels.layout is None:
+        own[""] = (envs.single_observation_space, envs.single_action_space)
+    for group in kernels.layout.groups.values() if kernels.layout else ():
+        own |= dict.fromkeys(group.agents, (group.observation_space, group.action_space))
+    if list(own) != list(python.spaces):
+        told = f"the Python env has agents {list(python.spaces)}, the kernels have {list(own)}"
+        raise ValueError(told)
+    for name, pair in python.spaces.items():
+        for what, theirs, ours in zip(("observation", "action"), pair, own[name], strict=True):
+            is_number = isinstance(theirs, Discrete) and isinstance(ours, Discrete)
+            if theirs != ours and not (
+                is_number and (theirs.n, theirs.start) == (ours.n, ours.start)
+            ):
+                of = f" of {name}" if name else ""
+                told = f"{what}_space{of}: the Python env has {theirs}, the kernels have {ours}"
+                raise ValueError(f"{told}; wrap the env or change the kernels")
