@@ -11,15 +11,14 @@ from numba import njit
 from vecenv.cage.challenge4.rules.codes import (
     ANALYSE,
     BLOCKED_PORT,
+    BLUE_SUBNETS,
     BLUE_TICKS,
     CMD_FILE,
     DECOY,
     DECOY_NAMES,
     ESCALATE_FILE,
     FIRST_PORT,
-    FIRST_SERVER,
     HOSTS_PER_SUBNET,
-    MAX_SERVERS,
     NUM_BLUE,
     NUM_DECOYS,
     NUM_HOSTS,
@@ -36,11 +35,11 @@ from vecenv.cage.challenge4.rules.events import (
     CONNECTION,
     FIRST_ROUTER,
     NEVER,
+    PLACE,
     SESSION,
     UNIT,
     WATCHER,
 )
-from vecenv.cage.challenge4.rules.graph import MAX_UNITS
 from vecenv.cage.challenge4.rules.observation import observe_agent
 
 LOCAL_PORTS = ("none", "ssh", "ot", "http", "https", "sql", "mail", "drawn")
@@ -85,8 +84,9 @@ _ANALYSED, _REMOVED, _RESTORED, _GETS = (
     _at["gets_decoy"],
 )
 _HAS_DECOY, _SINCE = _at["has_apache"], _at["since_analyse"]
-# Features that are copied from `shown`, and where parts of these begin.
+# Features that are copied from `shown`, by its parts.
 _SHOWN = np.array([0, *range(_HAS_DECOY, _HAS_DECOY + NUM_DECOYS), *range(_SINCE, _SINCE + 3)])
+_NUM_OWN = np.array([len(zones) for zones in BLUE_SUBNETS])
 TICKS_LEFT, FIRST_SUCCESS = 0, 1
 NUM_CONTEXT = 5  # ticks left; failed, succeeded, unknown, in progress
 MAX_TICKS_LEFT = int(BLUE_TICKS.max()) - 1
@@ -105,15 +105,10 @@ def num_nodes(units):
 
 @njit
 def _node_of(code, agent, units):
-    """Place int64 of a host or router among an agent's nodes, -1 if it is not its own."""
+    """Place int64 of a host or router of the agent's among its nodes."""
     if code >= FIRST_ROUTER:
-        zone = code - FIRST_ROUTER
-        place = units * HOSTS_PER_SUBNET + UNIT[zone]
-    else:
-        zone, k = code >> 4, code & 15
-        place = k - FIRST_SERVER if k >= FIRST_SERVER else k + MAX_SERVERS
-        place += UNIT[zone] * HOSTS_PER_SUBNET
-    return place if WATCHER[zone] == agent else np.int64(-1)
+        return units * HOSTS_PER_SUBNET + UNIT[code - FIRST_ROUTER]
+    return PLACE[code] - agent * HOSTS_PER_SUBNET
 
 
 @njit
@@ -122,49 +117,45 @@ def _count(out, place):
 
 
 @njit
-def _write_event(state, index, agent, units, out, start):
-    """Add an event to its node, if that is the agent's."""
-    node = _node_of(np.int64(state.event_node[index]), agent, units)
-    if node < 0:
-        return
-    num, place = num_nodes(units), start + node
-    kind = np.int64(state.event_kind[index])
+def _write_event(event, agent, units, out, start):
+    """Add an event to its node, which is the agent's."""
+    node = np.int64(event.node)
+    num, place = num_nodes(units), start + _node_of(node, agent, units)
+    kind = np.int64(event.kind)
     if kind == ALARM:
         _count(out, place + num * _ALARM)
     elif kind == SESSION:
         _count(out, place + num * _SESSION)
     elif kind == CONNECTION:
-        port = np.int64(state.event_local_port[index])
+        port = np.int64(event.local_port)
         drawn = port >= FIRST_PORT
         _count(out, place + num * (_LOCAL + (_DRAWN if drawn else _CLASS_OF_PORT[port])))
-        port = np.int64(state.event_remote_port[index])
+        port = np.int64(event.remote_port)
         of_remote = np.int64(2) if port >= FIRST_PORT else np.int64(port == BLOCKED_PORT)
         _count(out, place + num * (_REMOTE + of_remote))
-        remote = np.int64(state.event_remote[index])
+        remote = np.int64(event.remote)
         out[place + num * (_FROM + (remote >> 4))] = 1
         if port == BLOCKED_PORT:
             return
         latest = place + num * _SOURCE
         out[latest] = max(np.int64(out[latest]), 1 + remote)
-        source = _node_of(remote, agent, units)
-        if source >= 0 and source != node:
-            _count(out, start + source + num * _IS_SOURCE)
+        if remote != node and WATCHER[remote >> 4] == agent:
+            _count(out, start + _node_of(remote, agent, units) + num * _IS_SOURCE)
 
 
 @njit
 def _write_shown(state, agent, units, out, start):
     """Write what is known of nodes besides events: own decoys, steps since own actions."""
-    num, own = num_nodes(units), MAX_UNITS if agent == NUM_BLUE - 1 else 1
-    first = agent * HOSTS_PER_SUBNET
+    num = num_nodes(units)
+    # The minimum keeps the length from the compiler, which would unroll a loop of a fixed one.
+    own = min(_NUM_OWN[agent], (out.shape[0] - start) // num)
+    shown, first, length = state.shown, agent * HOSTS_PER_SUBNET, own * HOSTS_PER_SUBNET
     for part in range(NUM_SHOWN):
-        # Unsigned places, as in `observation`.
+        # Unsigned places, as in `observation`, for vector code.
         source = np.uint64(part * NUM_WATCHED + first)
         target = np.uint64(start + num * _SHOWN[part])
-        for _ in range(own):
-            for i in range(HOSTS_PER_SUBNET):
-                out[target + np.uint64(i)] = state.shown[source + np.uint64(i)]
-            source += np.uint64(HOSTS_PER_SUBNET)
-            target += np.uint64(HOSTS_PER_SUBNET)
+        for i in range(length):
+            out[target + np.uint64(i)] = shown[source + np.uint64(i)]
     router = start + units * HOSTS_PER_SUBNET
     for unit in range(own):
         out[router + unit] = 1
@@ -175,11 +166,10 @@ def _write_shown(state, agent, units, out, start):
 @njit
 def _write_outcome(state, agent, units, out, start):
     """Write what the agent's action did, if one on a host took effect in this step."""
-    family = np.int64(state.blue_family[agent])
-    node = _node_of(np.int64(state.blue_target[agent]), agent, units)
-    if state.t == 0 or state.blue_left[agent] > 0 or node < 0:
+    if state.t == 0 or state.blue_left[agent] > 0:
         return
-    num, place = num_nodes(units), start + node
+    family, num = np.int64(state.blue_family[agent]), num_nodes(units)
+    place = start + _node_of(np.int64(state.blue_target[agent]), agent, units)
     if family == ANALYSE:
         files = np.int64(state.analysed[agent])
         out[place + num * _ANALYSED] = 1
@@ -210,10 +200,11 @@ def write_events(state, agent, out, units, length):
     out[length + FIRST_SUCCESS + np.int64(state.blue_success[agent])] = 1
     start = length + NUM_CONTEXT
     _write_shown(state, agent, units, out, start)
-    index = np.int64(state.first_event[agent]) - 1
+    index = np.int64(state.last_event[agent]) - 1
     while index >= 0:
-        _write_event(state, index, agent, units, out, start)
-        index = np.int64(state.event_next[index]) - 1
+        event = state.events[index]
+        _write_event(event, agent, units, out, start)
+        index = np.int64(event.before) - 1
     _write_outcome(state, agent, units, out, start)
 
 

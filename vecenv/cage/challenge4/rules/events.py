@@ -50,9 +50,9 @@ NO_PORT = 0
 _FIRST_EXTRA_BIT = 2
 _NO_PID = 1 << 20
 NEVER = 255  # of steps since: never, or longer ago
-# Parts of `shown`, NUM_WATCHED bytes each.
-THERE, FIRST_DECOY, SINCE_ANALYSE, SINCE_RESTORE, SINCE_DECOY = (
-    part * NUM_WATCHED for part in (0, 1, NUM_SHOWN - 3, NUM_SHOWN - 2, NUM_SHOWN - 1)
+# Parts of `shown`, NUM_WATCHED bytes each, after that which says what hosts there are.
+FIRST_DECOY, SINCE_ANALYSE, SINCE_RESTORE, SINCE_DECOY = (
+    part * NUM_WATCHED for part in (1, NUM_SHOWN - 3, NUM_SHOWN - 2, NUM_SHOWN - 1)
 )
 # The agent that watches a zone, -1 for none, and which of that agent's it is.
 WATCHER, UNIT = np.full(NUM_ZONES, -1), np.zeros(NUM_ZONES, np.int64)
@@ -83,7 +83,7 @@ def begin_log(log, rng):
         for place in range(NUM_WATCHED):
             host = WATCHED[place]
             there = has(np.int64(log.exists[host >> 4]), host & 15)
-            log.shown[THERE + place] = there
+            log.shown[place] = there
             for decoy in range(NUM_DECOYS):
                 log.shown[FIRST_DECOY + decoy * NUM_WATCHED + place] = 0
             for part in (SINCE_ANALYSE, SINCE_RESTORE, SINCE_DECOY):
@@ -96,14 +96,13 @@ def begin_step(log):
     if log is not None:
         log.num_events = log.num_slots = 0
         for agent in range(NUM_BLUE):
-            log.analysed[agent] = log.first_event[agent] = 0
+            log.analysed[agent] = log.last_event[agent] = 0
             log.new_decoy[agent] = NONE
         for part in (SINCE_ANALYSE, SINCE_RESTORE, SINCE_DECOY):
             for i in range(NUM_WATCHED):  # unsigned places, as in `observation`: vector code
-                place = np.uint64(i)
-                since = np.uint64(part) + place
-                steps = log.shown[since]
-                log.shown[since] = steps + (log.shown[place] & np.uint8(steps != NEVER))
+                place = np.uint64(part) + np.uint64(i)
+                steps = log.shown[place]
+                log.shown[place] = steps + (log.shown[np.uint64(i)] & np.uint8(steps != NEVER))
 
 
 @njit
@@ -119,16 +118,13 @@ def _log_event(log, node, actor, event):
             log.overflow = np.int64(log.overflow) | EVENTS_FULL
             return
         log.num_events = index + 1
-        log.event_node[index] = node
-        log.event_actor[index] = actor
-        log.event_kind[index] = event[0]
-        log.event_local[index] = event[1]
-        log.event_local_port[index] = event[2]
-        log.event_remote[index] = event[3]
-        log.event_remote_port[index] = event[4]
-        log.event_pid[index] = event[5]
-        log.event_next[index] = log.first_event[watcher]
-        log.first_event[watcher] = index + 1
+        found = log.events[index]
+        found.node, found.actor, found.kind = node, actor, event[0]
+        found.local, found.local_port = event[1], event[2]
+        found.remote, found.remote_port = event[3], event[4]
+        found.pid = event[5]
+        found.before = log.last_event[watcher]
+        log.last_event[watcher] = index + 1
 
 
 @njit
