@@ -32,7 +32,7 @@ PARTS = {
     "sync and workers": [
         "workers", "test_actions.py", "test_against_gymnasium.py", "test_autoreset.py",
         "test_backends.py", "test_batches.py", "test_env_state.py", "test_infos.py", "test_make.py",
-        "test_masks.py", "test_mistakes.py", "test_protocol.py", "test_rows.py", "test_sends.py",
+        "test_masks.py", "test_mistakes.py", "test_protocol.py", "test_sends.py",
         "test_slots.py", "test_sync.py",
     ],
     "jit": ["jit"],

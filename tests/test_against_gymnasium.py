@@ -127,17 +127,6 @@ def test_observation_mode_different(kind, mode):
     assert_same_run(ours, theirs, num_steps=9, seed=5)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-def test_observation_mode_of_own_spaces(mode):
-    single = spaces.Box(-9, 9, (2,), np.float32)
-    pair = (spaces.Box(-9, 9, (3, 2), np.float32), single)
-    env_fns = [functools.partial(RandomEnv, spaces.Box(-k, k, (2,), np.float32)) for k in (1, 2, 3)]
-    ours, theirs = both(env_fns, observation_mode=pair, autoreset_mode=mode)
-    assert ours.observation_space is pair[0]
-    assert ours.single_observation_space is single
-    assert_same_run(ours, theirs, num_steps=9, seed=5)
-
-
 class Celsius(spaces.Box):
     """A space that people have told Gymnasium how to batch: in kelvin."""
 
@@ -183,19 +172,6 @@ def test_attributes(mode):
     assert str(ours) == str(theirs)
     assert ours.unwrapped is ours
     assert CounterEnv.metadata == gym.Env.metadata  # the class's dict was not written to
-
-
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-def test_reset_options_reach_the_envs_without_the_mask(mode):
-    ours, theirs = both(counters([2, 3]), autoreset_mode=mode)
-    mask = np.array([False, True])
-    for envs in (ours, theirs):
-        envs.reset(seed=1, options={"level": 2})
-        envs.reset(seed=5, options={"level": 3, "reset_mask": mask})
-        envs.reset(options={"reset_mask": ~mask})
-    assert ours.get_attr("calls") == theirs.get_attr("calls")
-    assert ours.get_attr("calls")[1][1] == ("reset", 6, {"level": 3})
-    assert ours.get_attr("calls")[0][1] == ("reset", None, {})
 
 
 @pytest.mark.parametrize("name", ARRAY_SPACES)

@@ -1,14 +1,11 @@
 """Exact autoreset in all modes, shown with envs that count; partial resets; what envs get wrong."""
 
-from copy import deepcopy
-
 import gymnasium as gym
 import numpy as np
 import pytest
 from envs import MODES, CounterEnv, counters, mode_id
 from equality import assert_same
 from gymnasium import spaces
-from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
@@ -98,66 +95,6 @@ def test_disabled_leaves_resets_to_the_caller(truncates, mark):
     assert steps(envs, 1)[0][:3] == ([[1, 1], [0, 3]], [1, 3], f"-{mark}")
 
 
-def test_disabled_refuses_to_step_ended_envs_and_steps_none():
-    envs = SyncVectorEnv(counters([1, 9, 1]), autoreset_mode=DISABLED)
-    envs.reset()
-    envs.step([0, 0, 0])
-    calls = [list(found) for found in envs.get_attr("calls")]
-    with pytest.raises(ResetNeeded, match=r"envs \[0, 2\] have ended.*reset_mask"):
-        envs.step([0, 0, 0])
-    assert [list(found) for found in envs.get_attr("calls")] == calls
-    envs.reset(options={"reset_mask": np.array([True, False, True])})
-    assert envs.step([0, 0, 0])[0].tolist() == [[0, 1, 1], [1, 0, 2], [2, 1, 1]]
-
-
-def test_disabled_refuses_to_send_to_ended_envs_and_the_others_go_on():
-    envs = SyncVectorEnv(counters([1, 9]), autoreset_mode=DISABLED)
-    envs.reset()
-    envs.step([0, 0])
-    with pytest.raises(ResetNeeded, match=r"envs \[0\] have ended"):
-        envs.send([0], [0])
-    envs.send([0], [1])
-    assert envs.recv().obs.tolist() == [[1, 0, 2]]
-    envs.reset(options={"reset_mask": np.array([True, False])})
-    envs.send([0], [0])
-    assert envs.recv().obs.tolist() == [[0, 1, 1]]
-
-
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-def test_full_reset_forgets_ended_episodes(mode):
-    envs = SyncVectorEnv(counters([1, 9]), autoreset_mode=mode)
-    envs.reset()
-    envs.step([0, 0])
-    assert envs.reset()[0][:, 2].tolist() == [0, 0]
-    result = envs.step([0, 0])
-    assert result[1].tolist() == [1, 1]
-    assert result[2].tolist() == [True, False]
-
-
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("copy", [True, False])
-def test_envs_that_reuse_their_observation_change_nothing_returned(mode, copy):
-    """One array per env, overwritten by every step and reset."""
-    reusing, fresh = (
-        SyncVectorEnv(counters([1, 2, 3], reuses_obs=reuses), copy=copy, autoreset_mode=mode)
-        for reuses in (True, False)
-    )
-    assert_same(reusing.reset(seed=1), fresh.reset(seed=1))
-    kept = []
-    for step in range(6):
-        result, expected = (envs.step([0, 0, 0]) for envs in (reusing, fresh))
-        assert_same(result, expected, f"step {step}")
-        kept.append((result, deepcopy(expected)))
-        over = expected[2] | expected[3]
-        if mode is DISABLED and over.any():
-            for envs in (reusing, fresh):
-                envs.reset(options={"reset_mask": over.copy()})
-    first_obs = 0 if copy else 1  # without copies the observations are views, overwritten by now
-    for result, expected in kept:
-        assert_same(result[first_obs:], expected[first_obs:])
-    assert ("final_obs" in kept[0][0][4]) == (mode is SAME_STEP)
-
-
 class ReusedParts(gym.Env):
     """Returns one dict again and again, and one info with a dict and an array in it."""
 
@@ -213,32 +150,6 @@ def test_partial_reset_touches_only_the_masked_envs(mode):
     assert envs.step([0, 0, 0])[0][:, 2].tolist() == [2, 1, 2]
 
 
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-def test_partial_reset_leaves_the_callers_dict_and_mask_alone(mode):
-    envs = SyncVectorEnv(counters([9, 9]), autoreset_mode=mode)
-    envs.reset()
-    mask = np.array([False, True])
-    options = {"reset_mask": mask, "level": 1}
-    for _ in range(2):  # a loop may pass the same dict again
-        envs.reset(options=options)
-    assert list(options) == ["reset_mask", "level"]
-    assert options["reset_mask"] is mask
-    assert mask.tolist() == [False, True]
-    assert len(envs.envs[0].calls) == 1
-    assert len(envs.envs[1].calls) == 3
-
-
-def test_partial_reset_of_an_ended_env_spares_it_the_dead_step():
-    envs = SyncVectorEnv(counters([1, 1]), autoreset_mode=NEXT_STEP)
-    envs.reset()
-    envs.step([0, 0])
-    envs.reset(options={"reset_mask": np.array([True, False])})
-    obs, rewards, terminations, _, _ = envs.step([0, 0])
-    assert obs.tolist() == [[0, 1, 1], [1, 1, 0]]
-    assert rewards.tolist() == [1, 0]
-    assert terminations.tolist() == [True, False]
-
-
 @pytest.mark.parametrize(
     ("mask", "error", "message"),
     [
@@ -263,15 +174,6 @@ def test_wrong_masks_are_refused_before_anything_is_reset(mask, error, message):
     assert list(options) == ["reset_mask"]
     assert [len(calls) for calls in envs.get_attr("calls")] == [2, 2]
     assert envs.step([0, 0])[0].tolist() == [[0, 1, 0], [1, 0, 2]]
-
-
-def test_partial_reset_before_the_first_full_one_is_refused():
-    envs = SyncVectorEnv(counters([1, 9]))
-    with pytest.raises(ResetNeeded, match=r"reset_mask.*before the first full `reset`"):
-        envs.reset(options={"reset_mask": np.array([True, False])})
-    assert envs.get_attr("calls") == ([], [])
-    envs.reset(options={"reset_mask": np.array([True, True])})  # that is a full one
-    assert envs.step([0, 0])[1].tolist() == [1, 1]
 
 
 class Faulty(CounterEnv):
@@ -351,31 +253,6 @@ def test_results_that_break_the_envs_own_space_name_the_env(space, fault, messag
     assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    "convert",
-    [
-        lambda obs, reward, *rest: (obs.tolist(), reward, *rest),
-        lambda obs, reward, *rest: (obs.astype(np.float64), reward, *rest),
-        lambda obs, reward, *rest: (obs.astype(np.int16), reward, *rest),
-        lambda obs, reward, *rest: (np.repeat(obs, 2)[::2], reward, *rest),
-        lambda obs, reward, *rest: (obs, np.array(reward), *rest),
-        lambda obs, reward, *rest: (obs, np.array([reward]), *rest),
-        lambda obs, reward, *rest: (obs, int(reward), *rest),
-        lambda obs, reward, *rest: (obs, np.float32(reward), *rest),
-        lambda obs, reward, *rest: (obs, reward, *(np.bool_(x) for x in rest[:2]), rest[2]),
-        lambda obs, reward, *rest: (obs, reward, *(int(x) for x in rest[:2]), rest[2]),
-    ],
-)
-def test_results_that_lose_nothing_are_converted(convert):
-    envs = SyncVectorEnv([lambda name=name: Faulty(name, convert) for name in range(3)])
-    envs.reset()
-    envs.step([0, 0, 0])
-    obs, rewards, terminations, truncations, _ = envs.step([0, 0, 0])
-    assert_same(obs, np.array([[0, 0, 2], [1, 0, 2], [2, 0, 2]], np.float32))
-    assert_same(rewards, np.array([2.0, 2.0, 2.0]))
-    assert_same(terminations | truncations, np.zeros(3, bool))
-
-
 @pytest.mark.parametrize("where", ["step", "reset", "autoreset"])
 def test_an_exception_in_an_env_keeps_its_type_and_names_the_env(where):
     class Broken(CounterEnv):
@@ -425,37 +302,6 @@ def test_infos_of_resets_that_are_no_dicts_name_the_env(info, when):
         envs.reset() if when == "reset" else envs.step([0, 0])
     assert caught.value.env_index == 1
     assert any("env 1" in note for note in caught.value.__notes__)
-
-
-@pytest.mark.parametrize("length", [198, 199])
-def test_what_a_reset_returns_is_shown_up_to_200_characters(length):
-    class Wordy(CounterEnv):
-        def reset(self, *, seed=None, options=None):
-            return "x" * length
-
-    with pytest.raises(ObservationError) as caught:
-        SyncVectorEnv([Wordy]).reset()
-    whole = f"'{'x' * length}'"
-    shown = whole if length == 198 else whole[:197] + "..."
-    assert f"returned {shown} from reset" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("error", "is_told"),
-    [
-        (TypeError("reset() got an unexpected keyword argument 'seed'"), True),
-        (TypeError("a number is needed"), False),
-        (ValueError("unexpected keyword argument of the level"), False),
-    ],
-)
-def test_how_to_define_reset_is_told_where_that_is_the_mistake(error, is_told):
-    class Raising(CounterEnv):
-        def reset(self, *, seed=None, options=None):
-            raise error
-
-    with pytest.raises(type(error)) as caught:
-        SyncVectorEnv([Raising]).reset()
-    assert ("def reset(self" in " ".join(caught.value.__notes__)) == is_told
 
 
 SPELLINGS = ["SameStep", "same_step", "SAME_STEP", "same-step", "samestep", SAME_STEP]

@@ -35,7 +35,7 @@ from gymnasium.vector.utils import create_empty_array
 from jit.toy_env import PARAMS, TOY, LimitedSlowToy
 from masked_envs import Minefield, kernels, mask_of
 
-from buffers import BufferMisuseError, RolloutBuffer
+from buffers import RolloutBuffer
 from vecenv import (
     ObservationError,
     SlotError,
@@ -322,33 +322,6 @@ def test_one_env(case, mode):
     twins.envs.close()
 
 
-@cases(variants=1)
-@modes
-def test_some_envs_may_run_ahead_of_others(case, mode):
-    """Env 0 is stepped at every turn, env 4 at every fifth: each goes its own way."""
-    twins = case.twins(SPACES["nested"], mode)
-    rows = {i: [] for i in range(NUM_ENVS)}
-    action = twins.envs.single_action_space.start
-
-    def take(envs, ids):
-        envs.send([action] * len(ids), ids)
-        batch = envs.recv()
-        over = batch.terminations | batch.truncations
-        if mode is DISABLED and over.any():
-            envs.reset(options={"reset_mask": np.isin(np.arange(NUM_ENVS), batch.env_ids[over])})
-        for row, i in enumerate(batch.env_ids.tolist()):
-            obs = take_rows(twins.space, batch.obs, [row])
-            yield i, (obs, *(field[row] for field in batch[1:4]))
-
-    for turn in range(1, 16):
-        for i, row in take(twins.envs, [i for i in range(NUM_ENVS) if turn % (i + 1) == 0]):
-            rows[i].append(row)
-    for i in range(NUM_ENVS):
-        for number, row in enumerate(rows[i]):
-            assert_same(row, *(found for _, found in take(twins.twin, [i])), f"env {i}, {number}")
-    twins.envs.close()
-
-
 @cases()
 def test_batches_of_one_size(case):
     """Also when more are ready: the others come first at the next recv, none twice or never."""
@@ -492,22 +465,6 @@ def test_masks_are_those_of_the_latest_observations_and_nobody_dies_of_them(case
         run.envs.close()
 
 
-@pytest.mark.slow
-@cases(variants=2)
-def test_a_million_steps_without_a_masked_action(case):
-    run = MaskedRun(case, SAME_STEP, "info", num_envs=500)
-    masks, count = run.reset(seed=1), 1_000_000 // 500
-    space, envs, num_cut = run.envs.single_action_space, run.envs, 0
-    for _ in range(count):
-        actions = sample_actions(space, masks, run.rng)
-        _, rewards, dead, cut, _ = envs.step(actions)
-        assert not dead.any() and not rewards.any()
-        num_cut += cut.sum()
-        masks = envs.action_masks()
-    assert num_cut == 500 * (count // 7)
-    envs.close()
-
-
 # -- memory of the caller -------------------------------------------------------------------------
 
 
@@ -528,20 +485,6 @@ def test_a_rollout_is_written_without_a_copy(case):
     assert rollout[:, :, 2].tolist() == expected  # the memory outlives the envs
     assert rewards.tolist() == [[1, 1], [2, 2], [3, 3], [0, 4], [1, 0]]
     assert flags[0].tolist() == [[False, False]] * 2 + [[True, False], [False, True], [False] * 2]
-
-
-class Lying(np.ndarray):
-    """Says that it is as large and as writable as it is wanted."""
-
-    shape = property(lambda self: self.claimed)
-    dtype = property(lambda self: np.dtype(self.claimed_dtype))
-    flags = property(lambda self: np.zeros(self.claimed).flags)
-
-    @staticmethod
-    def made(array, shape, dtype):
-        lying = array.view(Lying)
-        lying.claimed, lying.claimed_dtype = shape, dtype
-        return lying
 
 
 class Honest(np.ndarray):
@@ -573,16 +516,10 @@ def broken_slots(slot):
     yield other(truncations=np.frombuffer(bytes(2), bool)), "truncations"
     yield no_rewards, "rewards"
     yield (np.zeros((2, 3), np.float32),), "obs, rewards, terminations, truncations"
-    for name, array in slot._asdict().items():
-        small, fixed = np.zeros(1, array.dtype), array.copy()
-        fixed.flags.writeable = False
-        for wrong in (small, fixed):
-            yield other(**{name: Lying.made(wrong, array.shape, array.dtype)}), f"out.{name}"
 
 
 @cases(variants=1)
 def test_wrong_slots_are_refused_and_nothing_is_stepped(case):
-    """What a subclass of arrays says of itself is not believed either."""
     twins = case.twins(SPACES["float32(3,)"], num_envs=2)
     envs = twins.envs
     for slot, message in broken_slots(make_slot(envs)):
@@ -651,67 +588,7 @@ def test_allocate_refuses_what_is_no_memory_and_keeps_names_of_fields(case):
     envs.close()
 
 
-class Fragile(CounterEnv):
-    def step(self, action):
-        if action == 9:
-            raise RuntimeError("out of order")
-        return super().step(action)
-
-
-@cases(takes=SINGLE, variants=1)
-def test_rows_that_an_env_which_raised_did_not_write_are_not_learned_from(case):
-    for fails_at in (0, 2):
-        envs = case([functools.partial(Fragile, i, 5) for i in range(3)])
-        space, action_space, mode = (
-            envs.single_observation_space,
-            envs.single_action_space,
-            envs.autoreset_mode,
-        )
-        rollout = RolloutBuffer(
-            2, 3, space, action_space, autoreset_mode=mode, allocate=envs.allocate
-        )
-        actions, floats = np.zeros(3, np.int64), np.zeros(3)
-        rollout.start(envs.reset(seed=0)[0])
-        for number in range(2):
-            for t in range(2):
-                actions[fails_at] = 9 if (number, t) == (1, 1) else 0
-                rollout.put(t, actions=actions, log_probs=floats, values=floats)
-                if number and t:
-                    with pytest.raises(RuntimeError, match="out of order"):
-                        envs.step(actions, out=rollout.slot(t))
-                    with pytest.raises(BufferMisuseError, match=r"in step 1 had no results"):
-                        rollout.compute_advantages(floats)
-                else:
-                    envs.step(actions, out=rollout.slot(t))
-            if not number:
-                rollout.compute_advantages(floats)
-                rollout.advance()
-        envs.close()
-
-
 # -- what single envs are given, and give ---------------------------------------------------------
-
-
-@cases(takes=SINGLE)
-def test_actions_without_fixed_shape_in_any_split(case):
-    """They travel by message, to threads too."""
-    space, action_space = SPACES["float32(3,)"], spaces.Text(4)
-    fns = [functools.partial(RandomEnv, space, action_space)] * NUM_ENVS
-    envs, twin = case(fns), SyncVectorEnv(fns)
-    action_space.seed(1)
-    assert_same(envs.reset(seed=2), twin.reset(seed=2))
-    for _ in range(6):
-        actions = tuple(action_space.sample() for _ in range(NUM_ENVS))
-        assert_same(envs.step(actions), twin.step(actions))
-        expected = twin.step(actions)
-        for ids in ([3, 0], [1, 2, 4]):
-            envs.send(tuple(actions[k] for k in ids), ids)
-        received = 0
-        while received < NUM_ENVS:
-            batch = envs.recv(1, timeout=60)
-            received += len(batch.env_ids)
-            assert_same(batch.obs, expected[0][batch.env_ids])
-    envs.close()
 
 
 @cases(takes=SINGLE, variants=1)
@@ -869,17 +746,6 @@ def test_every_backend_is_in_the_docs_and_the_command_names_those_with_timing():
         assert getattr(importlib.import_module(module), attribute) is BACKENDS[name].load()
     compare = (DOCS / "compare.md").read_text()
     assert f"[--backends {','.join(COMPARED)}]" in compare
-
-
-def test_rows_of_the_registry_differ_and_can_be_drawn_and_loaded():
-    compared = [BACKENDS[name] for name in COMPARED]
-    assert len({row.colour for row in compared}) == len(compared)
-    assert all(re.fullmatch("#[0-9a-f]{6}", row.colour) for row in compared)
-    for row in BACKENDS.values():
-        assert (row.stepping == "loop") == (row.makes == "")
-        if row.makes:
-            assert issubclass(row.load(), gym.vector.VectorEnv)
-        assert row.is_made <= bool(row.makes)
 
 
 def test_make_vec_knows_the_registry():

@@ -4,13 +4,9 @@ import functools
 import multiprocessing
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from choices import fast_are, product
 from envs import MODES, SPACES, CounterEnv, RandomEnv, mode_id
-from equality import assert_same
-from gymnasium import spaces
-from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
@@ -19,7 +15,6 @@ from vector_envs import (
     NEXT_STEP,
     SAME_STEP,
     DriftVectorEnv,
-    OneBuffer,
 )
 from versions import needs
 
@@ -137,11 +132,6 @@ def test_gymnasiums_async_passes_and_its_workers_end(mode, shared_memory):
     assert not any(process.is_alive() for process in envs.processes)
 
 
-def test_gymnasiums_cart_pole_passes():
-    report = check_vector_env(CartPoleVectorEnv(num_envs=5, max_episode_steps=30))
-    assert set(report.passed) == ALWAYS | SEVERAL | COPIES | OF_MODE[NEXT_STEP]
-
-
 @pytest.mark.parametrize("mode", MODES, ids=mode_id)
 @pytest.mark.parametrize("num_envs", [1, 4])
 def test_a_vector_env_of_other_people_passes(mode, num_envs):
@@ -162,26 +152,6 @@ def test_observations_and_actions_of_any_space_pass(name):
     env_fns = [functools.partial(RandomEnv, SPACES[name], SPACES[name])] * 3
     report = check_vector_env(SyncVectorEnv(env_fns, autoreset_mode=mode), num_steps=12)
     assert set(report.passed) >= ALWAYS | OF_MODE[mode]
-
-
-@pytest.mark.parametrize(
-    ("spaces_of_envs", "mode", "skipped"),
-    [
-        ([spaces.Box(-k, k, (2,), np.float32) for k in (1, 2)], "different", ()),
-        (
-            [spaces.Box(-k, k, (2,), np.float32) for k in (1, 2)],
-            (spaces.Box(-5, 5, (2, 2), np.float32), spaces.Box(-5, 5, (2,), np.float32)),
-            (
-                "observation_space is the batch of single_observation_space: "
-                "the vector env was given a batched space of its own",
-            ),
-        ),
-    ],
-)
-def test_observation_modes_pass(spaces_of_envs, mode, skipped):
-    env_fns = [functools.partial(RandomEnv, space) for space in spaces_of_envs]
-    report = check_vector_env(SyncVectorEnv(env_fns, observation_mode=mode), num_steps=20)
-    assert report.skipped == skipped
 
 
 def test_a_wrapper_that_adds_infos_passes():
@@ -235,55 +205,8 @@ def test_the_report_reads_well():
     assert report.full() == "passed: a\npassed: b\nskipped: c: why\nremark: d"
 
 
-def test_the_report_of_a_vector_env_fits_a_screen():
-    report = check_vector_env(make_vec("CartPole-v1", 3, backend="sync"), num_steps=60)
-    lines = str(report).splitlines()
-    assert len(lines) < 20
-    assert max(map(len, lines)) < 80
-    assert len(report.full().splitlines()) >= len(report.passed)
-
-
-class NeedsReset(RandomEnv):
-    def __init__(self):
-        super().__init__(spaces.Box(-1.0, 1.0, (3,), np.float32))
-
-    def step(self, action):
-        return (*super().step(action)[:4], {"since": self.since})
-
-    def reset(self, **options):
-        self.since = 0
-        return super().reset(**options)
-
-
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_envs_of_a_plain_factory_pass(backend):
-    report = check_vector_env(make_vec(NeedsReset, 3, backend=backend), num_steps=60)
-    assert "step before the first reset raises ResetNeeded" in report.passed
-
-
 def test_what_cannot_be_checked_is_refused():
     with pytest.raises(TypeError, match=r"expected a .*VectorEnv, got CounterEnv"):
         check_vector_env(CounterEnv())
     with pytest.raises(ValueError, match="num_steps is 0"):
         check_vector_env(DriftVectorEnv(), num_steps=0)
-
-
-def test_the_callers_action_space_is_not_disturbed():
-    envs, other = (
-        make_vec("CartPole-v1", 2, backend="sync"),
-        make_vec("CartPole-v1", 2, backend="sync"),
-    )
-    envs.action_space.seed(3)
-    other.action_space.seed(3)
-    envs.reset()
-    check_vector_env(envs, num_steps=5)
-    other.action_space.sample()  # the check takes one before the first reset, one after close
-    other.action_space.sample()
-    assert_same(envs.action_space.sample(), other.action_space.sample())
-
-
-def test_views_are_allowed_if_declared():
-    envs = OneBuffer()
-    envs.copy = False
-    report = check_vector_env(envs)
-    assert report.remarks == ("observations are views (copy=False)",)

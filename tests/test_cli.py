@@ -2,9 +2,7 @@
 
 import csv
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,17 +53,6 @@ def test_evaluate_prints_the_table_and_writes_json(capsys, tmp_path):
     assert "total" in out
     scores = json.loads(path.read_text())
     assert (scores["policy"], len(scores["cells"])) == ("react-restore", 9)
-
-
-def test_rules_and_seed_are_passed_on(capsys, tmp_path):
-    totals = []
-    for options in (["--rules", "debugged"], ["--seed", "3"], []):
-        path = tmp_path / "scores.json"
-        args = ["evaluate", "--policy", "sleep", "--episodes", "20", "--json", str(path)]
-        assert main([*args, *options]) == 0
-        totals.append(json.loads(path.read_text())["total"])
-    assert len(set(totals)) == 3
-    assert "debugged rules" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -284,19 +271,6 @@ def test_the_compiled_twin_is_named_where_pygame_is_missing(capsys, monkeypatch,
     assert "JitCartPole-v1 is the same env and draws itself" in capsys.readouterr().err
 
 
-def test_mujoco_without_opengl_names_the_variable_that_helps(monkeypatch, capsys, tmp_path):
-    error = type("FatalError", (Exception,), {"__module__": "mujoco"})
-
-    def render(self):
-        raise error("an OpenGL platform library has not been loaded")
-
-    monkeypatch.setattr("gymnasium.envs.classic_control.CartPoleEnv.render", render)
-    assert main(["watch", "CartPole-v1", "--gif", str(tmp_path / "a.gif")]) == 2
-    out = capsys.readouterr().err
-    assert "CartPole-v1 can't draw: an OpenGL platform library" in out
-    assert "MUJOCO_GL=egl" in out
-
-
 def test_help_needs_no_compiler():
     script = (
         "import sys\nfrom vecenv.command.cli import main\n"
@@ -310,35 +284,9 @@ def test_help_needs_no_compiler():
     assert run.stdout.strip().endswith("set()")
 
 
-@pytest.mark.slow
-def test_runs_as_a_module():
-    command = [sys.executable, "-m", "vecenv.command.cli", "evaluate", "--policy", "nobody"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert "policy is 'nobody'" in run.stderr
-
-
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("vecenv 0.")
-
-
-@pytest.mark.slow  # `--help` of it is tested below
-def test_the_package_is_the_command_too():
-    command = [sys.executable, "-m", "vecenv", "--version"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert run.stdout.startswith("vecenv 0.")
-
-
-@pytest.mark.slow
-def test_output_that_nobody_reads_is_no_error():
-    """As in `vecenv --help | head`."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "vecenv", "--help"]
-    run = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writer)
-    assert (run.returncode, run.stderr) == (141, "")
 
 
 KERNELS = """
@@ -384,11 +332,6 @@ def test_a_mistake_in_a_kernel_is_told_by_its_line_alone(
     assert main(["check", f"{module.stem}:{name}"]) == 2
     told = capsys.readouterr().err
     assert told.startswith(f"vecenv: {module}:") and words in told and "Traceback" not in told
-
-
-def test_check_takes_factories(capsys):
-    assert main(["check", "compare.toy_envs:Counter", "--num-steps", "20"]) == 0
-    assert "passed" in capsys.readouterr().out
 
 
 def test_ctrl_c_ends_a_command_in_one_line(capsys, monkeypatch):
@@ -551,15 +494,6 @@ def own_envs(tmp_path, monkeypatch):
     sys.modules.pop("test_cli_envs", None)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_torch_thread", "own_envs")
-def test_factories_are_trained_and_played(capsys, tmp_path):
-    args = ["train", "test_cli_envs:Own", "--backend", "sync", *FAST]
-    assert main(args) == 0
-    assert main(["play", "test_cli_envs:Own", "--policy", "runs/Own-ppo", "--episodes", "2"]) == 0
-    assert "return 1.0 ± 0.0" in capsys.readouterr().out
-
-
 @pytest.mark.usefixtures("one_torch_thread", "own_envs")
 @pytest.mark.parametrize("shown", [["--gif", "a.gif"], ["--html", "a.html"], ["--text"]])
 def test_an_env_that_does_not_draw_is_refused_before_its_episodes(shown, capsys):
@@ -651,71 +585,6 @@ def test_wrong_options_of_a_trainer_end_the_command(args, capsys, tmp_path, monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_of_train_has_its_options_and_those_of_the_algorithm(capsys):
-    for args, words in (
-        (["train", "--help"], ("--algo", "--config", "--track", "--eject")),
-        (["train", "CartPole-v1", "--help"], ("--total-steps", "--resume", "--gae-lambda")),
-        (["demo", "--help"], ("--total-steps", "--episodes")),
-    ):
-        with pytest.raises(SystemExit) as caught:
-            main(args)
-        assert caught.value.code == 0
-        out = capsys.readouterr().out
-        assert all(word in out for word in words)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_torch_thread")
-def test_policies_of_several_agents_play_games(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = [
-        "--total-steps",
-        "300",
-        "--num-games",
-        "2",
-        "--num-steps",
-        "16",
-        "--eval-episodes",
-        "2",
-    ]
-    options += ["--compile", "off", "--backend", "sync", "--save", "run"]
-    assert main(["train", "agents:agents.parallel_tag", *options]) == 0
-    evaluation = json.loads(Path("run/evaluation.json").read_text())
-    capsys.readouterr()
-    play = ["play", "agents:agents.parallel_tag", "--policy", "run", "--episodes", "2"]
-    assert main([*play, "--seed", "1000001"]) == 0  # as at the end of the training
-    out = capsys.readouterr().out
-    wanted = r", ppo_agents of run, runner, 3 agents: return ([-0-9.]+) ± .* over 2 episodes"
-    found = re.search(wanted, out)
-    assert found is not None, out
-    assert float(found[1]) == pytest.approx(evaluation["mean"], abs=0.06)
-    assert main(["play", "CartPole-v1", "--policy", "run"]) == 2
-    assert "whose policy does not play CartPole-v1" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("one_torch_thread")
-@pytest.mark.slow  # compiles
-def test_a_game_with_several_agents_is_filmed(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = [
-        "--total-steps",
-        "300",
-        "--num-games",
-        "2",
-        "--num-steps",
-        "16",
-        "--eval-episodes",
-        "2",
-    ]
-    assert main(["train", "agents:Spread-v0", *options, "--compile", "off", "--save", "run"]) == 0
-    play = ["play", "agents:Spread-v0", "--policy", "run", "--episodes", "2", "--frames", "5"]
-    assert main([*play, "--html", "a.html", "--gif", "a.gif"]) == 0
-    assert "(5 steps" in capsys.readouterr().out
-    page = Path("a.html").read_text()
-    assert "agent_0: " in page and "; agent_2: " in page
-    assert Path("a.gif").stat().st_size > 0
-
-
 def test_a_policy_of_a_trainer_without_load_policy_is_refused(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     Path("own_trainer.py").write_text(
@@ -729,45 +598,9 @@ def test_a_policy_of_a_trainer_without_load_policy_is_refused(capsys, monkeypatc
 
 
 @pytest.mark.usefixtures("one_torch_thread")
-@pytest.mark.slow  # trains
-def test_a_defender_of_challenge_4_plays(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    options = ["--total-steps", "1000", "--num-games", "2", "--eval-episodes", "2"]
-    assert main(["train", "Cage4-v0", *options, "--compile", "off", "--save", "run"]) == 0
-    play = ["play", "Cage4-v0", "--policy", "run", "--episodes", "3"]
-    play += ["--env-kwargs", "steps=40"]
-    assert main(play) == 0
-    assert re.search(r"defender of run: return .* over 3 episodes", capsys.readouterr().out)
-    assert main(["play", "CartPole-v1", "--policy", "run"]) == 2
-    assert "run was trained in Cage4-v0, whose policy does not play Car" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("one_torch_thread")
 def test_a_policy_of_another_env_is_refused(cartpole_run, capsys):
     assert main(["play", "Acrobot-v1", "--policy", str(cartpole_run)]) == 2
     assert "was trained in CartPole-v1, whose policy does not play Acr" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("one_torch_thread")
-def test_a_run_that_saved_no_envs_is_played_in_another_env(cartpole_run, capsys, tmp_path):
-    from vecenv.learn.run import load_checkpoint, save_checkpoint
-
-    shutil.copytree(cartpole_run, run := tmp_path / "run")
-    content = load_checkpoint(last := run / "checkpoint" / "last.pt")
-    save_checkpoint(last, content)
-    assert main(["play", "CartPole-v0", "--policy", str(run), "--episodes", "2"]) == 0
-    assert "CartPole-v0, ppo of" in capsys.readouterr().out
-
-
-def test_arguments_of_the_env_trained_in_are_not_those_of_another(cartpole_run, capsys, tmp_path):
-    shutil.copytree(cartpole_run, tmp_path / "run")
-    path = tmp_path / "run" / "options.json"
-    options = json.loads(path.read_text())
-    path.write_text(json.dumps({**options, "env_kwargs": {"sutton_barto_reward": True}}))
-    assert main(["play", "Acrobot-v1", "--policy", str(tmp_path / "run")]) == 2
-    assert "was trained in CartPole-v1, whose policy does not play" in capsys.readouterr().err
-    assert main(["play", "agents:Spread-v0", "--policy", str(tmp_path / "run")]) == 2
-    assert "was trained in CartPole-v1, whose policy does not play" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("one_torch_thread")
@@ -788,62 +621,6 @@ def test_envs_lists_spaces(capsys):
     assert "CartPole-v0" not in out.replace("JitCartPole", "")
 
 
-def list_with_one_missing(name, told, word, capsys, monkeypatch):
-    """What `envs --all word` prints in 80 columns, with an env that can't be made."""
-
-    def make(**kwargs):
-        raise gym.error.DependencyNotInstalled(told)
-
-    gym.register(name, make, disable_env_checker=True)
-    monkeypatch.setenv("COLUMNS", "80")
-    try:
-        assert main(["envs", "--all", word]) == 0
-    finally:
-        gym.registry.pop(name)
-    out = capsys.readouterr().out
-    assert name in out
-    return out
-
-
-def test_envs_shows_ids_in_full_and_what_is_to_be_installed(capsys, monkeypatch):
-    name, told = "InvertedDoublePendulumOfMine-v0", ':bug: run `pip install "gymnasium[mine]"`'
-    out = list_with_one_missing(name, told, "ofmine", capsys, monkeypatch)
-    cells = [line.split()[-1:] for line in out.splitlines()]
-    assert '"gymnasium[mine]"' in "".join(word for cell in cells for word in cell)
-    assert ":bug:" in out  # no emoji
-    assert max(map(len, out.splitlines())) <= 80
-
-
-def test_envs_shows_the_compiled_one_in_full_beside_long_reasons(capsys, monkeypatch):
-    name, told = "InvertedDoublePendulum-v99", 'It is missing, run `pip install "packages[mine]"`'
-    out = list_with_one_missing(name, told, "pendulum-v", capsys, monkeypatch)
-    assert out.split().count("JitPendulum-v1") == 2  # its own line, and that of Pendulum-v1
-
-
-@pytest.mark.linux
-@pytest.mark.parametrize("variable", ["DISPLAY", "WAYLAND_DISPLAY", None])
-def test_pygame_looks_for_no_display_where_there_is_none(monkeypatch, variable):
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"):
-        monkeypatch.setenv(name, "")  # restored afterwards, also what the command sets
-        monkeypatch.delenv(name)
-    if variable is not None:
-        monkeypatch.setenv(variable, ":0")
-    assert main(["--version"]) == 0
-    assert os.environ.get("SDL_VIDEODRIVER") == (None if variable else "dummy,offscreen")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("one_torch_thread")
-@pytest.mark.parametrize("algorithm", ["sac", "dqn"])
-def test_sac_and_dqn_are_trained_and_played(algorithm, capsys, tmp_path):
-    env = {"sac": "Pendulum-v1", "dqn": "CartPole-v1"}[algorithm]
-    folder = str(tmp_path / "run")
-    args = ["--total-steps", "1200", "--compile", "off", "--eval-episodes", "2", "--save", folder]
-    assert main(["train", env, "--algo", algorithm, *args]) == 0
-    assert main(["play", env, "--policy", folder, "--episodes", "2"]) == 0
-    assert f"{env}, {algorithm} of {folder}: return" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("rates", "expected"),
     [
@@ -860,22 +637,6 @@ def test_bench_advises_the_simplest_of_those_that_are_about_as_fast(rates, expec
     cases = [SimpleNamespace(backend=name, steps_per_second=rate) for name, rate in rates.items()]
     found = Bench({"CartPole": SimpleNamespace(measured=cases)})
     assert expected in found.advice()[0]
-
-
-@pytest.mark.slow
-def test_bench_measures():
-    from vecenv.command.bench import run_bench
-
-    found = run_bench(lambda what, done: None, ["CartPole"])
-    assert "CartPole: " in found.advice()[0]
-
-
-@pytest.mark.slow
-def test_what_a_terminal_can_not_show_is_replaced():
-    command = [sys.executable, "-m", "vecenv", "--help"]
-    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    shown = subprocess.check_output(command, env=env, text=True, timeout=100)
-    assert "? play" in shown
 
 
 def test_trackers_that_are_not_installed_are_named(capsys, monkeypatch, tmp_path):

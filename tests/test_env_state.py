@@ -84,50 +84,6 @@ def test_new_async_envs_need_no_reset_before_a_state_is_loaded_and_know_the_last
     other.close()
 
 
-class Published(CounterEnv):
-    publish = {"episode": gym.spaces.Box(-1, 99, (), np.int64)}
-
-
-def test_published_values_are_those_of_the_loaded_envs():
-    envs, other = (AsyncVectorEnv([Published] * 2, num_workers=1) for _ in range(2))
-    for _ in range(3):
-        envs.reset()
-    other.load_state_dict(envs.state_dict())
-    assert other.published["episode"].tolist() == [2, 2]
-    envs.close()
-    other.close()
-
-
-class MaskedEnv(CounterEnv):
-    """Allows only the action that is its step number."""
-
-    def _observe(self):
-        self.mask = np.eye(10, dtype=np.int8)[self.step_number]
-        return super()._observe()
-
-    def reset(self, **kwargs):
-        obs, info = super().reset(**kwargs)
-        return obs, info | {"action_mask": self.mask}
-
-    def step(self, action):
-        *result, info = super().step(action)
-        return *result, info | {"action_mask": self.mask}
-
-
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_action_masks_of_the_latest_results_are_known(backend):
-    envs, other = (make_vec(MaskedEnv, 2, backend=name) for name in ("sync", backend))
-    envs.reset()
-    for _ in range(3):
-        envs.step([0, 0])  # until the episodes end
-    envs.reset(options={"reset_mask": np.array([True, False])})
-    other.load_state_dict(envs.state_dict())
-    assert other.action_masks().argmax(1).tolist() == [0, 3]
-    assert_same(other.step([0, 0]), envs.step([0, 0]))
-    assert_same(other.action_masks(), envs.action_masks())
-    other.close()
-
-
 class Simulator(CounterEnv, EzPickle):
     """Of those that pickle as a new env of the same arguments."""
 
@@ -153,18 +109,6 @@ def test_an_env_that_cannot_be_pickled_is_named_and_goes_on(backend):
         envs.state_dict()
     assert envs.step([0, 0])[1].tolist() == [1, 1]
     envs.close()
-
-
-def test_envs_of_local_classes_are_pickled_by_value():
-    class Local(CounterEnv):
-        pass
-
-    envs = SyncVectorEnv([Local])
-    envs.reset()
-    state = envs.state_dict()
-    envs.step([0])
-    envs.load_state_dict(state)
-    assert envs.step([0])[1].tolist() == [1]
 
 
 @pytest.mark.parametrize(
@@ -211,24 +155,6 @@ def test_a_state_is_of_envs_that_were_reset_and_a_backend_without_one_says_so():
         envs.state_dict()
 
 
-def test_wrapped_envs_are_saved_with_their_wrappers():
-    envs, other = (
-        make_vec(
-            "CartPole-v1",
-            2,
-            backend="sync",
-            wrappers=[gym.wrappers.RecordEpisodeStatistics, gym.wrappers.NormalizeObservation],
-        )
-        for _ in range(2)
-    )
-    envs.reset(seed=1)
-    for _ in range(15):
-        envs.step([0, 1])
-    other.load_state_dict(envs.state_dict())
-    expected = [envs.step([0, 1])[:4] for _ in range(20)]
-    assert_same([other.step([0, 1])[:4] for _ in range(20)], expected)
-
-
 @pytest.mark.parametrize(
     ("copied", "backend"),
     fast_are(
@@ -248,23 +174,6 @@ def test_copies_are_refused_and_leave_the_envs_open(backend, copied):
         envs.step(np.zeros(2, np.int64))
     finally:
         envs.close()
-
-
-class Copied(SyncVectorEnv, EzPickle):
-    """Says itself how it is copied: by its arguments."""
-
-    def __init__(self, num_envs):
-        EzPickle.__init__(self, num_envs)
-        super().__init__([functools.partial(CounterEnv, 3)] * num_envs)
-
-
-def test_classes_that_say_how_they_are_copied_are():
-    envs = Copied(2)
-    other = pickle.loads(pickle.dumps(envs))
-    envs.close()
-    assert other.num_envs == 2
-    other.reset(seed=1)
-    other.close()
 
 
 def test_vector_envs_without_a_state_say_so():

@@ -63,17 +63,6 @@ def test_pipes_and_devices_are_written_to_themselves():
     assert not os.path.isfile(os.devnull)
 
 
-def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path):
-    path = tmp_path / "numbers.json"
-    require_writable(path)
-    assert not path.exists()
-    path.write_text("old")
-    require_writable(path)
-    assert path.read_text() == "old"
-    with pytest.raises(OSError):
-        require_writable(path / "below")
-
-
 def mode_of(path):
     return stat.S_IMODE(path.stat().st_mode)
 

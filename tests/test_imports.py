@@ -171,6 +171,18 @@ def test_examples_and_adapters_use_public_names():
                 assert set(found.names) <= public_names(found.module) | modules, file
 
 
+def test_cage_lives_on_the_kit_as_a_users_env_would():
+    """Of the kit it imports public names only; the rest that it uses is the foundation."""
+    rooms = {"vecenv.jit", "vecenv.jit.random", "vecenv.agents"}
+    for file in files_in("vecenv/cage"):
+        for found in imports_of(file):
+            if found.module in rooms:
+                assert set(found.names) <= public_names(found.module), file
+            elif found.root in NEVER and not found.module.startswith("vecenv.cage"):
+                is_policy = (found.module, found.names) == ("vecenv", ("load_policy",))
+                assert f"{found.module}.".startswith(FOUNDATION) or is_policy, (file, found.module)
+
+
 def test_importing_vecenv_loads_neither_optional_packages_nor_a_compiler():
     heavy = OPTIONAL | TEST_ONLY | {"torch", "buffers", "numba", "llvmlite", "multiprocess"}
     script = f"import sys, vecenv; print(sorted({heavy} & set(sys.modules)))"

@@ -2,16 +2,13 @@
 
 import functools
 import logging
-import pickle
 import random
-from copy import deepcopy
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import CounterEnv, counters
+from envs import CounterEnv
 from equality import assert_same
-from gymnasium.error import NameNotFound
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import (
     FlattenObservation,
@@ -65,14 +62,6 @@ def test_every_source_makes_the_same_envs(source):
     assert_same(first_run(envs), first_run(expected))
 
 
-def test_number_of_envs():
-    assert make_vec("CartPole-v1").num_envs == 1
-    assert make_vec(CounterEnv).num_envs == 1
-    assert make_vec(CounterEnv, 4).num_envs == 4
-    assert make_vec(counters([1, 2, 3])).num_envs == 3
-    assert make_vec("CartPole-v1", np.int64(2)).num_envs == 2
-
-
 @pytest.mark.parametrize(
     ("source", "num_envs", "message"),
     [
@@ -96,25 +85,6 @@ def test_other_sources_are_refused(source):
         TypeError, match="env must be a registered id, an EnvSpec, a factory or a l"
     ):
         make_vec(source)
-
-
-def test_an_unknown_id_is_gymnasiums_error():
-    with pytest.raises(NameNotFound, match="CartPoleee"):
-        make_vec("CartPoleee-v1")
-
-
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_options_of_the_vector_env(mode):
-    envs = make_vec(CounterEnv, 2, copy=False, observation_mode="different", autoreset_mode=mode)
-    assert (envs.copy, envs.observation_mode, envs.autoreset_mode) == (False, "different", mode)
-    assert envs.metadata["autoreset_mode"] is mode
-    assert make_vec(CounterEnv, autoreset_mode=mode.value).autoreset_mode is mode
-
-
-def test_env_arguments_reach_every_env():
-    envs = make_vec("Pendulum-v1", 3, g=1.5)
-    assert [env.unwrapped.g for env in envs.envs] == [1.5, 1.5, 1.5]
-    assert gym.spec("Pendulum-v1").kwargs == {}
 
 
 def test_arguments_of_gymnasium_make_are_not_the_envs():
@@ -163,12 +133,6 @@ def test_only_the_first_env_has_the_passive_checker():
     assert all(TimeLimit in wrappers_of(env) for env in envs.envs)
 
 
-@pytest.mark.parametrize("disable", [True, False])
-def test_the_passive_checker_can_be_asked_for(disable):
-    envs = make_vec("CartPole-v1", 2, disable_env_checker=disable)
-    assert [PassiveEnvChecker in wrappers_of(env) for env in envs.envs] == [not disable] * 2
-
-
 @pytest.mark.parametrize("source", ["CartPole-v1", functools.partial(gym.make, "CartPole-v1")])
 def test_wrappers_wrap_every_env_in_order(source):
     envs = make_vec(source, 2, wrappers=[TimeAwareObservation, FlattenObservation])
@@ -186,17 +150,6 @@ def test_spec_describes_what_was_made():
     assert envs.spec.id == theirs.spec.id
     assert envs.spec.kwargs == theirs.spec.kwargs
     assert make_vec(CounterEnv).spec is None
-
-
-@pytest.mark.parametrize("maker", [make_vec, gym.make_vec], ids=["ours", "gymnasium's"])
-def test_a_vector_env_can_be_made_again_from_its_spec(maker):
-    """And from that of Gymnasium's vector env; the number of envs is in it."""
-    spec = make_vec("Pendulum-v1", 3, g=1.5).spec
-    again = maker(spec)
-    assert again.num_envs == 3
-    assert [env.unwrapped.g for env in again.envs] == [1.5, 1.5, 1.5]
-    theirs = gym.make_vec("Pendulum-v1", 3, g=1.5, vectorization_mode="sync")
-    assert maker(theirs.spec).num_envs == 3
 
 
 @pytest.mark.parametrize("maker", [make_vec, gym.make_vec], ids=["ours", "gymnasium's"])
@@ -219,47 +172,6 @@ def test_a_spec_keeps_wrappers_and_options_of_the_vector_env(origin, maker):
     assert again.single_observation_space.shape == (4,)
 
 
-def test_options_as_gymnasium_takes_them_are_not_dropped_silently():
-    """`vector_kwargs` either does what it does there or is refused."""
-    try:
-        envs = make_vec("Pendulum-v1", 2, vector_kwargs={"copy": False})
-    except TypeError as error:
-        assert "vector_kwargs" in str(error)
-    else:
-        assert envs.copy is False
-
-
-def test_the_spec_passed_is_not_changed():
-    spec = gym.spec("FrozenLake-v1")
-    before = deepcopy(spec)
-    assert before.kwargs == {"map_name": "4x4"}
-    make_vec(spec, 2, is_slippery=False)
-    assert spec == before
-    make_vec("FrozenLake-v1", 2, map_name="8x8")
-    assert gym.spec("FrozenLake-v1") == before
-
-
-def test_factories_make_more_envs_and_can_be_pickled():
-    """Workers will get them so."""
-    envs = make_vec("Pendulum-v1", 2, g=1.5, wrappers=[TimeAwareObservation])
-    for factory in envs.env_fns:
-        env = pickle.loads(pickle.dumps(factory))()
-        assert env.unwrapped.g == 1.5
-        assert env.observation_space == envs.single_observation_space
-        assert env.reset(seed=1)[0].shape == (4,)
-
-
-def test_a_failing_factory_is_named():
-    def broken():
-        raise FileNotFoundError("no map")
-
-    with pytest.raises(EnvCreationError, match="env 1 of 2 failed with FileNotFoundError: no map"):
-        make_vec([CounterEnv, broken])
-    with pytest.raises(EnvCreationError, match=r"env 0 of 2 .*'speed'.*Pendulum-v1") as caught:
-        make_vec("Pendulum-v1", 2, speed=3)
-    assert isinstance(caught.value.__cause__, TypeError)
-
-
 def chosen(caplog, *args, **kwargs):
     """Make a vector env with backend="auto"; return it and why that backend was chosen."""
     caplog.clear()
@@ -267,15 +179,6 @@ def chosen(caplog, *args, **kwargs):
         envs = vecenv.make_vec(*args, **{"backend": "auto", **kwargs})
     (record,) = [r for r in caplog.records if r.getMessage().startswith("backend 'auto' chose")]
     return envs, record.getMessage()
-
-
-def test_backends():
-    assert type(make_vec(CounterEnv)) is SyncVectorEnv
-    envs = make_vec(CounterEnv, 2, backend="async")
-    assert type(envs) is AsyncVectorEnv
-    envs.close()
-    with pytest.raises(ValueError, match="backend is 'rocket', expected one of auto, sync"):
-        make_vec(CounterEnv, backend="rocket")
 
 
 def test_a_single_env_is_stepped_here_and_made_once(caplog):
@@ -340,14 +243,6 @@ def test_envs_that_cannot_be_made_twice_are_stepped_here(caplog):
     assert not in_use
 
 
-def test_an_env_that_raises_says_so_as_without_a_trial(caplog):
-    def broken():
-        raise FileNotFoundError("no map")
-
-    with pytest.raises(EnvCreationError, match="env 1 of 2 failed with FileNotFoundError: no map"):
-        vecenv.make_vec([CounterEnv, broken], backend="auto")
-
-
 def test_the_trial_leaves_the_global_generators_alone():
     class Careless(CounterEnv):
         def __init__(self):
@@ -361,17 +256,3 @@ def test_the_trial_leaves_the_global_generators_alone():
     np.random.seed(1)  # noqa: NPY002  # the global one
     envs = vecenv.make_vec(Careless, 2, backend="auto")
     assert envs.get_attr("height") == tuple(expected)
-
-
-def test_render_mode_reaches_the_envs():
-    class Rendering(CounterEnv):
-        metadata = {"render_modes": ["ansi"], "render_fps": 5}
-
-        def __init__(self, render_mode=None):
-            super().__init__(3)
-            self.render_mode = render_mode
-
-    envs = make_vec(functools.partial(Rendering, render_mode="ansi"), 2)
-    assert envs.render_mode == "ansi"
-    assert envs.metadata == {**Rendering.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
-    assert envs.render() == ("frame of 3", "frame of 3")

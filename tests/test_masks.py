@@ -2,12 +2,10 @@
 
 import functools
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from choices import fast_are
 from envs import CounterEnv
-from equality import assert_same
 from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, ResetNeeded
 from masked_envs import Minefield, kernels, mask_of
@@ -58,9 +56,6 @@ def saying(*scripts, backend=SyncVectorEnv, **options):
     return envs
 
 
-GOOD = np.array([1, 0, 1], np.int8)
-
-
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
@@ -95,15 +90,6 @@ def test_a_mask_that_fits_not_is_refused_by_whoever_asks_for_it(mask, message):
         envs.close()
 
 
-def test_a_part_of_one_number_may_stand_beside_a_list():
-    class Parts(Saying):
-        action_space = spaces.MultiDiscrete([2, 1])
-
-    envs = SyncVectorEnv([lambda: Parts(([1, 0], 1), length=9)] * 2)
-    envs.reset()
-    assert envs.action_masks().tolist() == [[1, 0, 1]] * 2
-
-
 def test_wrong_arrays_of_all_envs_at_once():
     """Which come as one array rather than as objects."""
     for mask, message in [
@@ -126,50 +112,6 @@ def test_a_part_of_an_action_without_a_value_allows_no_action(monkeypatch):
     assert envs.action_masks([0]).tolist() == [good.tolist()]
     with pytest.raises(ActionMaskError, match="the action mask of env 1 allows no action, though"):
         envs.action_masks()
-    envs.close()
-
-
-@pytest.mark.parametrize(
-    "backend", [SyncVectorEnv, functools.partial(AsyncVectorEnv, num_workers=2)]
-)
-def test_masks_may_change_their_dtype_and_type(backend):
-    """Infos that can't be batched are an InfoError of the step, as for any key; these can be."""
-    forms = [GOOD, GOOD.astype(bool), GOOD.astype(float), GOOD.astype(np.uint8)]
-    envs = saying(forms, forms, backend=backend)
-    for _ in forms:
-        masks = envs.action_masks()
-        assert masks.dtype == np.int8
-        assert masks.tolist() == [[1, 0, 1]] * 2
-        envs.step([0, 0])
-    ids = np.array([1])
-    envs.send([0], ids)
-    envs.recv()
-    assert envs.action_masks(ids).tolist() == [[1, 0, 1]]
-    envs.close()
-    as_lists = saying([[1, 0, 1], GOOD], [GOOD, GOOD], backend=backend)
-    as_lists.send([0], [0])
-    as_lists.recv()
-    assert as_lists.action_masks().tolist() == [[1, 0, 1]] * 2
-    as_lists.close()
-
-
-def test_a_mask_is_forgotten_with_the_infos_that_had_it():
-    envs = saying([GOOD, None], [GOOD, None])
-    assert envs.has_action_masks
-    envs.action_masks()
-    envs.step([0, 0])
-    with pytest.raises(ActionMaskError, match="env 0 gave no infos"):
-        envs.action_masks()
-    envs.close()
-
-
-def test_masks_are_the_callers_and_infos_too():
-    envs = saying([GOOD], [GOOD])
-    infos = envs.step([0, 0])[4]
-    infos["action_mask"][:] = 7
-    envs.action_masks()[:] = 0
-    assert envs.action_masks().tolist() == [[1, 0, 1]] * 2
-    assert GOOD.tolist() == [1, 0, 1]
     envs.close()
 
 
@@ -280,28 +222,6 @@ def test_every_form_gives_the_same_rows(form, parts):
         envs.close()
 
 
-def test_taxi():
-    """A real env, whose method `action_mask(state)` is none of ours and whose infos have masks."""
-    name = next(name for name in ("Taxi-v4", "Taxi-v3") if name in gym.registry)
-    for backend in ("sync", "async"):
-        envs = make_vec(name, 3, backend=backend, autoreset_mode="SameStep")
-        envs.reset(seed=5)
-        rng, num_moved = np.random.default_rng(0), 0
-        for _ in range(300):
-            masks = envs.action_masks()
-            actions = sample_actions(envs.single_action_space, masks, rng)
-            before = envs.call("s") if backend == "sync" else None
-            _, _, terminations, truncations, infos = envs.step(actions)
-            np.testing.assert_array_equal(envs.action_masks(), infos["action_mask"])
-            if before is not None:
-                over = terminations | truncations
-                num_moved += sum(a != b for a, b in zip(before, envs.call("s"), strict=True))
-                num_moved += int(over.sum())
-        if backend == "sync":
-            assert num_moved >= 900  # a masked action would have changed nothing
-        envs.close()
-
-
 # -- the call -------------------------------------------------------------------------------------
 
 
@@ -349,32 +269,6 @@ def test_envs_that_have_to_be_asked_can_not_be_while_others_are_in_flight():
 
 
 # -- compiled envs --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("debug", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_compiled_masks_of_parts(debug):
-    options = {"autoreset_mode": "SameStep", "mask_infos": True, "debug": debug}
-    envs = JitVectorEnv(kernels(parts=True), 4, **options)
-    rng = np.random.default_rng(2)
-    obs, infos = envs.reset(seed=2)
-    for _ in range(30):
-        np.testing.assert_array_equal(infos["action_mask"], mask_of(obs[:, 0]))
-        actions = sample_actions(envs.single_action_space, infos["action_mask"], rng)
-        obs, _, dead, _, infos = envs.step(actions)
-        assert not dead.any()
-        assert "action_mask" not in infos.get("final_info", {})
-    envs.close()
-
-
-def test_a_kernel_that_allows_nothing_is_told_when_it_is_asked():
-    envs = JitVectorEnv(kernels(), 3)
-    envs.reset(seed=1)
-    envs.states.key[1:] = 0
-    with pytest.raises(ActionMaskError, match="the action mask of env 1 allows no action, though"):
-        envs.action_masks()
-    with pytest.raises(ActionMaskError, match="the action mask of env 2 allows no action, though"):
-        envs.action_masks([0, 2])
-    assert envs.action_masks([0]).any()
 
 
 def test_a_kernel_that_allows_nothing_of_a_part_is_told_while_the_episode_goes_on():
@@ -461,15 +355,6 @@ def test_the_checker_finds_wrong_masks(make, rule):
         check_vector_env(make(), num_steps=20)
 
 
-@pytest.mark.parametrize("form", ["info", "action_masks", "obs"])
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
-def test_the_checker_finds_nothing_wrong_with_minefields(form, mode):
-    fns = [functools.partial(Minefield, form)] * 3
-    report = check_vector_env(SyncVectorEnv(fns, autoreset_mode=mode), num_steps=30)
-    rules = [rule for rule in report.passed if "action mask" in rule or "action_mask" in rule]
-    assert len(rules) == 3 + (form == "info")
-
-
 # -- drawing --------------------------------------------------------------------------------------
 
 
@@ -505,37 +390,3 @@ def test_widths_and_draws_of_every_space():
         sample_actions(spaces.Discrete(4), np.ones((3, 2)), rng)
     with pytest.raises(NoActionMaskError, match="only Discrete"):
         mask_width(spaces.Box(0, 1))
-
-
-def test_masks_of_infos_that_stay_apart_are_those_of_batched_ones():
-    """As in actors of Ray, whose policies may ask for them."""
-    script = [[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 1]]
-    apart, batched = (saying(script, script[::-1]) for _ in range(2))
-    apart._keep_infos_apart()
-    apart.reset(seed=1)
-    batched.reset(seed=1)
-    for _ in range(2):
-        assert_same(apart.action_masks(), batched.action_masks())
-        apart.step([0, 0])
-        batched.step([0, 0])
-    silent = saying([[1, 0, 1], None], [[1, 0, 1]])
-    silent._keep_infos_apart()
-    silent.reset()
-    silent.step([0, 0])
-    with pytest.raises(ActionMaskError, match="env 0 gave no infos"):
-        silent.action_masks()
-
-
-def test_a_single_env_that_has_ended_may_allow_nothing():
-    envs = saying([GOOD, np.zeros(3, np.int8)], autoreset_mode="Disabled")
-    assert envs.action_masks().tolist() == [[1, 0, 1]]
-    for _ in range(9):
-        is_over = envs.step([0])[2][0]
-    assert is_over
-    assert envs.action_masks().tolist() == [[1, 1, 1]]
-
-
-def test_masks_of_another_shape_are_refused_though_they_come_as_one_array():
-    envs = saying([np.ones((1, 3), np.int8)], [np.ones((1, 3), np.int8)])
-    with pytest.raises(ActionMaskError, match=r"env 0: the action mask is of shape \(1, 3\)"):
-        envs.action_masks()

@@ -1,8 +1,5 @@
 """The mistakes of docs/mistakes.md, made: what is said then."""
 
-import re
-from pathlib import Path
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -188,30 +185,3 @@ def test_observations_outside_of_their_space_are_found_by_the_check():
     assert (made(far)[0] == 5).all()
     with pytest.raises(vecenv.VectorEnvCheckError, match=r"outside \[-1.0, 1.0\]"):
         vecenv.check_vector_env(vecenv.make_vec(far, 2, backend="sync"))
-
-
-def test_one_env_for_all_is_refused_by_workers():
-    with pytest.raises(vecenv.EnvCreationError, match=r"made for env 0; let every call make a new"):
-        vecenv.AsyncVectorEnv([lambda: ONE] * 2, num_workers=1)
-
-
-def test_an_env_may_return_its_own_buffer():
-    class Reuses(Still):
-        def reset(self, *, seed=None, options=None):
-            self.obs = np.zeros(2, np.float32)
-            return self.obs, {}
-
-        def step(self, action):
-            self.obs += 0.25
-            return self.obs, 0.0, False, self.obs[0] >= 0.5, {}
-
-    envs = vecenv.make_vec(Reuses, 1, backend="sync", autoreset_mode="SameStep")
-    envs.reset()
-    first = envs.step([0])[0]
-    infos = envs.step([0])[4]
-    assert first[0, 0] == 0.25 and infos["final_obs"][0][0] == 0.5
-
-
-def test_the_page_has_twenty():
-    page = (Path(__file__).parents[1] / "docs" / "mistakes.md").read_text()
-    assert len(re.findall(r"^\| ", page, flags=re.M)) - 1 >= 20

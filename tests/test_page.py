@@ -232,25 +232,6 @@ def test_watch_writes_pages_of_cage_with_probabilities(capsys, tmp_path):
     assert path.stat().st_size < MAX_BYTES * 4 / 500 + 400_000  # a whole picture and the script
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)  # a minute of processor time each
-@pytest.mark.parametrize(
-    ("env", "steps", "titles"),
-    [
-        ("vecenv:Cage2-v0", 500, [""]),
-        ("vecenv:Cage4-v0", 499, [f"blue {agent}" for agent in range(5)]),
-    ],
-)
-def test_a_long_episode_of_cage_fits_without_losses(env, steps, titles, tmp_path):
-    path = tmp_path / "a.html"
-    args = ["watch", env, "--policy", "defender", "--html", str(path), "--steps", str(steps)]
-    assert main(args) == 0
-    assert path.stat().st_size <= MAX_BYTES
-    data = data_of(path.read_text(encoding="utf-8"))
-    assert (len(data["steps"]), data["stride"], data["notes"]) == (steps + 1, 1, [])
-    assert [part[0] for part in data["steps"][0]["parts"]] == titles
-
-
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -294,15 +275,3 @@ def test_actions_of_several_parts_read_as_one_where_nothing_is_named(space, mean
     titles = [part.title for part in names.parts]
     assert titles == (["part 0", "part 1"] if expected else ["legs", "arms"])  # of their bars
     envs.close()
-
-
-def test_wide_pictures_are_not_made_small_on_narrow_screens():
-    """Letters of a picture of 1000 pixels would have 4 pixels on a phone."""
-    page = EpisodePage("wide", {}, fps=2)
-    page.show(np.zeros((5, 1000, 3), np.uint8))
-    pages = {"data.width": page.to_html()}
-    for width, text in pages.items():
-        assert f"fit({width})" in text
-        assert re.search(r'const fit = .*toggle\("large", width > 2 \* .*clientWidth\)', text)
-        assert re.search(r"^\.picture \{.* overflow: auto;", text, re.M)
-        assert re.search(r"^\.picture\.large #picture .* max-width: none;", text, re.M)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from envs import MODES, CounterEnv, counters, mode_id
+from envs import MODES, counters
 from equality import assert_same
 from gymnasium.error import (
     AlreadyPendingCallError,
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from vecenv import SyncVectorEnv
-from vecenv.core.protocol import CallProtocol
 
 LENGTHS = [1, 2, 3, 9]
 IDS = st.lists(st.integers(0, len(LENGTHS) - 1), min_size=1, unique=True)
@@ -230,50 +229,6 @@ def test_calls_while_envs_are_in_flight_name_the_pending_call(envs, name):
     assert envs.step([0, 0, 0])[1].tolist() == [1, 2, 2]
 
 
-def test_a_second_send_of_an_env_names_it_and_sends_nothing(envs):
-    envs.reset()
-    envs.send([0], [1])
-    with pytest.raises(AlreadyPendingCallError, match="`send` for env 1, which is in flight"):
-        envs.send([0, 0], [0, 1])
-    assert envs.recv().env_ids.tolist() == [1]
-    envs.send([0, 0], [0, 1])
-    assert envs.recv().rewards.tolist() == [1, 2]
-
-
-def test_a_partial_reset_of_an_env_in_flight_is_refused_and_of_others_is_not(envs):
-    envs.reset()
-    envs.send([0], [1])
-    with pytest.raises(AlreadyPendingCallError, match="env 1"):
-        envs.reset(options={"reset_mask": np.array([True, True, False])})
-    obs, _ = envs.reset(options={"reset_mask": np.array([True, False, False])})
-    assert obs.tolist() == [[0, 1, 0], [1, 0, 0], [2, 0, 0]]
-    assert envs.recv().obs.tolist() == [[1, 0, 1]]
-
-
-def test_a_full_reset_gives_up_what_is_in_flight(envs):
-    envs.reset()
-    envs.send([5, 5], [2, 0])
-    envs.reset()
-    with pytest.raises(NoAsyncCallError):
-        envs.recv()
-    envs.send([6], [1])
-    envs.send([7], [0])
-    assert envs.recv().env_ids.tolist() == [1, 0]
-    assert not any(("step", 5) in calls for calls in envs.get_attr("calls"))
-
-
-@pytest.mark.parametrize("seed", [[1], "three", 1.5, torch.tensor(3), np.array(3)])
-def test_a_refused_reset_leaves_what_is_in_flight(envs, seed):
-    envs.reset()
-    envs.send([5], [2])
-    with pytest.raises((ValueError, TypeError), match="seed"):
-        envs.reset(seed=seed)
-    assert envs.recv().env_ids.tolist() == [2]
-    envs.send([6], [0])
-    assert envs.recv().env_ids.tolist() == [0]
-    assert envs.envs[2].calls == [("reset", None, None), ("step", 5)]
-
-
 @pytest.mark.parametrize(
     ("ids", "error", "message"),
     [
@@ -297,32 +252,6 @@ def test_wrong_ids_are_refused(envs, ids, error, message):
     assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]
 
 
-@pytest.mark.parametrize(("ids", "bad"), [([0, 7], 7), ([0, -1], -1), ([2, 3], 3)])
-def test_the_id_that_is_wrong_is_named(envs, ids, bad):
-    envs.reset()
-    with pytest.raises(ValueError, match=f"env_ids has {bad}, expected ids from 0 to 2"):
-        envs.send([0, 0], ids)
-
-
-def test_checked_ids_are_int64_and_the_callers_array_is_free_again():
-    calls = CallProtocol(3)
-    calls.mark_reset()
-    for ids in (np.array([2, 0]), np.array([2, 0], np.uint8), [2, 0]):
-        checked = calls.check_env_ids(ids)
-        assert_same(checked, np.array([2, 0], np.int64))
-        assert checked is not ids
-    assert_same(calls.check_env_ids(None), np.arange(3))
-
-
-@pytest.mark.parametrize("min_envs", [0, -1, 3])
-def test_recv_of_more_than_is_in_flight_is_refused(envs, min_envs):
-    envs.reset()
-    envs.send([0, 0], [0, 2])
-    with pytest.raises(ValueError, match=f"min_envs is {min_envs}, expected 1 to 2"):
-        envs.recv(min_envs=min_envs)
-    assert envs.recv(min_envs=2).env_ids.tolist() == [0, 2]
-
-
 @pytest.mark.parametrize("min_envs", [1.5, 1.0, True, "1", np.float64(2)])
 def test_recv_of_something_else_than_a_number_of_envs_is_refused(envs, min_envs):
     envs.reset()
@@ -330,58 +259,3 @@ def test_recv_of_something_else_than_a_number_of_envs_is_refused(envs, min_envs)
     with pytest.raises(TypeError, match="expected an integer"):
         envs.recv(min_envs=min_envs)
     assert envs.recv(min_envs=np.int32(2)).env_ids.tolist() == [0, 2]
-
-
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-def test_every_call_after_close_is_refused(mode):
-    envs = SyncVectorEnv(counters([9]), autoreset_mode=mode)
-    envs.reset()
-    envs.send([0])
-    envs.close()
-    envs.close()
-    mask = {"reset_mask": np.array([True])}
-    calls = {
-        "reset": [lambda: envs.reset(seed=1), lambda: envs.reset(options=mask)],
-        "step": [lambda: envs.step([0])],
-        "send": [lambda: envs.send([0])],
-        "recv": [envs.recv],
-        "call": [lambda: envs.call("calls"), lambda: envs.get_attr("calls")],
-        "set_attr": [lambda: envs.set_attr("color", 1)],
-        "render": [envs.render],
-    }
-    for name, variants in calls.items():
-        for call in variants:
-            with pytest.raises(ClosedEnvironmentError, match=rf"`close\(\)`: `{name}` came after"):
-                call()
-    assert envs.closed
-
-
-def test_closing_closes_each_env_once():
-    class Closing(CounterEnv):
-        num_closed = 0
-
-        def close(self):
-            self.num_closed += 1
-
-    envs = SyncVectorEnv([Closing, Closing])
-    envs.close()
-    envs.close()
-    assert [env.num_closed for env in envs.envs] == [1, 1]
-
-
-def test_repeated_ids_are_refused_whatever_was_sent_before(envs):
-    envs.reset()
-    envs.send([0], [0])
-    envs.recv()
-    for ids in ([1, 1], [2, 2, 0], [0, 0, 0], [1, 1]):
-        with pytest.raises(ValueError, match="repeated ids"):
-            envs.send([0] * len(ids), ids)
-    envs.send([0, 0, 0], [2, 0, 1])
-    assert envs.recv().env_ids.tolist() == [2, 0, 1]
-
-
-def test_a_step_is_allowed_where_an_interrupt_left_that_unsaid(envs):
-    """Ctrl-C may come between what a call changes and the note that all is ready."""
-    envs.reset()
-    envs._calls.is_ready = False
-    assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]

@@ -71,12 +71,6 @@ def test_the_check_command_steps_with_allowed_actions(capsys):
     assert main(["check", WHERE, "--num-steps", "50"]) == 0, capsys.readouterr()
 
 
-def test_a_vector_env_that_was_reset_before_can_be_checked():
-    envs = SyncVectorEnv([Forbidding] * 2)
-    envs.reset(seed=3)
-    check_vector_env(envs, num_steps=20)
-
-
 def test_watch_steps_with_allowed_actions(tmp_path, capsys):
     path = tmp_path / "a.gif"
     assert main(["watch", WHERE, "--gif", str(path), "--steps", "30"]) == 0, capsys.readouterr()
@@ -159,18 +153,3 @@ def test_watch_steps_games_with_allowed_actions(form, kind, tmp_path, capsys):
     args = ["watch", GAME, "--env-kwargs", f"form={form}", f"--{kind}", str(path), "--steps", "30"]
     assert main(args) == 0, capsys.readouterr()
     assert path.stat().st_size > 100
-
-
-@pytest.mark.parametrize("form", ["info", pytest.param("obs", marks=pytest.mark.slow)])
-def test_a_comparison_steps_games_with_allowed_actions(form, forked):  # noqa: F811
-    backends = ("loop", "sync", "async-first-ready", "gymnasium-sync")
-    quick = {"rounds": 1, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}
-    options = Options(GAME, env_kwargs={"form": form}, num_envs=(3,), backends=backends, **quick)
-    result = run_comparison(options)
-    for case in result.cases:
-        assert case.is_measured, case.reason
-
-
-@pytest.mark.parametrize(("form", "pad"), [("info", False), (None, True)])
-def test_a_trial_steps_games_with_allowed_actions(form, pad):
-    assert probe_env([functools.partial(make_game, form, pad)] * 8).step_s > 0

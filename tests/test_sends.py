@@ -1,41 +1,13 @@
 """send and recv: any split gives what step gives, and what was received stays."""
 
-import contextlib
-import functools
-
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import (
-    NUM_ENVS,
-    SPACES,
-    CounterEnv,
-    Pair,
-    PairSpace,
-    counters,
-    random_envs,
-)
+from envs import Pair, PairSpace, counters
 from equality import assert_same
 from gymnasium import spaces
 
 from vecenv import SyncVectorEnv
-from vecenv.core.spaces import take_rows
-
-
-def test_steps_and_sends_may_alternate():
-    stepped, mixed = random_envs(SPACES["dict"]), random_envs(SPACES["dict"])
-    assert_same(mixed.reset(seed=4), stepped.reset(seed=4))
-    for step in range(8):
-        actions = np.full(NUM_ENVS, step % 4)
-        expected = stepped.step(actions)
-        if step % 2:
-            assert_same(mixed.step(actions), expected)
-            continue
-        order = np.roll(np.arange(NUM_ENVS), step)
-        mixed.send(actions[order], order)
-        batch = mixed.recv()
-        assert_same(batch.obs, take_rows(SPACES["dict"], expected[0], order))
-        assert batch.env_ids.tolist() == order.tolist()  # here, who was sent first is ready first
 
 
 @pytest.mark.parametrize("copy", [True, False])
@@ -50,28 +22,6 @@ def test_received_batches_are_the_callers_to_keep(copy):
     envs.recv()
     assert_same([*first[:4]], kept)
     assert first.infos["step"].tolist() == [1, 1]
-
-
-class Exploding(CounterEnv):
-    """Env 1 raises in its first step."""
-
-    def step(self, action):
-        if self.name == 1 and self.episode == 0:
-            raise FloatingPointError("physics exploded")
-        return super().step(action)
-
-
-def test_after_an_exception_no_action_is_taken_twice():
-    envs = SyncVectorEnv([functools.partial(Exploding, name, 9) for name in range(3)])
-    envs.reset()
-    envs.send([5, 5, 5])
-    with pytest.raises(FloatingPointError):
-        envs.recv()
-    with contextlib.suppress(Exception):  # the rest, the same again, or a refusal
-        envs.recv()
-    assert envs.envs[0].calls.count(("step", 5)) == 1
-    assert envs.reset()[0][:, 2].tolist() == [0, 0, 0]
-    assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]
 
 
 class ChangingPair(gym.Env):

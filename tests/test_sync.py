@@ -1,15 +1,12 @@
 """SyncVectorEnv: memory of results, factories, spaces, seeds and attributes."""
 
 import functools
-import sys
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from envs import (
     ARRAY_SPACES,
     NUM_ENVS,
-    OBJECT_SPACES,
     SPACES,
     CounterEnv,
     arrays_in,
@@ -31,45 +28,6 @@ def test_copy_decides_whether_observations_are_views(name):
         second = envs.step([0] * NUM_ENVS)[0]
         for one, two in zip(arrays_in(first), arrays_in(second), strict=True):
             assert np.shares_memory(one, two) == (not copy and one.size > 0)
-
-
-class Same(gym.Env):
-    """Returns one observation again and again."""
-
-    action_space = spaces.Discrete(2)
-
-    def __init__(self, observation_space):
-        self.observation_space = observation_space
-        observation_space.seed(1)
-        self.obs = observation_space.sample()
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.obs, {}
-
-    def step(self, action):
-        return self.obs, 0.0, False, False, {}
-
-
-def calls_of_a_step(kind, space, copy):
-    """How many functions a step of many envs calls, those of C included."""
-    envs, calls = kind([functools.partial(Same, space)] * 20, copy=copy), []
-    envs.reset()
-    actions, before = np.zeros(20, int), sys.getprofile()
-    sys.setprofile(lambda frame, event, function: calls.append(event))
-    envs.step(actions)
-    sys.setprofile(before)
-    return calls.count("call") + calls.count("c_call")
-
-
-@pytest.mark.parametrize("copy", [True, False])
-@pytest.mark.parametrize("name", [name for name in OBJECT_SPACES if name != "custom"])
-def test_spaces_without_fixed_shape_take_less_than_in_gymnasium(name, copy):
-    numbers = [
-        calls_of_a_step(kind, OBJECT_SPACES[name], copy)
-        for kind in (SyncVectorEnv, gym.vector.SyncVectorEnv)
-    ]
-    assert numbers[0] < numbers[1]
 
 
 def test_rewards_and_flags_are_always_the_callers():
@@ -171,11 +129,6 @@ def test_envs_with_other_action_spaces_are_refused():
     assert "action space of env 2 is Discrete(3), expected that of env 0: Discrete(2)" in str(error)
 
 
-def test_no_env_at_all_is_refused():
-    with pytest.raises(ValueError, match="needs at least one env"):
-        SyncVectorEnv([])
-
-
 @pytest.mark.parametrize(
     ("seed", "error", "message"),
     [
@@ -238,16 +191,6 @@ def test_envs_can_be_replaced_one_by_one():
     assert envs.step([0, 0])[0].tolist() == [[0, 0, 1], [8, 0, 1]]
 
 
-def test_timing_adds_up_named_phases_only_when_enabled():
-    envs = SyncVectorEnv(counters([9]))
-    with envs.timing.phase("policy"):
-        pass
-    envs.timing.enable()
-    for _ in range(2):
-        with envs.timing.phase("rollout"):
-            envs.reset()
-    envs.timing.disable()
-    with envs.timing.phase("learner"):
-        pass
-    shares = envs.timing.report().shares
-    assert shares["rollout"] > 0 and not {"policy", "learner"} & set(shares)
+def test_no_env_at_all_is_refused():
+    with pytest.raises(ValueError, match="needs at least one env"):
+        SyncVectorEnv([])

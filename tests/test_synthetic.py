@@ -3,14 +3,13 @@
 import math
 import time
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
 from vecenv import check_vector_env, make_vec
-from vecenv.synthetic import SyntheticEnv, lognormal_parameters
+from vecenv.synthetic import SyntheticEnv
 
 
 def run(env, seed, actions):
@@ -20,12 +19,6 @@ def run(env, seed, actions):
         if steps[-1][3]:
             steps.append(env.reset())
     return steps
-
-
-def test_is_registered_under_the_name_of_the_package():
-    env = gym.make("vecenv:Synthetic-v0", episode_length=7)
-    assert isinstance(env.unwrapped, SyntheticEnv)
-    env.close()
 
 
 @pytest.mark.parametrize(
@@ -64,14 +57,6 @@ def test_actions_push_the_observation_and_decide_the_sign_of_the_reward():
     assert down[-1][1] == pytest.approx(-down[-1][0][0])
 
 
-def test_observations_are_the_callers_to_keep():
-    env = SyntheticEnv()
-    first, _ = env.reset(seed=0)
-    kept = first.copy()
-    env.step(1)
-    np.testing.assert_array_equal(first, kept)
-
-
 def test_episodes_are_truncated_at_their_length():
     env = SyntheticEnv(episode_length=3)
     env.reset(seed=0)
@@ -90,15 +75,6 @@ def test_a_step_computes_for_as_long_as_was_asked_by_the_clock_of_the_thread():
     assert time.thread_time() - begin == pytest.approx(20 * 2e-3, rel=0.05)
 
 
-def test_waiting_takes_no_processor_time():
-    env = SyntheticEnv(wait_ms=20.0)
-    env.reset(seed=0)
-    begin, computing = time.monotonic(), time.thread_time()
-    env.step(1)
-    assert time.monotonic() - begin >= 0.02
-    assert time.thread_time() - computing < 0.01
-
-
 @pytest.mark.parametrize(
     ("options", "p99"),
     [
@@ -113,12 +89,6 @@ def test_waits_have_the_mean_and_the_tail_that_were_asked_for(options, p99):
     waits_ms = 1e3 * np.array([env._draw_wait(rng) for _ in range(100_000)])
     assert waits_ms.mean() == pytest.approx(2.0, rel=0.03)
     assert np.percentile(waits_ms, 99) == pytest.approx(p99, rel=0.05)
-
-
-def test_lognormal_parameters_reach_their_limit():
-    mu, sigma = lognormal_parameters(1.0, 14.9)
-    assert math.exp(mu + sigma**2 / 2) == pytest.approx(1.0)
-    assert sigma < 2.33
 
 
 @pytest.mark.parametrize(

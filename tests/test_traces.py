@@ -8,20 +8,12 @@ import logging
 import gymnasium as gym
 import numpy as np
 import pytest
-from choices import fast_are, product
 from traced_envs import Monitor, TracedEnv, TracedGame, traces
 
 from vecenv import AsyncVectorEnv, EnvCreationError, SyncVectorEnv, choose, make_vec
 from vecenv.agents import make_vec_agents
 from vecenv.command.cli import main
 
-STARTS = ["fork", "forkserver", "spawn"]
-WORKERS = {
-    "plain": {},
-    "caller": {"caller_steps": True},
-    "a worker each": {"num_workers": 3},
-    "restart": {"num_workers": 2, "on_error": "restart"},
-}
 WAYS = {
     "default": {},
     "sync": {"backend": "sync"},
@@ -46,21 +38,6 @@ def test_make_vec_calls_a_factory_once_per_env_and_steps_none(way, tmp_path):
     path = tmp_path / "calls"
     envs = make_vec(functools.partial(TracedEnv, path), 4, **WAYS[way])
     assert type(envs) is (AsyncVectorEnv if way in ("async", "timeout") else SyncVectorEnv)
-    assert_made_once(envs, path)
-
-
-@pytest.mark.linux
-@pytest.mark.parametrize(
-    ("workers", "context"),
-    fast_are(
-        [("plain", "fork"), ("a worker each", "fork"), ("caller", "fork"), ("restart", "fork")],
-        product(WORKERS, STARTS),
-    ),
-)
-def test_workers_make_each_env_once_and_step_none(workers, context, tmp_path):
-    path = tmp_path / "calls"
-    env_fns = [functools.partial(TracedEnv, path)] * 4
-    envs = AsyncVectorEnv(env_fns, context=context, **WORKERS[workers])
     assert_made_once(envs, path)
 
 
@@ -223,17 +200,3 @@ def test_a_training_makes_its_envs_those_of_its_evaluations_and_one_for_the_spac
     traced.unlink()
     assert main(["play", "Traced-v0", "--policy", "run", "--episodes", "2"]) == 0
     assert traces(traced)["made"] == 2
-
-
-def test_an_evaluation_makes_its_envs_and_no_more(tmp_path):
-    import torch
-
-    from vecenv.learn import evaluate
-
-    path = tmp_path / "calls"
-
-    def act(obs):
-        return torch.zeros(len(obs), dtype=torch.int64)
-
-    assert evaluate(act, functools.partial(TracedEnv, path), 3).mean == 5.0
-    assert traces(path)["made"] == 3

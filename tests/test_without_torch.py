@@ -23,13 +23,6 @@ if __name__ == "__main__":
         envs.close()
     assert main(["evaluate", "--policy", "defender", "--episodes", "2"]) == 0
 """
-_COMPARE = """
-from vecenv.command.cli import main
-
-if __name__ == "__main__":
-    raise SystemExit(main(["compare", "JitCartPole-v1", "--num-envs=2", "--round-s=0.01",
-                           "--rounds=1", "--backends=sync,async,jit"]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +49,6 @@ def test_envs_of_every_backend_step_and_a_bundled_policy_is_evaluated(run_withou
     classes = ["SyncVectorEnv", "AsyncVectorEnv", "CartPoleVectorEnv", "Cage2VectorEnv"]
     assert [line.split() for line in done.stdout.splitlines()[:4]] == [[c, "2"] for c in classes]
     assert "defender: faithful rules, 2 episodes per cell" in done.stdout
-
-
-@pytest.mark.slow
-def test_backends_are_compared(run_without_torch):
-    done = run_without_torch(_COMPARE)
-    assert done.returncode == 0, done.stderr
-    assert "async" in done.stdout and "jit" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["buffers", "buffers.rollout.gae", "vecenv.learn"])

@@ -131,15 +131,6 @@ class OneBuffer(DriftVectorEnv):
         return self.buffer
 
 
-class TwoBuffers(OneBuffer):
-    """Returns two arrays of observations in turn."""
-
-    def observe(self):
-        self.other = getattr(self, "other", self.buffer.copy())
-        self.buffer, self.other = self.other, self.buffer
-        return super().observe()
-
-
 class ReusedRewards(DriftVectorEnv):
     """Returns one array of rewards again and again."""
 

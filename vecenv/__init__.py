@@ -83,7 +83,7 @@ _LATE = {
 
 # So are the packages within it that users import from: `vecenv.wrappers.FrameStack`.
 _PACKAGES = ("adapters", "agents", "cage", "check", "compare", "files", "jit", "learn", "train")
-_PACKAGES += ("wrappers",)
+_PACKAGES += ("port", "wrappers")
 
 
 def __getattr__(name: str) -> Any:
@@ -145,4 +145,4 @@ _register("Cage4-v0", "cage:Cage4Env", "cage:Cage4VectorEnv")
 _register("Synthetic-v0", "synthetic:SyntheticEnv")
 for _name, (_point, _kwargs) in _POINTS.items():
     _vector = f"{_point}VectorEnv"
-    _register(_name, f"jit.single:vecenv.{_vector.replace(':', '.')}", _vector, **_kwargs)
+    _register(_name, f"jit.single:{_vector.replace(':', '.')}", _vector, **_kwargs)

@@ -113,17 +113,14 @@ def require_writable(path: Path) -> None:
         OSError: It can't.
     """
     final = Path(os.path.realpath(path))
-    try:
-        if final.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not final.exists():
-            _new_beside(final, 0o600).unlink()
-        elif not os.access(final, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        reason = error.strerror if final.parent.is_dir() else f"there is no folder {final.parent}"
-        error.filename, error.strerror = str(path), f"it can't be written ({reason})"
-        raise
+    number, reason = errno.EACCES, os.strerror(errno.EACCES)
+    if final.is_dir():
+        number, reason = errno.EISDIR, os.strerror(errno.EISDIR)
+    elif not final.parent.is_dir():
+        number, reason = errno.ENOENT, f"there is no folder {final.parent}"
+    elif os.access(final if final.exists() else final.parent, os.W_OK):
+        return
+    raise OSError(number, f"it can't be written ({reason})", str(path))
 
 
 def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> None:

@@ -257,24 +257,22 @@ def _choose(source: _Source, backend: str | None, *, can_be_compiled: bool) -> C
 
 def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
     """Refuse a backend that can't run these envs, or does not take these options."""
+    told = f"{len(source.wrappers)} wrappers"
     if not source.has_single_envs and not is_compiled:
         is_kit = source.kernels is not None or _is_compiled(source, backend)
-        told, advice = "has a vector env only", "gymnasium.make_vec"
-        if is_kit:
-            told, advice = "is compiled, has no single envs", "backend='jit'"
+        what = "is compiled, has no single envs" if is_kit else "has a vector env only"
+        advice = "backend='jit'" if is_kit else "gymnasium.make_vec"
         raise ValueError(
-            f"{source.name} {told}, and got backend {backend!r} and {len(source.wrappers)} "
-            f"wrappers; use {advice} and vector wrappers"
+            f"{source.name} {what}, and got backend {backend!r} and {told}; use {advice} and "
+            "vector wrappers"
         )
     if BACKENDS[backend].takes == "compiled" and not is_compiled:
+        advice = "backend='sync'"
+        if source.twin:
+            advice = f"{source.twin!r}, which has the same rules (other random numbers), or 'sync'"
         raise ValueError(
             f"backend {backend!r} needs an env with compiled kernels and no wrappers, got "
-            f"{source.name} with {len(source.wrappers)} wrappers; use "
-            + (
-                f"{source.twin!r}, which has the same rules (other random numbers), or 'sync'"
-                if source.twin
-                else "backend='sync'"
-            )
+            f"{source.name} with {told}; use {advice}"
         )
     names = _of_workers() & source.options.keys()
     if names and (names := sorted(names - _parameters(backend))):
@@ -403,18 +401,17 @@ def _vector_spec(source: _Source, vectorization_mode: str) -> EnvSpec | None:
     return dataclasses.replace(source.spec, kwargs=kwargs)
 
 
-class _MakeSpec:
+class _MakeSpec(NamedTuple):
     """Factory of one env of a spec, with a short `repr` for messages; it can be pickled."""
 
-    def __init__(self, spec: EnvSpec, kwargs: dict[str, Any]) -> None:
-        self._spec = spec
-        self._kwargs = kwargs
+    spec: EnvSpec
+    kwargs: dict[str, Any]
 
     def __call__(self) -> Env:
-        return gym.make(self._spec, **self._kwargs)
+        return gym.make(self.spec, **self.kwargs)
 
     def __repr__(self) -> str:
-        return f"gymnasium.make({self._spec.id!r}, **{self._kwargs})"
+        return f"gymnasium.make({self.spec.id!r}, **{self.kwargs})"
 
 
 def _read_source(
@@ -450,9 +447,8 @@ def _read_source(
     if callable(env):
         return _Source([env] * count, None, wrappers, {})
     if not isinstance(env, Sequence) or not all(map(callable, env)):
-        is_env = isinstance(env, Env) or (
-            isinstance(env, Sequence) and any(isinstance(one, Env) for one in env)
-        )
+        given = env if isinstance(env, Sequence) else [env]
+        is_env = any(isinstance(one, Env) for one in given)
         hint = "; that is an env already: pass what makes one, such as `lambda: MyEnv()`"
         raise TypeError(
             "env must be a registered id, an EnvSpec, a factory or a list of factories, or "

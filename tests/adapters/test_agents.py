@@ -132,18 +132,3 @@ def test_a_view_refuses_actions_that_fit_no_space_by_agent():
             view.step({**good, agent: action})
     assert view.step({**good, "runner_1": [1], "catcher_0": [0, 1]})[1]
     view.close()
-
-
-def test_views_of_several_games_are_refused():
-    pytest.importorskip("pettingzoo")
-    from vecenv.adapters.pettingzoo import GameView
-
-    for envs, message in [
-        (rows(), "envs has 2 games, expected one"),
-        (rows(num_games=1), 'pass autoreset_mode="Disabled"'),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            GameView(envs)
-        envs.close()
-    with pytest.raises(TypeError, match="envs is Tag, expected what make_vec_agents returns"):
-        GameView(Tag())

@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from episodes import filled_from
@@ -15,7 +14,6 @@ import vecenv
 from buffers import EpisodicReplayBuffer, PerEnvReplayBuffer, SharedReplayBuffer
 from buffers.datasets import (
     DatasetError,
-    from_arrays,
     from_buffer,
     from_hdf5,
     from_minari,
@@ -24,7 +22,6 @@ from buffers.datasets import (
     to_minari,
     to_parquet,
 )
-from vecenv.cage import Cage2VectorEnv
 
 # Minari would like to know the author and where the code is.
 pytestmark = [
@@ -136,19 +133,6 @@ def test_steps_of_running_envs_are_what_minari_has(minari, mode):
     ) * ends.count(True)
 
 
-def test_episodes_of_cage_replay_in_the_env(minari):
-    envs = Cage2VectorEnv(2, episode_length=20)
-    to_minari(filled_from(envs, 30), "cage/random-v0", env="Cage2-v0")
-    episode = list(from_minari("cage/random-v0"))[1]
-    assert episode["truncations"].tolist() == [False] * 19 + [True]
-    env = gym.make("Cage2-v0", episode_length=20)
-    np.testing.assert_array_equal(env.reset(seed=2)[0], episode["obs"][0])
-    for t, action in enumerate(episode["actions"]):
-        obs, reward, *_ = env.step(action)
-        np.testing.assert_array_equal(obs, episode["obs"][t + 1])
-        assert reward == pytest.approx(episode["rewards"][t])
-
-
 def test_bad_minari_data_is_refused_by_episode_step_and_field(minari, h5py, tmp_path):
     to_minari(nested_buffer(), "nested/bad-v0")
     file = tmp_path / "minari" / "nested" / "bad-v0" / "data" / "main_data.hdf5"
@@ -178,24 +162,6 @@ def test_bad_minari_data_is_refused_by_episode_step_and_field(minari, h5py, tmp_
     refused("nested/bad-v0, episode 0 can't be read: .*truncated")
     with pytest.raises(DatasetError, match=r"no/such-v0 can't be read: .*not found"):
         from_minari("no/such-v0")
-
-
-def test_nothing_is_left_of_a_minari_data_set_that_failed(minari, tmp_path):
-    arrays = {"observations": np.zeros((9, 2)), "actions": np.zeros(9, int),
-              "rewards": np.zeros(9), "timeouts": np.arange(9) % 3 == 2}  # fmt: skip
-    data = from_arrays(arrays, spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
-    assert len(data.episode_lengths) == 3
-    arrays["rewards"][7] = np.nan  # after it was checked
-    with pytest.raises(DatasetError, match="episode 2, step 1: rewards is nan"):
-        to_minari(data, "zeros-v0")
-    assert not (tmp_path / "minari" / "zeros-v0").exists()
-    arrays["rewards"][7] = 0
-    to_minari(data, "zeros-v0")
-    with pytest.raises(ValueError, match="already exists"):
-        to_minari(data, "zeros-v0")
-    assert from_minari("zeros-v0").episode_lengths.sum() == 6
-    with pytest.raises(DatasetError, match="EpisodicReplayBuffer has no step"):
-        to_minari(EpisodicReplayBuffer(9, NESTED, ACTIONS), "none-v0")
 
 
 FILES = {"hdf5": (to_hdf5, from_hdf5, "h5py"), "parquet": (to_parquet, from_parquet, "pyarrow")}
@@ -231,23 +197,6 @@ def test_a_parquet_file_has_the_names_of_lerobot(tmp_path):
     assert {"observation.state", "action", "next.reward", "next.terminated"} < {*table.column_names}
     assert table["frame_index"].to_pylist() == [0, 1, 2, 3, 0, 1, 0, 1, 2]
     assert table["episode_index"].to_pylist() == [0] * 4 + [1] * 2 + [2] * 3
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_values_out_of_bounds_are_refused_on_the_way_out_as_on_the_way_in(kind, tmp_path):
-    write, read, library = FILES[kind]
-    pytest.importorskip(library)
-    buffer = SharedReplayBuffer(9, STATE, ACTIONS, num_envs=1)
-    rows = {"obs": np.full((2, 2), 8), "next_obs": np.full((2, 2), 8.5), "rewards": np.zeros(2)}
-    flags = {"terminations": np.zeros(2, bool), "truncations": np.ones(2, bool)}
-    buffer.add(**rows, **flags, actions=np.full((2, 3), 1.5))  # which takes it
-    with pytest.raises(DatasetError, match=r"actions\[0\] is 1.5, .*, or check_bounds=False"):
-        write(buffer, tmp_path / "a")
-    assert not list(tmp_path.iterdir())
-    path = write(from_buffer(buffer, check_bounds=False), tmp_path / "a")
-    with pytest.raises(DatasetError, match=r"actions\[0\] is 1.5, .*, or check_bounds=False"):
-        list(read(path, STATE, ACTIONS))
-    assert len(list(read(path, STATE, ACTIONS, check_bounds=False))) == 2
 
 
 def d4rl_file(h5py, path, count=1000, length=100):
@@ -410,35 +359,3 @@ def test_what_the_page_shows_runs(minari, tmp_path, monkeypatch):
     for block in blocks:
         exec(block, scope)
     assert len(scope["replay"]) == 990
-
-
-def open_episodes():
-    """Two envs, the episodes of both cut off by the end of the recording."""
-    buffer = SharedReplayBuffer(20, STATE, ACTIONS, num_envs=2, track_env=True)
-    for t in range(4):
-        obs, later = np.array([[t, 0], [t, 1.0]]), np.array([[t + 1, 0], [t + 1, 1.0]])
-        flags = {"terminations": np.zeros(2, bool), "truncations": np.zeros(2, bool)}
-        buffer.add(
-            obs=obs, next_obs=later, actions=np.zeros((2, 3)), rewards=np.full(2, t), **flags
-        )
-    return buffer
-
-
-@pytest.mark.parametrize(("library", "flag"), [("h5py", "timeouts"), ("pyarrow", "next.truncated")])
-def test_ends_without_a_flag_are_flagged_in_files_for_others(library, flag, tmp_path):
-    """A reader that splits at the flags finds the episodes; ours gets them back as they were."""
-    module = pytest.importorskip(library)
-    if library == "h5py":
-        path = to_hdf5(open_episodes(), tmp_path / "data.hdf5")
-        with module.File(path) as file:
-            found = np.asarray(file[flag])
-        data = from_hdf5(path, STATE, ACTIONS)
-    else:
-        parquet = pytest.importorskip("pyarrow.parquet")
-        path = to_parquet(open_episodes(), tmp_path / "data.parquet")
-        found = parquet.read_table(path)[flag].to_numpy()
-        data = from_parquet(path, STATE, ACTIONS)
-    assert found.tolist() == 2 * [False, False, False, True]
-    episodes = list(data)
-    assert [len(episode["rewards"]) for episode in episodes] == [4, 4]
-    assert all(episode["truncations"].tolist() == 3 * [False] + [True] for episode in episodes)

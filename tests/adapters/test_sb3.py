@@ -8,7 +8,6 @@ import pytest
 from envs import CounterEnv, counters
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from gymnasium.wrappers import TimeLimit
 from masked_envs import Minefield, kernels
 
 import vecenv
@@ -22,10 +21,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor, load_results
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
-    VecCheckNan,
     VecEnv,
-    VecFrameStack,
-    VecNormalize,
 )
 
 SAME_STEP = AutoresetMode.SAME_STEP
@@ -145,64 +141,6 @@ def test_arrays_and_infos_are_the_callers(envs):
     assert "mark" not in later[3][0]
 
 
-def test_who_ends_and_is_cut_at_once_has_terminated():
-    factory = [lambda: TimeLimit(CounterEnv(0, 3), 3)]
-    envs = SB3VecEnv(vecenv.SyncVectorEnv(factory, autoreset_mode=SAME_STEP))
-    assert _last_info(envs)["TimeLimit.truncated"] is False
-
-
-def _last_info(envs):
-    envs.reset()
-    infos = [envs.step(np.array([0]))[3][0] for _ in range(3)]
-    assert "TimeLimit.truncated" not in infos[1]
-    return infos[-1]
-
-
-def test_infos_of_the_end_and_of_the_beginning_are_kept_apart():
-    envs = SB3VecEnv(sync([2, 3]))
-    envs.reset()
-    assert [info["episode"] for info in envs.reset_infos] == [0, 0]
-    envs.step(np.zeros(2, int))
-    *_, infos = envs.step(np.zeros(2, int))
-    assert infos[0]["step"] == 2
-    assert envs.reset_infos == [{"episode": 1}, {"episode": 0}]
-
-
-def test_monitoring_counts_episodes():
-    envs = make_sb3_env(counters_without_infos([2, 3]), backend="sync")
-    envs.reset()
-    found = [[], []]
-    for _ in range(6):
-        *_, infos = envs.step(np.zeros(2, int))
-        for i, info in enumerate(infos):
-            if "episode" in info:
-                found[i].append((info["episode"]["r"], info["episode"]["l"]))
-    assert found == [[(3.0, 2)] * 3, [(6.0, 3)] * 2]
-
-
-def counters_without_infos(lengths):
-    class Silent(CounterEnv):
-        def reset(self, **kwargs):
-            return super().reset(**kwargs)[0], {}
-
-        def step(self, action):
-            return (*super().step(action)[:4], {})
-
-    return [lambda name=n, length=k: Silent(name, length) for n, k in enumerate(lengths)]
-
-
-def test_episodes_that_wrappers_report_are_kept():
-    from gymnasium.wrappers.vector import RecordEpisodeStatistics
-
-    envs = vecenv.SyncVectorEnv(counters_without_infos([2, 3]), autoreset_mode=SAME_STEP)
-    wrapped = SB3VecEnv(RecordEpisodeStatistics(envs), monitor=False)
-    wrapped.reset()
-    wrapped.step(np.zeros(2, int))
-    *_, infos = wrapped.step(np.zeros(2, int))
-    assert (infos[0]["episode"]["r"], infos[0]["episode"]["l"]) == (3.0, 2)
-    assert "episode" not in infos[1] and "episode" not in wrapped.reset_infos[0]
-
-
 def test_seeds_count_for_one_reset(envs):
     assert list(envs.seed(7)) == [7, 8, 9]
     first = envs.reset().copy()
@@ -211,17 +149,6 @@ def test_seeds_count_for_one_reset(envs):
     envs.seed(7)
     envs.reset()
     assert envs._seeds == [None] * 3
-
-
-def test_seeds_and_options_reach_the_envs_once():
-    envs = SB3VecEnv(sync([3, 3]))
-    envs.seed(5)
-    envs.set_options({"level": 2})
-    envs.reset()
-    envs.reset()
-    assert [env.calls for env in envs.envs.envs] == [
-        [("reset", 5 + i, {"level": 2}), ("reset", None, None)] for i in range(2)
-    ]
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
@@ -237,16 +164,6 @@ def test_attributes_and_methods_of_single_envs(backend):
     assert envs.get_attr("length") == [9, [1, 2], 9]
     assert envs.has_attr("name") and not envs.has_attr("nothing")
     envs.close()
-
-
-def test_attributes_of_compiled_envs():
-    envs = SB3VecEnv(Cage2VectorEnv(3, autoreset_mode=SAME_STEP))
-    envs.reset()
-    assert envs.get_attr("num_envs") == [3, 3, 3]
-    assert envs.get_attr("last_lengths", indices=[1]) == [0]
-    with pytest.raises(TypeError, match="rows of arrays"):
-        envs.set_attr("anything", 1)
-    assert not envs.has_attr("nothing")
 
 
 def masked_envs():
@@ -285,19 +202,9 @@ def test_maskable_ppo_finds_the_masks(make):
     envs.close()
 
 
-def test_masks_that_are_not_there_are_not_found():
-    envs = SB3VecEnv(sync())
-    assert envs.has_attr("action_masks")  # as they may come with the first infos
-    envs.reset()
-    assert not envs.has_attr("action_masks")
-    with pytest.raises(vecenv.NoActionMaskError, match="an env that has them returns"):
-        envs.env_method("action_masks")
-    envs.close()
-
-
 @pytest.mark.parametrize("algorithm", [PPO, DQN])
 def test_saved_models_are_scored_on_cage_2(algorithm, tmp_path):
-    envs = make_sb3_env("Cage2-v0", 2, observation="extended")
+    envs = make_sb3_env("Cage2-v0", 2, observation="memory")
     model = algorithm("MlpPolicy", envs, seed=1, device="cpu")
     model.save(tmp_path / "model")
     envs.close()
@@ -307,20 +214,9 @@ def test_saved_models_are_scored_on_cage_2(algorithm, tmp_path):
     def act(obs):
         return model.predict(obs, deterministic=True)[0]
 
-    act.observation = "extended"
+    act.observation = "memory"
     assert result.cells == evaluate(act, **options).cells
-    assert result.observation == "extended"
-
-
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_wrappers_are_known(backend):
-    factories = [CounterEnv, lambda: TimeLimit(CounterEnv(), 3)]
-    envs = make_sb3_env(factories, backend=backend, monitor=False)
-    is_seen = backend == "sync"  # workers are not looked into
-    assert envs.env_is_wrapped(TimeLimit) == [False, is_seen]
-    assert envs.env_is_wrapped(TimeLimit, indices=[1]) == [is_seen]
-    assert envs.env_is_wrapped(Monitor) == [False, False]
-    envs.close()
+    assert result.observation == "memory"
 
 
 def test_frames_are_tiled():
@@ -331,17 +227,6 @@ def test_frames_are_tiled():
     height, width, _ = frames[0].shape
     assert envs.render().shape in {(2 * height, width, 3), (height, 2 * width, 3)}
     assert SB3VecEnv(sync()).get_images() == [None] * 3
-
-
-def test_actions_of_policies_for_bits():
-    class Bits(CounterEnv):
-        action_space = spaces.MultiBinary(3)
-
-    envs = SB3VecEnv(vecenv.SyncVectorEnv([Bits], autoreset_mode=SAME_STEP))
-    envs.reset()
-    envs.step(np.array([[0.0, 1.0, 1.0]], np.float32))
-    action = envs.envs.envs[0].calls[-1][1]
-    assert action.tolist() == [0, 1, 1] and action.dtype == np.int8
 
 
 def two_runs(envs):
@@ -375,26 +260,6 @@ def test_a_monitor_dir_holds_what_make_vec_env_writes(backend, tmp_path):
         tables.append([[line.split(",")[:2] for line in body] for body in bodies])
         assert len(load_results(str(folder))) == sum(map(len, bodies)) > 2
     assert tables[0] == tables[1]
-
-
-def test_compiled_envs_write_one_file(tmp_path):
-    """There may be thousands of them."""
-    envs = make_sb3_env("JitCartPole-v1", 3, seed=1, monitor_dir=tmp_path)
-    two_runs(envs)
-    assert [path.name for path in tmp_path.iterdir()] == ["0.monitor.csv"]
-    assert len(load_results(str(tmp_path))) > 2
-    with pytest.raises(ValueError, match="monitor_dir is given, but monitor=False"):
-        make_sb3_env("JitCartPole-v1", 3, monitor=False, monitor_dir=tmp_path)
-
-
-def test_wrappers_of_sb3_go_around_it():
-    envs = make_sb3_env("Pendulum-v1", 3, backend="sync")
-    envs = VecNormalize(VecFrameStack(VecCheckNan(envs, raise_exception=True), 2))
-    assert envs.reset().shape == (3, 6)
-    for _ in range(201):
-        obs, _, dones, infos = envs.step(random_actions(envs))
-    assert obs.shape == (3, 6) and not dones.any()
-    assert infos[0] == {}
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "Disabled"])

@@ -1,7 +1,5 @@
 """Models of stable-baselines3 that were trained under VecNormalize, played by `vecenv play`."""
 
-from pathlib import Path
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -10,14 +8,12 @@ from gymnasium.spaces import Box, Discrete
 
 import vecenv
 from vecenv.adapters.sb3 import make_sb3_env
-from vecenv.cage import Cage2VectorEnv, evaluate
-from vecenv.cage.saved import load_sb3_policy
 from vecenv.command.cli import main
 from vecenv.command.playing import load_policy
 from vecenv.learn import evaluate as evaluate_policy
 
 pytest.importorskip("stable_baselines3")
-from stable_baselines3 import A2C, PPO
+from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecNormalize
 
 
@@ -125,44 +121,3 @@ def test_statistics_that_fit_not_are_refused(trained, tmp_path):
         actions_of(path, obs, vecnormalize=wrong)
     with pytest.raises(FileNotFoundError):
         actions_of(path, obs, vecnormalize=tmp_path / "none.pkl")
-
-
-def test_a_model_of_cage_is_scored_with_its_statistics(tmp_path, capsys):
-    """`vecenv evaluate` and `evaluate` read the file beside it, too."""
-    options = {"episode_length": 10, "observation": "bits"}
-    envs = VecNormalize(make_sb3_env("Cage2-v0", 4, **options))
-    model = A2C("MlpPolicy", envs, device="cpu", seed=1)
-    model.learn(40)
-    model.save(tmp_path / "model.zip")
-    envs.save(tmp_path / "vecnormalize.pkl")
-    policy = load_sb3_policy(tmp_path / "model.zip", lambda *_: "bits")
-    games = Cage2VectorEnv(8, **options)
-    obs, _ = games.reset(seed=1)
-    games.close()
-    expected = model.predict(envs.normalize_obs(obs), deterministic=True)[0]
-    np.testing.assert_array_equal(policy.act(obs, np.zeros((8, 13), bool)), expected)
-    envs.close()
-    args = ["evaluate", "--policy", str(tmp_path / "model.zip"), "--episodes", "2"]
-    assert main([*args, "--red-agents", "sleep"]) == 0
-    assert f"the VecNormalize of {Path(tmp_path, 'vecnormalize.pkl')}" in capsys.readouterr().out
-    assert evaluate(str(tmp_path / "model.zip"), episodes=2, red_agents=["sleep"]).total <= 0
-
-
-class Starts(gym.Env):
-    """An env with an argument that `make_vec_env` has as well."""
-
-    observation_space = Box(-1, 1, (1,), np.float32)
-    action_space = Discrete(2)
-
-    def __init__(self, start_index: int) -> None:
-        self.start_index = start_index
-
-
-def test_an_env_may_have_an_argument_of_that_name():
-    gym.register("test/Starts-v0", Starts, disable_env_checker=True, order_enforce=False)
-    try:
-        envs = make_sb3_env("test/Starts-v0", 1, start_index=3, backend="sync")
-        assert envs.get_attr("start_index") == [3]
-        envs.close()
-    finally:
-        del gym.registry["test/Starts-v0"]

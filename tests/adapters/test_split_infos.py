@@ -6,7 +6,7 @@ import pytest
 from envs import NUM_ENVS, RandomEnv, random_envs
 from gymnasium import spaces
 
-from vecenv.adapters import bind_base, load_library, split_infos
+from vecenv.adapters import load_library, split_infos
 
 ROWS = np.arange(3)
 
@@ -25,14 +25,6 @@ def test_nested_infos_and_private_keys_without_a_partner():
     ]
 
 
-def test_only_the_chosen_envs_have_infos():
-    infos = {"a": ROWS, "deep": {"x": ROWS, "_x": ROWS == 2}, "b": ROWS, "_b": ROWS < 2}
-    assert split_infos(infos, 3, np.array([2, 0])) == [
-        {"a": 2, "deep": {"x": 2}},
-        {"a": 0, "deep": {}, "b": 0},
-    ]
-
-
 def test_splitting_undoes_batching():
     envs = random_envs(spaces.Discrete(3))
     twins = [RandomEnv(spaces.Discrete(3)) for _ in range(NUM_ENVS)]
@@ -48,26 +40,6 @@ def test_a_missing_library_names_the_extra():
         ModuleNotFoundError, match=r"needs nosuchlib.*pip install 'vecenv\[nosuch\]'"
     ):
         load_library("nosuchlib.part", "nosuch")
-
-
-def test_what_the_library_itself_misses_is_not_blamed_on_it(tmp_path, monkeypatch):
-    (tmp_path / "halfway.py").write_text("import nosuchlib")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="No module named 'nosuchlib'"):
-        load_library("halfway", "extra")
-    sys.modules.pop("halfway", None)
-
-
-def test_bound_classes_are_made_once_and_go_first():
-    class Base:
-        name = "base"
-
-    class Adapter:
-        name = "adapter"
-
-    bound = bind_base(Adapter, Base)
-    assert bound is bind_base(Adapter, Base) is bind_base(bound, Base)
-    assert issubclass(bound, Base) and bound.name == "adapter"
 
 
 def test_adapters_load_no_library_when_imported():

@@ -15,7 +15,6 @@ from tianshou.data import Collector, CollectStats, VectorReplayBuffer
 from tianshou.env import BaseVectorEnv, DummyVectorEnv
 
 LENGTHS = [2, 3, 5, 9]
-SIMPLE = {"autoreset_mode": "Disabled"}
 
 
 class DictEnv(CounterEnv):
@@ -126,21 +125,6 @@ def test_collectors_take_it(env_id):
 def test_other_autoreset_modes_are_refused(mode):
     with pytest.raises(ValueError, match=r"expected DISABLED.*autoreset_mode=.Disabled"):
         TianshouVectorEnv(vecenv.SyncVectorEnv(counters([3]), autoreset_mode=mode))
-
-
-def test_tuples_are_refused():
-    class Odd(CounterEnv):
-        observation_space = spaces.Tuple([spaces.Discrete(2)])
-
-    with pytest.raises(TypeError, match="takes arrays and dicts"):
-        make_tianshou_env(Odd, 1, backend="sync")
-
-
-def test_wrong_numbers_of_actions_are_refused():
-    envs = make_tianshou_env(counters([3, 3]), backend="sync")
-    envs.reset()
-    with pytest.raises(ValueError, match="1 rows for 2 envs"):
-        envs.step([1])
 
 
 def random_policy(envs):

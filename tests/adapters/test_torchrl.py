@@ -170,34 +170,6 @@ def test_batches_are_viewed_under_torchrls_names(kind):
     assert ("weights" in found) == (kind is PrioritizedReplayBuffer)
 
 
-def test_batches_of_episodes():
-    buffer = batch_of(EpisodicReplayBuffer, 200)
-    pairs = buffer.sample(16)
-    found = as_tensordict(pairs)
-    assert shares_memory(found["future_obs"], pairs.future_obs)
-    assert found["offsets"].shape == (16,)
-    runs = buffer.sample_sequences(8, 5)
-    found = as_tensordict(runs)
-    assert found.batch_size == (8, 5) and shares_memory(found["mask"], runs.mask)
-    assert shares_memory(found["next", "observation"], runs.next_obs)
-
-
-def test_extra_columns_and_nested_observations():
-    space = spaces.Dict(near=spaces.Box(-1, 1, (2,)), far=spaces.Dict(x=spaces.Discrete(9)))
-    extra = {"option": spaces.Discrete(5)}
-    buffer = SharedReplayBuffer(10, space, spaces.Discrete(2), extra_columns=extra)
-    obs = {"near": np.ones((3, 2), np.float32), "far": {"x": np.arange(3)}}
-    flags = np.zeros(3, bool)
-    step = {"obs": obs, "next_obs": obs, "actions": flags * 1, "rewards": flags * 1.0}
-    buffer.add(**step, terminations=flags, truncations=flags, option=np.full(3, 4))
-    batch = buffer.sample(6)
-    found = as_tensordict(batch)
-    assert shares_memory(found["near"], batch.obs["near"])
-    assert shares_memory(found["far", "x"], batch.obs["far"]["x"])
-    assert shares_memory(found["next", "far", "x"], batch.next_obs["far"]["x"])
-    assert found["option"].tolist() == [4] * 6
-
-
 def rollout_of(mode, num_steps=8):
     envs = vecenv.make_vec("CartPole-v1", 4, backend="sync", autoreset_mode=mode)
     rollout = RolloutBuffer(
@@ -233,11 +205,6 @@ def test_a_rollout_is_viewed_while_it_is_filled():
     assert rows.batch_size == (rollout.num_valid,)
     assert shares_memory(rows["advantage"], batch.advantages)
     assert "next" not in rows
-
-
-def test_rollouts_of_other_modes_have_no_wrong_next_observation():
-    found = as_tensordict(rollout_of("SameStep"))
-    assert set(found["next"].keys()) == {"reward", "terminated", "truncated", "done"}
 
 
 def test_gae_of_torchrl_is_ours():
@@ -298,57 +265,3 @@ def actor_and_critic(num_actions):
         return_log_prob=True,
     )
     return actor, ValueOperator(net(1), in_keys=["observation"])
-
-
-@pytest.mark.learn
-@pytest.mark.timeout(400)
-def test_dqn_loss_over_our_buffer_balances_the_pole():
-    torch.manual_seed(1)
-    envs = vecenv.make_vec("JitCartPole-v1", 8)
-    single = envs.single_observation_space, envs.single_action_space
-    buffer = SharedReplayBuffer(100_000, *single, seed=1)
-    writer = TransitionWriter(envs, buffer)
-    net = MLP(4, 2, num_cells=[256, 256], activation_class=torch.nn.ReLU)
-    actor = QValueActor(net, in_keys=["observation"], action_space="categorical")
-    loss = DQNLoss(actor, action_space="categorical", delay_value=True, loss_function="smooth_l1")
-    loss.make_value_estimator(gamma=0.99)
-    optimizer = torch.optim.Adam(loss.parameters(), lr=2.3e-3)
-    obs, _ = envs.reset(seed=1)
-    writer.reset(obs)
-    rng = np.random.default_rng(1)
-    batch, best = None, 0.0
-    for step in range(1, 10_001):
-        with torch.no_grad():
-            actions = net(torch.from_numpy(obs)).argmax(-1).numpy()
-        explores = rng.random(8) < max(0.04, 1 - step / 1000)
-        actions = np.where(explores, rng.integers(2, size=8), actions)
-        obs, *results = envs.step(actions)
-        writer.step(actions, obs, *results)
-        if step < 128 or step % 32:
-            continue
-        for _ in range(128):
-            batch = buffer.sample(64, out=batch)
-            optimizer.zero_grad()
-            loss(as_tensordict(batch))["loss"].backward()
-            torch.nn.utils.clip_grad_norm_(loss.parameters(), 10)
-            optimizer.step()
-        loss.target_value_network_params.data.copy_(loss.value_network_params.data)
-        if step >= 3000 and step % 320 == 0:
-            best = max(best, float(mean_return(actor)))
-            if best >= 475:
-                break
-    assert best >= 475
-
-
-def mean_return(actor, num_envs=50):
-    """Mean return of the deterministic policy over the first episode of each env."""
-    from torchrl.envs.utils import ExplorationType, set_exploration_type
-
-    envs = vecenv.make_vec("JitCartPole-v1", num_envs, autoreset_mode="Disabled")
-    env = GymWrapper(envs, categorical_action_encoding=True)
-    env.set_seed(100)
-    with set_exploration_type(ExplorationType.DETERMINISTIC), torch.no_grad():
-        rollout = env.rollout(500, actor, break_when_any_done=False)
-    rewards, done = rollout["next", "reward"].squeeze(-1), rollout["next", "done"].squeeze(-1)
-    is_first = done.cumsum(1) - done.int() == 0
-    return (rewards * is_first).sum(1).mean()

@@ -2,45 +2,11 @@
 
 import importlib
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-
-# What the library has to keep: the pattern of the rows, how many there are, and their bar.
-LIST = [
-    ("sync, 64 null envs", 1, 2.5),
-    ("async, 64 null envs, 2 workers", 1, 25),
-    ("async, 64 null envs, caller and worker", 1, 40),
-    ("make_vec: CartPole 64", 2, 0.97),
-    ("make_vec: Atari", 2, 0.97),
-    ("make_vec: MuJoCo", 2, 0.97),
-    ("make_vec: MiniGrid", 2, 0.97),
-    ("64 envs that sleep, batches of 16", 1, 0.9),
-    ("start of 64 envs", 1, 0.5),
-    ("memory of 200 envs that compute", 1, 0.2),
-    ("worker killed", 1, 300),
-    ("replay: add 2048", 1, 1.5),
-    ("replay: sample 256", 1, 2.5),
-    ("replay: sample 4096", 1, 2),
-    ("replay: prioritized, sample and update", 1, 2.5),
-    ("replay: 3 steps", 1, 2),
-    ("episodic: sample 256 pairs", 1, 4),
-    ("writer and add, 1 env", 1, 12 / 6),
-    ("writer and add, 64 envs", 1, 25 / 6),
-    ("frames stored once, sample", 2, 0.7),
-    ("frames stored once, a million", 1, 7.6),
-    ("gae 128 x 2048", 1, 4),
-    ("CAGE 2 2048", 2, 0.95),
-    ("jit CartPole", 2, 0.95),
-    ("CAGE 4", 1, 0.95),
-    ("loop: PPO on CAGE 2", 1, 0.9),
-    ("loop: PPO on CartPole", 1, 0.9),
-    ("SAC updates on HalfCheetah", 1, 2.3),
-]
-AT_MOST = {"start", "memory", "worker", "writer"}
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +14,6 @@ def margins():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
         yield importlib.import_module("margins")
-
-
-def test_every_margin_of_the_list_is_a_row_with_its_bar(margins):
-    found = []
-    for begin, count, bar in LIST:
-        rows = [margin for margin in margins.MARGINS if margin.name.startswith(begin)]
-        assert len(rows) == count, begin
-        assert all(math.isclose(margin.bar, bar) for margin in rows), begin
-        found += rows
-    assert found and set(found) == set(margins.MARGINS)
-    for margin in margins.MARGINS:
-        is_most = margin.name.split()[0] in AT_MOST or margin.of == "GB"
-        assert margin.is_most == is_most, margin.name
-        assert (margin.measure is None) == (margin.row in importlib.import_module("against").ROWS)
 
 
 @pytest.mark.parametrize(

@@ -243,23 +243,3 @@ def test_a_writer_under_same_step_needs_final_obs_of_games_that_were_reset():
     writer.step(np.zeros(2, int), obs, np.zeros(2), no, no, {}, valid=~ended)
     writer.step(np.zeros(2, int), obs, np.zeros(2), no, no, {}, valid=~no)  # begun anew meanwhile
     assert len(buffer) == 5
-
-
-def test_a_writer_under_disabled_refuses_rows_that_act_after_their_end():
-    """Unless a step was left out, in which what comes next was observed."""
-    _, envs = made(DISABLED, 1, 2)
-    buffer = EpisodicReplayBuffer(50, SEEN, Discrete(3), num_envs=2)
-    writer = TransitionWriter(envs, buffer)
-    no, ended = np.zeros(2, bool), np.array([False, True])
-
-    def step(obs, terminations, valid):
-        obs = np.array([[obs], [obs + 10]], np.float32)
-        writer.step(np.zeros(2, int), obs, np.zeros(2), terminations, no, {}, valid=valid)
-
-    writer.reset(np.array([[1.0], [11.0]], np.float32))
-    step(2, ended, ~no)
-    with pytest.raises(BufferMisuseError, match=r"episodes of rows \[1\] have ended.*pass valid="):
-        step(3, no, ~no)
-    step(3, no, ~ended)  # the other agent plays on
-    step(4, ended, ~no)
-    assert episodes_of(buffer) == [([11.0, 12.0], True, False), ([13.0, 14.0], True, False)]

@@ -5,7 +5,6 @@ are the same under every autoreset mode and however the steps were split into se
 """
 
 from types import SimpleNamespace
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -128,58 +127,9 @@ def test_first_ready_batches_give_the_transitions_of_each_env(mode, min_envs):
         check_against_model(recorder.of_env(i), i, length, False, taken[i])
 
 
-class DictCounter(CounterEnv):
-    observation_space = spaces.Dict(
-        count=CounterEnv.observation_space, pair=spaces.Tuple([spaces.Discrete(99)] * 2)
-    )
-
-    def _observe(self):
-        return {"count": super()._observe(), "pair": (self.episode, self.step_number)}
-
-
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("maker", MAKERS)
-def test_nested_observations(maker, mode):
-    factories = [lambda i=i: DictCounter(i, i + 1) for i in range(3)]
-    envs = MAKERS[maker](factories, autoreset_mode=mode, copy=False)
-    space, actions = envs.single_observation_space, np.zeros(3, np.int64)
-    buffer = EpisodicReplayBuffer(500, space, envs.single_action_space, num_envs=3, seed=0)
-    writer = TransitionWriter(envs, buffer)
-    writer.reset(envs.reset(seed=0)[0])
-    for _ in range(30):
-        result = envs.step(actions)
-        writer.step(actions, *result)
-        reset_ended(envs, writer, result[2] | result[3])
-    assert len(buffer) + buffer.open_lengths.sum() == writer.num_transitions
-    for index in range(buffer.num_episodes):
-        episode = buffer.episode(index)
-        name, number, _ = episode["obs"]["count"][0].tolist()
-        steps = list(range(int(name) + 2))
-        assert episode["obs"]["count"].tolist() == [[name, number, step] for step in steps]
-        assert episode["obs"]["pair"][1].tolist() == steps
-        assert episode["obs"]["pair"][0].unique().tolist() == [number]
-
-
 def test_a_buffer_without_add_is_refused():
     with pytest.raises(BufferMisuseError, match=r"a dict, has no method add\(\*\*columns\)"):
         TransitionWriter(make_envs("vecenv", NEXT_STEP), {})
-
-
-def test_resetting_in_mid_episode_cuts_it():
-    envs = make_envs("vecenv", NEXT_STEP, lengths=[9, 9])
-    buffer = EpisodicReplayBuffer(
-        99, envs.single_observation_space, envs.single_action_space, num_envs=2
-    )
-    writer = TransitionWriter(envs, buffer)
-    writer.reset(envs.reset(seed=0)[0])
-    for _ in range(4):
-        writer.step(np.zeros(2, int), *envs.step(np.zeros(2, int)))
-    mask = np.array([False, True])
-    writer.reset(envs.reset(options={"reset_mask": mask})[0], mask)
-    writer.step(np.zeros(2, int), *envs.step(np.zeros(2, int)))
-    assert (buffer.episode_lengths.tolist(), buffer.open_lengths.tolist()) == ([4], [5, 1])
-    assert not buffer.episode(0)["terminations"].any()
-    assert not buffer.episode(0)["truncations"].any()
 
 
 def make_writer(mode=SAME_STEP):
@@ -338,53 +288,6 @@ def test_a_buffer_for_another_autoreset_mode_is_refused():
         TransitionWriter(make_envs("vecenv", NEXT_STEP), buffer)
 
 
-class Elsewhere(torch.Tensor):
-    """A tensor on a device, which is not here."""
-
-    device: Any = torch.device("cuda:0")
-    is_cpu: Any = False
-
-    def cpu(self):
-        return self.as_subclass(torch.Tensor)
-
-
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_results_may_be_tensors_of_the_device_that_the_envs_are_on(mode):
-    envs = vecenv.make_vec("JitCartPole-v1", 3, autoreset_mode=mode)
-    made, writers = [], []
-    for device in (None, Elsewhere.device):
-        spaces = envs.single_observation_space, envs.single_action_space
-        made.append(buffers.SharedReplayBuffer(500, *spaces, num_envs=3))
-        like = SimpleNamespace(
-            metadata=envs.metadata, num_envs=3, single_observation_space=spaces[0],
-            single_action_space=spaces[1],
-        )  # fmt: skip
-        if device is not None:
-            like.device = device
-        writers.append(TransitionWriter(like, made[-1]))
-
-    def moved(found):
-        return torch.from_numpy(np.array(found)).as_subclass(Elsewhere)
-
-    obs, _ = envs.reset(seed=0)
-    writers[0].reset(obs)
-    writers[1].reset(moved(obs))
-    for _ in range(40):
-        actions = envs.action_space.sample()
-        *result, infos = envs.step(actions)
-        writers[0].step(actions, *result, infos)
-        finals: dict[str, Any] = {}
-        if "final_obs" in infos:  # of all envs, as those on a device give them
-            rows = [np.zeros(4, np.float32) if row is None else row for row in infos["final_obs"]]
-            finals = {"final_obs": moved(rows), "_final_obs": moved(infos["_final_obs"])}
-        writers[1].step(moved(actions), *map(moved, result), finals)
-    rows = [buffer.get(buffer.order()) for buffer in made]
-    for name in ("obs", "next_obs", "actions", "rewards", "terminations"):
-        assert getattr(rows[0], name).equal(getattr(rows[1], name)), name
-    with pytest.raises(BufferMisuseError, match="lies on cuda:0, expected the CPU"):
-        writers[0].step(moved(actions), *result, infos)
-
-
 class Shelf:
     """A buffer that takes tensors of its device, which is the host's here, as they are."""
 
@@ -420,25 +323,6 @@ def a_step(number, num_envs=3, over=1):
     infos = {"final_obs": obs + 5, "_final_obs": ends}
     actions, rewards = torch.full((num_envs,), number % 4), torch.arange(num_envs) + 0.5
     return actions, obs, rewards, ends, torch.zeros(num_envs, dtype=torch.bool), infos
-
-
-def test_a_buffer_on_the_envs_device_gets_their_tensors_as_they_are():
-    shelf = Shelf()
-    writer = on_a_device(shelf)
-    writer.reset(torch.zeros(3, 2))
-    for number in (1, 2):
-        given = a_step(number)
-        writer.step(*given)
-        row = shelf.rows[-1]
-        assert row["actions"][0] is given[0]
-        assert row["rewards"][0] is given[2]
-        assert row["terminations"][0] is given[3]
-        before = 0 if number == 1 else 1
-        np.testing.assert_array_equal(row["obs"][1], np.full((3, 2), before))
-        after = [[number] * 2, [number + 5] * 2, [number] * 2]
-        np.testing.assert_array_equal(row["next_obs"][1], after)
-    assert len(shelf.rows) == 2
-    assert writer.num_transitions == 6
 
 
 def hosts(step):

@@ -1,13 +1,10 @@
 """A whole comparison, in processes of its own: what it reports, and what it survives."""
 
 import json
-import multiprocessing
-import os
 import re
 import time
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +14,10 @@ from rich.console import Console
 
 from vecenv.backends import COMPARED, TIMED
 from vecenv.compare import Options, run_comparison
-from vecenv.compare.processes import RunnerError, RunnerProcess
+from vecenv.compare.processes import RunnerProcess
 from vecenv.compare.result import FAILED, Case, Comparison
-from vecenv.compare.serving import Round, Runner, Setting, describe
-from vecenv.machine import tree_memory_bytes, usable_cores
+from vecenv.compare.serving import Round, Runner, Setting
+from vecenv.machine import usable_cores
 from vecenv.timing.advice import Advice
 
 QUICK = {"rounds": 2, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}
@@ -125,12 +122,6 @@ def test_the_tables_fit_80_columns_without_a_wrapped_cell(cartpole):
     assert "shop:[red]:bug:[/red]: env steps per second" in text
     assert "(1) not [b]compiled[/b] not" in text
     assert len([line for line in text.splitlines() if "not [b]" in line]) <= 2  # a short footnote
-
-
-def test_progress_goes_from_nothing_to_all(cartpole):
-    shares = [share for _, share in cartpole[1]]
-    assert shares == sorted(shares)
-    assert shares[0] == 0.0 and 0.5 < shares[-1] <= 1.0
 
 
 def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
@@ -277,60 +268,6 @@ def test_a_runner_steps_in_this_process_too():
     runner.close()
 
 
-@pytest.mark.usefixtures("forked")
-def test_a_runner_that_does_not_answer_is_killed():
-    process = RunnerProcess()
-    kwargs = {"how": "hang", "after": 0}
-    process.call("open", Setting(f"{TOYS}:Breaking", kwargs, "sync", 1, 0), timeout=30)
-    with pytest.raises(RunnerError, match=r"no answer within 0.05 s while warming up"):
-        process.call("warm_up", 0.001, timeout=0.05)
-    with pytest.raises(RunnerError, match="was killed by signal SIGKILL"):
-        process.call("warm_up", 0.001, timeout=30)
-    process.close()
-
-
-@pytest.mark.slow
-def test_calls_of_a_runner_that_raise_keep_it_alive():
-    process = RunnerProcess()
-    try:
-        with pytest.raises(RunnerError) as caught:
-            process.call("open", Setting("NoSuchEnv-v0", {}, "sync", 1, 0), timeout=30)
-        assert "there is no env" in str(caught.value)
-        assert not caught.value.is_unavailable
-        setting = Setting(f"{TOYS}:Counter", {}, "sync", 1, 0)
-        assert min(process.call("open", setting, timeout=30)[:2]) > 0
-    finally:
-        process.close()
-        process.close()
-
-
-def test_errors_are_described_in_one_line():
-    assert describe(ValueError("first\nsecond")) == "ValueError: first"
-    assert describe(EOFError()) == "EOFError"
-    error = ValueError("x")
-    error.add_note("several\nlines")
-    error.add_note("env 3")
-    assert describe(error) == "ValueError: x; env 3"
-
-
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no smaps_rollup")
-def test_memory_counts_the_children():
-    context = multiprocessing.get_context("spawn")
-    before = tree_memory_bytes(os.getpid())
-    child = context.Process(target=time.sleep, args=(60,))
-    child.start()
-    try:
-        deadline = time.monotonic() + 30
-        while tree_memory_bytes(os.getpid()) < before + 2**20 and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert tree_memory_bytes(os.getpid()) > before + 2**20
-        assert 0 < tree_memory_bytes(child.pid) < tree_memory_bytes(os.getpid())
-    finally:
-        child.kill()
-        child.join()
-    assert tree_memory_bytes(2**22 + 1) is None
-
-
 def rounds(*rates):
     """A second of each rate."""
     return [Round(rate, 1.0, 9) for rate in rates]
@@ -362,14 +299,6 @@ def test_the_verdict_compares_the_loop_with_nothing_that_was_not_measured():
     slow = Case("sync", 8, rounds=rounds(50.0))
     verdict = Comparison("Env-v0", {}, "", [loop, failed, slow]).verdict
     assert "no vector env is faster than one env in a loop" in verdict
-
-
-def test_rates_are_all_steps_over_all_seconds():
-    """A median would leave out the rounds in which the resets were."""
-    loop = [Round(100, 1.0, 1)] * 3
-    case = Case("sync", 8, rounds=[*loop[:2], Round(100, 8.0, 1)], beside=loop)
-    assert case.steps_per_second == 30
-    assert case.speed_up == 0.3
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import time
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Sequence, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
 NOT_CALLABLE = 3
 
@@ -92,19 +92,6 @@ class Nested(Counter):
         assert self.action_space.contains(action)
         _, *rest = super().step(0)
         return {"a": np.ones(2, np.float32), "b": np.int64(1)}, *rest
-
-
-class Ragged(Counter):
-    """Observations of any length."""
-
-    observation_space = Sequence(Discrete(3))
-
-    def reset(self, **kwargs):
-        super().reset(**kwargs)
-        return (), {}
-
-    def step(self, action):
-        return (1,), *super().step(0)[1:]
 
 
 def no_level():

@@ -1,9 +1,8 @@
 """Files of every kind the project reads, flipped, cut, swapped, and made to contradict themselves.
 
 Each must be refused with one of the project's errors, changing nothing, or load; then what was
-loaded must be of use. Children read them, many each, under a limit of memory; what is in a file
-must never be run. Half of the files are changed as bytes, the others by their parts, with sizes and
-checksums made right again.
+loaded must be of use. A process of its own reads those of a case, under a limit of memory; what is
+in a file must never be run. A third of the files are changed as bytes, the others by their parts.
 """
 
 from __future__ import annotations
@@ -15,116 +14,83 @@ import io
 import json
 import os
 import random
-import select
+import resource
 import shutil
-import struct
-import subprocess
 import sys
 import tempfile
-import zipfile
+import warnings
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from fuzz.harness import run_apart
+from gymnasium.spaces import Box, Dict, Discrete
+
+import buffers
+from buffers import BufferMemoryError, BufferMisuseError
 
 UNIT = "files"
 FILES_PER_CASE = 200
-_SECONDS = 240  # of a child without a word
 _SPARE_BYTES = 768 << 20  # what a child may take besides what it has when it begins
-_TESTS = Path(__file__).parents[1]
+_KINDS = []  # of files, made by `warm_up`
 
 
-def run_case(number, count=FILES_PER_CASE, is_broken=False):
-    """Let a child read `count` files; raise if it dies, or finds something.
+def run_case(number, count=FILES_PER_CASE):
+    """Let a process of its own read `count` files; raise if it dies, or finds something."""
+    return run_apart("fuzz.files", number, count)
 
-    Args:
-        number: Of the case.
-        count: How many files.
-        is_broken: Leave out the check of tables of replay buffers, to see whether that is found.
-    """
-    child = Child.ready(is_broken)
-    said = child.ask(f"{number} {count}")
-    if said != f"ok {count}":
-        at = child.progress()
-        child.end()
-        raise AssertionError(f"file {at} of case {number}: {said}")
+
+def warm_up():
+    """Make whole files of each kind, load them, and so compile what loads them."""
+    torch.set_num_threads(1)  # a fork has none of the threads that it would wait for
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.chdir(folder)
+    _KINDS.extend([*buffer_kinds(folder), policy_kind(folder), state_kind(folder)])
+    _KINDS.append(checkpoint_kind(folder))
+    for kind in _KINDS:
+        for source in kind.sources:
+            (folder / "file.npz").write_bytes(source if isinstance(source, bytes) else b"")
+            kind.load(source if isinstance(source, dict) else folder / "file.npz")
+
+
+def run_here(number, count):
+    """Read the files of a case in this process, which is to be thrown away."""
+    warnings.simplefilter("ignore")
+    np.seterr(all="ignore")
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + _SPARE_BYTES,) * 2)
+    rng = random.Random(number)
+    with tempfile.TemporaryDirectory() as name:
+        shutil.copytree(os.getcwd(), name, dirs_exist_ok=True)
+        os.chdir(name)
+        for index in range(count):
+            kind = rng.choice(_KINDS)
+            sys.stderr.write(f"file {index} ({kind.name})\n")  # the last word of one that dies
+            read_file(kind, rng, Path(name, "file.npz"))
+            assert not Path("was_run").exists(), "what was in the file was run"
     return count
 
 
-class Child:
-    """A process that reads files; used again by the cases that follow."""
-
-    _known: dict[str, Child] = {}
-
-    @classmethod
-    def ready(cls, is_broken):
-        if is_broken not in cls._known or cls._known[is_broken].process.poll() is not None:
-            cls._known[is_broken] = cls(is_broken)
-        return cls._known[is_broken]
-
-    def __init__(self, is_broken):
-        self.folder, self.owner = tempfile.mkdtemp(), os.getpid()
-        paths = [str(_TESTS.parent), str(_TESTS), os.environ.get("PYTHONPATH", "")]
-        command = [sys.executable, "-m", "fuzz.files", self.folder, str(is_broken)]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        )
-        atexit.register(self.end)
-
-    def ask(self, line):
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
-        if not select.select([self.process.stdout], [], [], _SECONDS)[0]:
-            self.process.kill()
-            return f"no answer within {_SECONDS} s"
-        said = self.process.stdout.readline().strip()
-        if said:
-            return said
-        return f"the child died, exit status {self.process.wait(30)}"
-
-    def progress(self):
-        """What the child was at."""
-        with contextlib.suppress(OSError):
-            return (Path(self.folder) / "progress").read_text()
-        return "?"
-
-    def end(self):
-        atexit.unregister(self.end)
-        if os.getpid() != self.owner:  # the exit of a fork
-            return
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(30)
-        self.process.stdin.close()
-        self.process.stdout.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+def read_file(kind, rng, path):
+    """Change a file of a kind and read it: it loads, or is refused in not too many words."""
+    source = given = rng.choice(kind.sources)
+    if isinstance(source, dict):
+        given = kind.change(source, rng)
+    else:
+        content = mutate_bytes(source, rng) if rng.random() < 0.3 else kind.change(source, rng)
+        path.write_bytes(content)
+        given = path
+    try:
+        kind.load(given)
+    except kind.errors as error:
+        assert len(str(error)) < 20_000, "an error of more than 20 000 letters"
 
 
-# What follows runs in the child.
-
-NUMBERS = (
-    -1,
-    0,
-    1,
-    2,
-    3,
-    7,
-    19,
-    20,
-    21,
-    255,
-    2**31 - 1,
-    2**31,
-    -(2**31),
-    2**60,
-    2**63 - 1,
-    -(2**63),
-)
+NUMBERS = (-1, 0, 1, 2, 3, 7, 19, 20, 21, 255, 2**31 - 1, 2**31, -(2**31), 2**60, 2**63 - 1)
 VALUES = (
     *NUMBERS, None, True, 0.5, 1e308, float("nan"), float("inf"), 2**64, 10**400, "", "x", "|O",
     "<f4", "<i8", "|S0", "|V0", "<U0", "(1000000000,)u1", "f4,,f4", "x" * 9000, [], {}, [[]] * 99,
@@ -224,34 +190,8 @@ def mutate_bytes(content, rng):
 class Evil:
     """What would leave a folder behind if it were unpickled."""
 
-    def __init__(self, marker):
-        self.marker = marker
-
     def __reduce__(self):
-        return os.mkdir, (self.marker,)
-
-
-def pack_npz(arrays, rng, lie=True):
-    """An npz archive, maybe compressed, maybe of headers that say what isn't so."""
-    stream = io.BytesIO()
-    how = rng.randrange(8) if lie else 7
-    method = zipfile.ZIP_DEFLATED if how in (0, 1) else zipfile.ZIP_STORED
-    with zipfile.ZipFile(stream, "w", method) as archive:
-        for number, (name, array) in enumerate(arrays.items()):
-            one = io.BytesIO()
-            np.lib.format.write_array(one, array, allow_pickle=True)
-            text = one.getvalue()
-            if how == 1 and number == 0:  # a bomb
-                text += bytes(30 << 20)
-            if how == 2 and rng.random() < 0.5:
-                dtype = rng.choice(("<f4", "|O", "|S0", "<U0", "<i8", "(9,)<f4", "|b1"))
-                shape = rng.choice(("()", "(1000000000000,)", "(0, 4000000000)", "(2, 3)", "(-1,)"))
-                said = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
-                said = rng.choice((said, "(" * 9000, said.replace("shape", "sharp")))
-                head = said.encode() + b" " * (-(len(said) + 11) % 64) + b"\n"
-                text = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head + text[128:]
-            archive.writestr(f"{name}.npy" if rng.random() < 0.98 else name, text)
-    return stream.getvalue()
+        return os.mkdir, ("was_run",)
 
 
 class Unusable(Exception):
@@ -266,20 +206,14 @@ def being_used():
         raise Unusable("what was loaded is of no use") from error
 
 
-class Kind:
-    """One kind of file.
+class Kind(NamedTuple):
+    """One kind of file: whole ones, `change(source, rng)`, and `load(path)`, which uses it, too."""
 
-    Args:
-        name: Of the kind.
-        sources: Whole files of it.
-        change: Makes a file of changed parts: `change(source, rng)`.
-        load: Reads the file at a path, uses what it is, and forgets it.
-        errors: What a refusal may be.
-    """
-
-    def __init__(self, name, sources, change, load, errors):
-        self.name, self.sources, self.change = name, sources, change
-        self.load, self.errors = load, errors
+    name: str
+    sources: list
+    change: Callable
+    load: Callable
+    errors: tuple  # what a refusal may be
 
 
 def obs_at(t, count):
@@ -342,32 +276,18 @@ def use_episodic(buffer):
 
 def buffer_kinds(folder):
     """Checkpoints of buffers, as files and as states."""
-    from gymnasium.spaces import Box, Dict, Discrete
-
-    import buffers
-    from buffers import BufferMemoryError, BufferMisuseError
-
     obs = Dict({"x": Box(-9, 9, (3,), np.float32), "on": Box(0, 1, (2,), np.bool_)})
     actions = Discrete(4)
-    windows = {"n_step": 3, "gamma": 0.9}
-    once = {"store_next": False, **windows}
-    stacked = {"frame_stack": 3}
+    once = {"store_next": False, "n_step": 3, "gamma": 0.9}
+    stacked = {"frame_stack": 3, "n_step": 3, "gamma": 0.9}
     stacks = Box(0, 1, (3, 4), np.bool_)
     made = {
         "shared": (buffers.SharedReplayBuffer, {}),
-        "shared, windows": (buffers.SharedReplayBuffer, windows),
-        "shared, once": (buffers.SharedReplayBuffer, once),
         "shared, staged": (buffers.SharedReplayBuffer, {**once, "staged": True}),
-        "per env": (buffers.PerEnvReplayBuffer, {**once, "track_env": True}),
-        "per env, windows": (buffers.PerEnvReplayBuffer, {**windows, "over": "envs"}),
+        "per env": (buffers.PerEnvReplayBuffer, {**once, "over": "envs"}),
         "prioritized": (buffers.PrioritizedReplayBuffer, {"track_env": True}),
-        "prioritized, staged": (buffers.PrioritizedReplayBuffer, {"staged": True, **once}),
-        "shared, frames": (buffers.SharedReplayBuffer, stacked),
-        "per env, frames": (buffers.PerEnvReplayBuffer, {**stacked, **windows}),
-        "prioritized, frames, staged": (
-            buffers.PrioritizedReplayBuffer,
-            {**stacked, **windows, "staged": True},
-        ),
+        "per env, frames": (buffers.PerEnvReplayBuffer, stacked),
+        "prioritized, frames": (buffers.PrioritizedReplayBuffer, {**stacked, "staged": True}),
         "episodic": (buffers.EpisodicReplayBuffer, {}),
         "episodic, staged": (buffers.EpisodicReplayBuffer, {"staged": True}),
     }
@@ -427,8 +347,7 @@ def loader(buffer, whole, use, make):
             made = type(buffer).from_file(source)
             with being_used():
                 made.state_dict()
-                if len(made):
-                    made.get(made.order())
+                use(made)
 
     return load
 
@@ -446,8 +365,6 @@ def describe(state):
 
 def change_saved(content, rng):
     """Change the bytes of a file of torch, or the entries of the state in it."""
-    import torch
-
     if rng.random() < 0.3:
         changed = bytearray(content)
         for _ in range(rng.choice((1, 2, 9))):
@@ -462,8 +379,6 @@ def change_saved(content, rng):
 
 def change_run(content, rng):
     """Change the bytes of a checkpoint of a training, or the entries of one of its dicts."""
-    import torch
-
     if rng.random() < 0.3:
         return change_saved(content, random.Random(rng.randrange(1 << 30)))
     saved, file, holders = torch.load(io.BytesIO(content), weights_only=True), io.BytesIO(), []
@@ -484,8 +399,6 @@ def change_run(content, rng):
 
 def change_state(state, rng):
     """Change the entries of a state."""
-    import torch
-
     state = {
         name: value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
         for name, value in state.items()
@@ -523,44 +436,35 @@ def change_state(state, rng):
 
 def _are_tensors(value):
     """Whether this is a list of tensors, which an earlier change may have made it no longer."""
-    import torch
-
     return isinstance(value, list) and value and all(isinstance(x, torch.Tensor) for x in value)
 
 
-def npz_changer(marker):
-    def change(content, rng):
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-        name = rng.choice(list(arrays))
-        array = arrays[name]
-        if array.dtype.kind == "U" and rng.random() < 0.8:
-            try:
-                text = json.dumps(mutate_tree(json.loads(str(array)), rng))
-            except ValueError:
-                text = str(array)[: rng.randrange(9)]
-            arrays[name] = np.array(rng.choice((text, text, text, "[" * 100_000)))
-        elif rng.random() < 0.05:
-            arrays[name] = np.array([Evil(marker)], object)
-        elif rng.random() < 0.03:
-            del arrays[name]
-        elif array.dtype.names:
-            array = arrays[name] = array.copy()
-            pages = array.reshape(-1).view(np.uint8)
-            for _ in range(rng.choice((1, 2, 9))):
-                pages[rng.randrange(len(pages))] = rng.choice((0, 1, 2, 31, 127, 128, 255))
-        else:
-            arrays[name] = mutate_array(array, rng)
-        return pack_npz(arrays, rng, lie=rng.random() < 0.3)
-
-    return change
+def change_npz(content, rng):
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    name, file = rng.choice(list(arrays)), io.BytesIO()
+    array = arrays[name]
+    if array.dtype.kind == "U" and rng.random() < 0.8:
+        try:
+            text = json.dumps(mutate_tree(json.loads(str(array)), rng))
+        except ValueError:
+            text = str(array)[: rng.randrange(9)]
+        arrays[name] = np.array(rng.choice((text, text, text, "[" * 100_000)))
+    elif rng.random() < 0.05:
+        arrays[name] = np.array([Evil()], object)
+    elif rng.random() < 0.03:
+        del arrays[name]
+    elif array.dtype.names:
+        arrays[name] = mutate_array(array.reshape(-1).view(np.uint8), rng)
+        with contextlib.suppress(ValueError):
+            arrays[name] = arrays[name].view(array.dtype).reshape(array.shape)
+    else:
+        arrays[name] = mutate_array(array, rng)
+    np.savez(file, **arrays)
+    return file.getvalue()
 
 
-def change_json(content, rng):
-    return json.dumps(mutate_tree(json.loads(content), rng)).encode()
-
-
-def policy_kind(folder, marker):
+def policy_kind(folder):
     """Policies of PPO and of `save_defender`."""
     from vecenv.cage import BlueMemory, cage2_scenario, find_policy, save_defender
     from vecenv.cage.saved import save_network
@@ -582,17 +486,17 @@ def policy_kind(folder, marker):
 
     def play(file):
         policy = find_policy(file)
-        obs = np.ones((2, 52 if policy.observation == "bits" else 81), np.uint8)
+        obs = np.ones((2, 52 if policy.observation == "bits" else 152), np.uint8)
         with being_used():
             policy.reset()
             for _ in range(2):
                 found = np.asarray(policy.act(obs, np.zeros((2, 13), np.bool_)))
                 assert found.min() >= 0 and found.max() < 145
 
-    return Kind("policy", policies, npz_changer(marker), play, (ValueError,))
+    return Kind("policy", policies, change_npz, play, (ValueError,))
 
 
-def state_kind(folder, marker):
+def state_kind(folder):
     """States of compiled envs."""
     from vecenv.cage import Cage2VectorEnv
 
@@ -616,29 +520,13 @@ def state_kind(folder, marker):
                 envs.step(action)
 
     sources = [(folder / "state.npz").read_bytes()]
-    return Kind("env state", sources, npz_changer(marker), load_state, (ValueError, KeyError))
-
-
-def scores_kind(folder):
-    """Scores as JSON."""
-    from vecenv.cage import Evaluation, evaluate
-
-    evaluate("sleep", episodes=3, episode_lengths=[30]).to_json(folder / "scores.json")
-
-    def read_scores(file):
-        found = Evaluation.from_json(file)
-        with being_used():
-            str(found)
-
-    sources = [(folder / "scores.json").read_bytes()]
-    return Kind("scores", sources, change_json, read_scores, (ValueError,))
+    return Kind("env state", sources, change_npz, load_state, (ValueError, KeyError))
 
 
 def checkpoint_kind(folder):
     """Checkpoints of trainings: of modules, optimizers, generators and envs."""
     import logging
 
-    import torch
     from envs import CounterEnv
 
     from vecenv import SyncVectorEnv
@@ -678,68 +566,3 @@ def checkpoint_kind(folder):
             use()
 
     return Kind("checkpoint", [whole], change_run, resume, (CheckpointError,))
-
-
-def read_files(number, count, kinds, folder, marker):
-    """Read the files of a case; return what was wrong with one, or None."""
-    rng, progress = random.Random(number), folder / "progress"
-    for index in range(count):
-        kind = rng.choice(kinds)
-        progress.write_text(f"{index} ({kind.name})")
-        source, path = rng.choice(kind.sources), folder / "file.npz"
-        if isinstance(source, dict):
-            given = kind.change(source, rng)
-        else:
-            content = mutate_bytes(source, rng) if rng.random() < 0.3 else kind.change(source, rng)
-            path.write_bytes(content)
-            given = path
-        try:
-            kind.load(given)
-        except kind.errors as error:
-            if len(str(error)) > 20_000:
-                return "an error of more than 20 000 letters"
-        if os.path.exists(marker):
-            return "what was in the file was run"
-    return None
-
-
-def main(folder, is_broken):
-    """Answer the parent's lines: the number of a case and how many files."""
-    import resource
-    import traceback
-    import warnings
-
-    warnings.simplefilter("ignore")
-    np.seterr(all="ignore")
-    folder, answers = Path(folder), os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    os.chdir(folder)
-    tempfile.tempdir = str(folder)
-    if is_broken == "True":
-        from buffers.replay import state as replay_state
-
-        assert callable(replay_state._check_table)
-        replay_state._check_table = lambda *_: None
-    marker = folder / "was_run"
-    kinds = [*buffer_kinds(folder), policy_kind(folder, str(marker))]
-    kinds += [state_kind(folder, str(marker)), scores_kind(folder)]
-    kinds += [checkpoint_kind(folder)]
-    read_files(0, 30, kinds, folder, marker)  # compiles what is not compiled yet
-    for kind in kinds:  # whole files load
-        for source in kind.sources:
-            (folder / "file.npz").write_bytes(source if isinstance(source, bytes) else b"")
-            kind.load(source if isinstance(source, dict) else folder / "file.npz")
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + _SPARE_BYTES,) * 2)
-    for line in sys.stdin:
-        number, count = map(int, line.split())
-        try:
-            wrong = read_files(number, count, kinds, folder, marker)
-        except BaseException:
-            wrong = traceback.format_exc().replace("\n", " | ")[-3000:]
-        answers.write(f"{wrong or f'ok {count}'}\n")
-        answers.flush()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -2,32 +2,29 @@
 
 Every observation carries a number of its own, so whatever is drawn can be compared with the
 transition that was added. Options that no single test combines come together here: frames,
-sequences, stored once, priorities, columns, memmap folders, writers, copies and states.
+stored once, priorities, columns, memmap folders, writers, copies and states.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import pickle
-import tempfile
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import replay_model
 import torch
+from fuzz.harness import run_operations, temporary_folder
 from gymnasium.spaces import Box
 from replay_model import ACTIONS, NESTED, OBS, RINGS, CountingEnvs, ListModel
 
 from buffers import (
     BufferMisuseError,
-    EpisodicReplayBuffer,
     MultiprocessReplayBuffer,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
-    datasets,
 )
 
 UNIT = "operations"
@@ -38,33 +35,21 @@ TAGS = Box(-np.inf, np.inf, (2,), np.float64)
 COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations", "tags")
 
 
-class Marked(np.ndarray):
-    """A subclass of NumPy's arrays."""
-
-
 def run_case(number, count=OPERATIONS_PER_CASE):
     """Try `count` operations; raise if anything drawn is not what was added."""
     case = Case(number)
     with case.folder:
         try:
-            for place in range(count):
-                name = str(case.rng.choice(case.names))
-                try:
-                    getattr(case, name)()
-                except BaseException as error:
-                    error.add_note(f"operation {place}, {name}, of case {number}: {case.told}")
-                    raise
+            BY_KIND[case.kind] += run_operations(case, number, count)
         finally:
             case.close()
-    BY_KIND[case.kind] += count
     return count
 
 
 class Case:
     def __init__(self, number):
         rng = self.rng = np.random.default_rng(number)
-        memory = Path("/dev/shm")  # files are synchronised, which takes long on a disk
-        self.folder = tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None)
+        self.folder = temporary_folder()
         self.cls = RINGS[rng.integers(len(RINGS))]
         files = "memory" if self.cls is PrioritizedReplayBuffer else "memmap"
         self.where = str(rng.choice(["memory", "memory", "memory", files, "writers"]))
@@ -103,11 +88,9 @@ class Case:
             self.writers = [self.buffer.writer(n) for n in range(self.num_writers)]
         self.names = ["add", "add", "add", "sample", "sample_columns"]
         if self.where != "writers":
-            self.names += ["cut", "check_all", "check_all", "reload", "fill_another"]
+            self.names += ["cut", "reload"]
         if self.where != "writers" and self.cls is PrioritizedReplayBuffer:
             self.names += ["hold", "update", "update"]
-        if self.options.get("track_episodes"):
-            self.names += ["sequences", "sequences", "refresh"]
         self.told = (
             f"{self.cls.__name__}({self.capacity}, {self.space}, {self.options}), {self.where}"
         )
@@ -155,30 +138,17 @@ class Case:
 
     def in_some_form(self, array):
         if isinstance(array, dict):
-            keys = list(array)
-            self.rng.shuffle(keys)
-            return {key: self.in_some_form(array[key]) for key in keys}
-        form = int(self.rng.integers(9))
+            return {key: self.in_some_form(array[key]) for key in self.rng.permutation([*array])}
+        form = int(self.rng.integers(5))
         if form == 0:
             return array.astype(array.dtype.newbyteorder(">"))
         if form == 1:
+            return torch.from_numpy(array.copy())
+        if form == 2:
+            return np.repeat(array, 2, axis=0)[::2]
+        if form == 3:
             array = array.copy()
             array.flags.writeable = False
-            return array
-        if form == 2:
-            return array.view(Marked)
-        if form == 3:
-            return torch.from_numpy(array.copy())
-        if form == 4:
-            wide = np.zeros((len(array), 2, *array.shape[1:]), array.dtype)
-            wide[:, 1] = array
-            return wide[:, 1]
-        if form == 5:
-            memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
-            found = memory.view(array.dtype) if array.nbytes else memory[:0].view(array.dtype)
-            found = found.reshape(array.shape)
-            found[...] = array
-            return found
         return array
 
     def step(self, envs):
@@ -289,6 +259,11 @@ class Case:
         if has("tags") and self.options["extra_columns"]:
             assert np.array_equal(batch.tags, tags_of([t.obs for t in made]))
 
+    def check(self):
+        """Now and then, compare everything."""
+        if self.where != "writers" and self.rng.random() < 0.25:
+            self.check_all()
+
     def check_all(self):
         live = self.model.live()
         assert len(self.buffer) == len(live)
@@ -348,135 +323,6 @@ class Case:
         if not self.options.get("staged"):
             np.testing.assert_allclose(self.buffer.priorities.numpy(), expected, rtol=1e-12)
 
-    # ---- sequences
-
-    def runs(self, num_envs=None):
-        """By transition that is held: the next of its episode, or None."""
-        following = {}
-        for env in range(num_envs or self.num_envs):
-            own = [t for t in self.model.live() if t.env == env]
-            following |= {id(t): None for t in own}
-            for t, after in itertools.pairwise(own):
-                if after.follows:
-                    following[id(t)] = after
-        return following
-
-    def sequences(self):
-        rng, length = self.rng, int(self.rng.integers(1, 6))
-        burn_in, pad = int(rng.integers(length)), bool(rng.random() < 0.5)
-        following, live = self.runs(), self.model.live()
-        try:
-            size, options = int(rng.choice([1, 12])), {"burn_in": burn_in, "pad": pad}
-            batch = self.drawn_sequences(size, length, options)
-        except BufferMisuseError as error:
-            if "have priorities" in str(error):
-                return None
-            assert not pad or not live or burn_in, error
-            assert not any(len(run(t, following, length)) == length for t in live), error
-            return None
-        rows = self.by_row()
-        for b, row in enumerate(batch.indices.tolist()):
-            made = [rows[number] for number in row if number >= 0]
-            assert made == run(made[0], following, length)[: len(made)]
-            assert len(made) == min(length, len(run(made[0], following, length)))
-            assert batch.mask[b].tolist() == [k < len(made) for k in range(length)]
-            if not pad:
-                assert len(made) == length
-            part = slice(0, len(made))
-            obs, next_obs = first(batch.obs, b, part), first(batch.next_obs, b, part)
-            assert self.decode(obs) == [t.obs for t in made]
-            assert batch.steps[b, part].tolist() == [t.number for t in made]
-            assert batch.is_first[b, part].tolist() == [t.number == 0 for t in made]
-            assert batch.actions[b, part].tolist() == [t.obs % 5 for t in made]
-            if self.num_steps == 1:
-                assert self.decode(next_obs) == [t.next_obs for t in made]
-                np.testing.assert_allclose(batch.rewards[b, part], [t.reward for t in made])
-        if self.cls is PrioritizedReplayBuffer and rng.random() < 0.2:
-            self.buffer.update_sequence_priorities(batch, rng.random(batch.mask.shape))
-        return batch
-
-    def drawn_sequences(self, size, length, options):
-        """Sequences, and the same again by other ways."""
-        if self.rng.random() < 0.6:
-            return self.buffer.sample_sequences(size, length, **options)
-        twin = copy.deepcopy(self.buffer)
-        batch = self.buffer.sample_sequences(size, length, **options)
-        names = self.rng.permutation(["obs", "next_obs", "rewards", "terminations", "mask"])
-        columns = [str(name) for name in names[: self.rng.integers(1, 4)]]
-        part = twin.sample_sequences(size, length, **options, columns=columns)
-        for name in {*columns, "indices", "mask", "steps", "learn_mask"}:
-            torch.testing.assert_close(getattr(part, name), getattr(batch, name), rtol=0, atol=0)
-        assert len(part) == size
-        assert not any(hasattr(part, name) for name in {"obs", "rewards"} - {*columns})
-        return batch
-
-    def refresh(self):
-        """New values of an extra column; equal ones, so that nothing else changes."""
-        batch = self.sequences()
-        if batch is None or not self.options["extra_columns"]:
-            return
-        if self.rng.random() < 0.5:
-            self.add()
-        self.buffer.refresh_states(batch, tags=batch.tags)
-        self.check_all()
-
-    def fill_another(self):
-        """Episodes of this buffer, in one of other options, and back out of that."""
-        live = self.model.live()
-        knows = self.options["track_env"] or self.options.get("track_episodes")
-        knows = knows or self.num_envs == 1 or self.cls is PerEnvReplayBuffer
-        if not live or not knows or self.num_steps > 1:
-            return
-        data = datasets.from_buffer(self.buffer)
-        kind = (*RINGS, EpisodicReplayBuffer)[self.rng.integers(len(RINGS) + 1)]
-        options = self.other_options(kind)
-        self.told += f"; fill {kind.__name__}, {options}"
-        if self.rng.random() < 0.5:
-            other = data.to_buffer(kind, **options)
-        else:
-            room = {"extra_columns": self.options["extra_columns"], **options}
-            other = data.fill(kind(len(live) + 3, self.space, ACTIONS, **room))
-        assert len(other) == len(live)
-        if kind is EpisodicReplayBuffer:
-            assert_same(list(datasets.from_buffer(other)), list(data))
-            return
-        twin = ListModel(len(live), options["num_envs"], True)
-        order = sorted(live, key=lambda t: t.env)  # each env's oldest first
-        for number, length in enumerate(data.episode_lengths.tolist()):
-            env = number % options["num_envs"]
-            episode, order = order[:length], order[length:]
-            twin.rings[env] += [t._replace(env=env, number=k) for k, t in enumerate(episode)]
-        assert not order
-        own = self.model, self.num_steps, self.gamma
-        self.model, self.num_steps, self.gamma = twin, options["n_step"], 0.5
-        self.check_filled(other, options)
-        self.model, self.num_steps, self.gamma = own
-
-    def other_options(self, kind):
-        rng = self.rng
-        options = {"seed": int(rng.integers(9)), "staged": bool(rng.random() < 0.2)}
-        if kind is not EpisodicReplayBuffer:
-            num_steps = int(rng.choice([1, 2]))
-            options |= {"num_envs": int(rng.integers(1, 4)), "n_step": num_steps, "gamma": 0.5}
-            options |= {"track_env": True, "track_episodes": num_steps == 1}
-            if rng.random() < 0.3:
-                options["store_next"] = False
-        return options
-
-    def check_filled(self, other, options):
-        """Raise unless a buffer holds the episodes of the model."""
-        of_obs = {t.obs: t for t in self.model.live()}
-        for batch in (other.get(other.order()), other.sample(9)):
-            self.compare_made(batch, [of_obs[n] for n in self.decode(batch.obs)], None)
-        if not options["track_episodes"]:
-            return
-        following, batch = self.runs(options["num_envs"]), other.sample_sequences(8, 2, pad=True)
-        for b in range(8):
-            count = int(batch.mask[b].sum())
-            made = [of_obs[n] for n in self.decode(first(batch.obs, b, slice(0, count)))]
-            assert made == run(made[0], following, 2)
-            assert batch.steps[b, :count].tolist() == [t.number for t in made]
-
 
 class WriterModel(ListModel):
     """Rings by writer."""
@@ -494,23 +340,3 @@ class WriterModel(ListModel):
 
 def tags_of(numbers):
     return np.stack([np.array(numbers, float) * 3, -np.array(numbers, float)], 1).reshape(-1, 2)
-
-
-def run(made, following, length):
-    found = [made]
-    while len(found) < length and following[id(found[-1])] is not None:
-        found.append(following[id(found[-1])])
-    return found
-
-
-def assert_same(found, expected):
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_equal(one, other)
-
-
-def first(tree, b, part):
-    """A part of one sequence, of every leaf."""
-    if isinstance(tree, dict):
-        return {key: leaf[b, part] for key, leaf in tree.items()}
-    return tree[b, part]

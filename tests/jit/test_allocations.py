@@ -12,7 +12,7 @@ from numpy import quantile
 
 from vecenv.core.compiling import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, KernelCompileError
-from vecenv.jit.allocations import warn_of_allocations
+from vecenv.jit.reading import warn_of_allocations
 
 
 def reset(state, rng):

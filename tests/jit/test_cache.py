@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import types
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from numba import config, njit
 from numba.core.bytecode import FunctionIdentity
 
 import vecenv
-from vecenv.core import private_numba as module
 from vecenv.core.compiling import cached_njit, fingerprint, fresh_njit, is_jit_off
 from vecenv.jit import binding
 from vecenv.jit.binding import tidy
@@ -50,7 +48,7 @@ space = Box(-9, 9, (1,), np.float32)
 walk = EnvKernels([("x", np.float64)], space, Discrete(2), reset, step, observe)
 envs = JitVectorEnv(walk, 2)
 envs.reset(seed=0)
-print(envs.step([0, 0])[0][0, 0], sum(envs._runner._attend.stats.cache_hits.values()))
+print(envs.step([0, 0])[0][0, 0], sum(envs._runner._plain_run.stats.cache_hits.values()))
 """
 HELPER = """
 from numba import njit
@@ -232,26 +230,6 @@ def test_variants_of_one_factory_never_run_each_others_code(order, tmp_path):
             assert float(came[name]) == pytest.approx(float(expected[name])), (order, chosen)
     files = list((tmp_path / "cache").rglob("driver.attend-*.nbc"))
     assert len(files) == 3, "code of another process was not found"
-
-
-def symbol_number():
-    return next(FunctionIdentity._unique_ids)
-
-
-def test_symbols_are_numbered_from_a_random_number_on_in_forks_too():
-    number = symbol_number()
-    assert number > module._FIRST_SYMBOL
-    read, write = os.pipe()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
-        child = os.fork()
-    if child == 0:
-        os.write(write, str(symbol_number()).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert abs(int(os.read(read, 100)) - number) > 10**6
-    os.close(read)
-    os.close(write)
 
 
 def test_code_with_symbols_of_before_is_not_kept_on_disk(tmp_path, monkeypatch, caplog):

@@ -156,16 +156,6 @@ def closing_over(value):
     return inner
 
 
-@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
-def test_fingerprint_changes_with_what_kernels_call(make):
-    one, other = make(1.0), make(2.0)
-    assert fingerprint([closing_over(one)]) != fingerprint([closing_over(other)])
-    unknown = {ufunc, callback, with_class, with_address}
-    is_known = make not in unknown
-    assert (fingerprint([closing_over(one)]) == fingerprint([closing_over(one)])) == is_known
-    assert is_lasting(fingerprint([closing_over(one)])) == is_known
-
-
 @pytest.mark.parametrize(
     "value",
     [
@@ -184,15 +174,6 @@ def local_error():
         pass
 
     return LocalError
-
-
-@pytest.mark.parametrize(
-    "value",
-    [object(), np.array([object()]), local_error(), (1, object()), ctypes.CDLL(None).sqrt],
-)
-def test_code_with_anything_else_is_not_shared_nor_kept(value):
-    assert fingerprint([closing_over(value)]) != fingerprint([closing_over(value)])
-    assert not is_lasting(fingerprint([closing_over(value)]))
 
 
 @pytest.mark.slow

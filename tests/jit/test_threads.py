@@ -1,4 +1,3 @@
-import contextlib
 import gc
 import os
 import threading
@@ -142,19 +141,42 @@ def test_an_exception_of_a_kernel_reaches_the_caller(row, split_all):
     envs.close()
 
 
-@contextlib.contextmanager
-def used_elsewhere(envs):
-    """Have the envs be in use."""
-    del envs._runner._free[0]
-    yield
-    envs._runner._free[0] = None
-
-
 def test_use_by_two_threads_at_once_is_refused():
     envs = CartPoleVectorEnv(2)
     envs.reset(seed=0)
-    with used_elsewhere(envs), pytest.raises(RuntimeError, match="another thread"):
-        envs.step([0, 0])
-    with used_elsewhere(envs), pytest.raises(RuntimeError, match="another thread"):
-        envs.observe()
+    envs._runner._is_busy = True
+    for call in (lambda: envs.step([0, 0]), envs.observe):
+        with pytest.raises(RuntimeError, match="another thread"):
+            call()
+    envs._runner._is_busy = False
     envs.step([0, 0])
+
+
+def run_steps(choice, num_steps, split_ns, alone_ns):
+    """Do steps as the choice says; return the share of those that were split."""
+    num_split = 0
+    for _ in range(num_steps):
+        num_split += choice.num_parts(100) > 1
+        choice.note(split_ns if choice.is_split else alone_ns)
+    return num_split / num_steps
+
+
+@pytest.mark.parametrize(("split_ns", "most_are_split"), [(60_000, True), (130_000, False)])
+def test_steps_are_done_in_the_faster_way(split_ns, most_are_split):
+    share = run_steps(runner.SplitChoice(100), 5000, split_ns, 100_000)
+    assert share > 0.95 if most_are_split else share < 0.05
+
+
+def test_what_is_faster_is_found_out_anew_and_in_spite_of_a_few_slow_steps():
+    choice = runner.SplitChoice(100)
+    for k in range(2 * runner.NUM_TRIED):
+        choice.note(10**9 if k % 5 == 0 else 60_000 if choice.is_split else 100_000)
+    assert choice.is_split
+    run_steps(choice, runner.NUM_KEPT + 2 * runner.NUM_TRIED, 150_000, 100_000)
+    assert run_steps(choice, runner.NUM_KEPT // 2, 150_000, 100_000) < 0.05
+
+
+def test_short_steps_are_timed_at_first_only():
+    choice = runner.SplitChoice(100)
+    assert run_steps(choice, runner.NUM_TRIED, 1_000, runner.SPLIT_NS / 2) == 0.0
+    assert not choice.is_timed and not choice.is_split

@@ -16,10 +16,7 @@ def make(num_envs=5, **options):
 
 def split_jobs(monkeypatch, rows_per_line):
     """Split jobs however short they are."""
-    monkeypatch.setattr(runner, "SPLIT_NS", 1.0)
-    monkeypatch.setattr(runner.SplitChoice, "note", lambda self, elapsed_ns: False)
-    monkeypatch.setattr(runner, "WAKE_NS", 0.0)
-    monkeypatch.setattr(runner, "NUM_TIMED", 1)
+    monkeypatch.setattr(runner.SplitChoice, "num_parts", lambda self, num_rows: 100)
     monkeypatch.setattr(runner, "ROWS_PER_LINE", rows_per_line)
 
 

@@ -3,11 +3,7 @@
 import copy
 import dataclasses
 import functools
-import math
-import os
-import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +20,6 @@ from vecenv.learn import (
     compiled,
     gradient_options,
     private_torch,
-    quick_products,
 )
 from vecenv.learn import gradient as gradient_module
 from vecenv.learn.private_torch import load_library
@@ -231,14 +226,6 @@ def test_gradients_are_those_of_autograd(kind, threads, dtype):
     assert gradient.num_threads == threads, gradient.reason
 
 
-def test_the_tanh_of_compiled_gradients_is_that_of_torch_but_for_rounding():
-    x = torch.cat([torch.linspace(-12, 12, 100_001), torch.tensor([-0.0, 1e-30, 1e30, math.inf])])
-    assert float((compiled._tanh(x).double() - x.double().tanh()).abs().max()) < 4e-7
-    assert compiled._tanh(torch.tensor([-math.inf, math.nan])).isnan().tolist() == [False, True]
-    assert compiled._tanh(x.bfloat16()).dtype == torch.bfloat16
-    assert compiled._tanh(x.double()) is NotImplemented
-
-
 class Named(NamedTuple):
     obs: torch.Tensor
     rest: Any
@@ -268,18 +255,6 @@ def test_batches_of_any_nesting_are_compiled_with_their_attributes(make, loss):
         rollout = make_batch(seed=seed)
         assert_equal(gradient, make(rollout.obs, rollout.returns))
     assert gradient.path == "compiled", gradient.reason
-
-
-@pytest.mark.usefixtures("graphs_as_they_are")
-def test_a_number_in_the_batch_may_change():
-    def loss(module, batch):
-        return square_loss(module, batch) * batch["scale"]
-
-    gradient, said = Gradient(make_layers(), loss, compile=True), []
-    gradient._log = said.append
-    for scale in (0.5, 0.5, 2.0, True, 0.5):
-        assert_equal(gradient, make_square_batch(0) | {"scale": scale})
-    assert gradient.path == "compiled" and len(said) == 2, said
 
 
 def square_loss(module: Any, batch: Any) -> Any:
@@ -330,78 +305,6 @@ def test_buffers_and_targets_that_change_are_inputs():
     module.scale = module.scale.double()
     assert_equal(gradient, make_square_batch(5))
     assert "goes through autograd" in said[-1]
-
-
-@pytest.mark.usefixtures("graphs_as_they_are")
-def test_a_mask_that_is_no_weight_is_compared_and_left_to_autograd():
-    """Means over the rows that a mask leaves, in halves with as many of them at first."""
-
-    def masked(module, batch):
-        errors = (module(batch["x"]) - batch["y"]).square().mean(1) * batch["mask"]
-        return errors.sum() / batch["mask"].sum()
-
-    said = []
-    gradient = Gradient(make_layers(), masked, compile=True, threads=2, log=said.append)
-    batch = make_square_batch(0) | {"mask": torch.ones(ROWS)}
-    assert_equal(gradient, batch)
-    assert gradient.path == "compiled"
-    batch["mask"] = (torch.arange(ROWS) % 5 > 1).float() * (torch.arange(ROWS) < ROWS * 2 // 3)
-    assert_equal(gradient, batch)
-    assert gradient.path == "autograd"
-    assert "in call 2" in said[-1] and "if it is no mean over rows, leave threads=2 out" in said[-1]
-
-
-@pytest.mark.usefixtures("graphs_as_they_are")
-@pytest.mark.parametrize("scalar", [False, True])
-def test_a_loss_that_is_no_mean_is_left_to_autograd_in_the_first_call(scalar):
-    def summed(module, batch):
-        loss = square_loss(module, batch)
-        return (loss, {"root": loss.sqrt()}) if scalar else loss * len(batch["x"])
-
-    gradient = Gradient(make_layers(), summed, compile=True, threads=2)
-    batch = {
-        name: x * torch.linspace(0, 9, ROWS)[:, None] for name, x in make_square_batch(0).items()
-    }
-    assert_equal(gradient, batch)
-    assert gradient.path == "autograd"
-    assert gradient.reason.startswith(
-        "as in call 1 " + ("root is off" if scalar else "the gradient")
-    )
-
-
-@pytest.mark.usefixtures("graphs_as_they_are")
-def test_rows_that_have_no_halves_are_computed_by_one_thread():
-    gradient = Gradient(make_layers(), square_loss, compile=True, threads=2)
-    assert_equal(gradient, {name: x[1:] for name, x in make_square_batch(0).items()})
-    assert gradient.path == "compiled" and gradient.num_threads == 1
-    assert "threads: 1" in gradient.reason
-
-
-class Striding(nn.Linear):
-    def __init__(self):
-        super().__init__(2, 1)
-        self.register_buffer("mean", torch.arange(4.0).view(2, 2)[:, 0])
-
-    def forward(self, x):
-        return super().forward(x - self.mean)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_columns_and_buffers_with_gaps_are_given_to_compiled_code_without(threads, monkeypatch):
-    def runs_of(graph, inputs, count, log):
-        def run(*given):
-            assert [x.stride() for x in given] == [x.stride() for x in inputs]
-            assert all(x.is_contiguous() for x in given)
-            return graph(*given)
-
-        return [run] * count, "compiled"
-
-    monkeypatch.setattr(compiled, "_runs_of", runs_of)
-    table = torch.randn(ROWS, 6)
-    gradient = Gradient(Striding(), square_loss, compile=True, threads=threads)
-    for x in (table[:, :4:2], table[:, :2].contiguous(), table[:, 3:5]):
-        assert_equal(gradient, {"x": x, "y": table[:1, 5:].expand(ROWS, 1)})
-    assert gradient.path == "compiled" and not gradient._said
 
 
 @dataclasses.dataclass
@@ -594,20 +497,6 @@ def test_without_a_compiler_autograd_goes_on_and_says_why(lost, monkeypatch, tmp
     assert not [*tmp_path.rglob("*.pt2")]
 
 
-@pytest.mark.usefixtures("graphs_as_they_are")
-def test_a_compiled_function_that_fails_later_leaves_its_calls_to_autograd():
-    gradient = Gradient(make_layers(), square_loss, compile=True)
-    assert_equal(gradient, make_square_batch(0))
-
-    def broken(*_):
-        raise RuntimeError("out of luck")
-
-    gradient._compiled._runs = [broken]
-    for seed in range(2):
-        assert_equal(gradient, make_square_batch(seed))
-    assert gradient.reason == "the compiled one failed in call 2: RuntimeError: out of luck"
-
-
 def test_arguments_are_checked():
     agent: Any = make_agent()
     for wrong, message in [
@@ -623,22 +512,6 @@ def test_arguments_are_checked():
         Gradient(nn.Tanh(), ppo_loss)
     with pytest.raises(ValueError, match=r"torch\.float64.* expected some, torch\.float32"):
         Gradient(make_agent().double(), ppo_loss)
-
-
-def test_products_of_many_rows_are_quick_where_they_are_exact(monkeypatch):
-    def precision(rows, weights, is_exact):
-        monkeypatch.setattr(gradient_module, "_is_exact", lambda: is_exact)
-        with quick_products(rows, weights):
-            return torch.get_float32_matmul_precision()
-
-    assert [precision(511, 0, True), precision(512, 0, False)] == ["highest"] * 2
-    assert [precision(512, 0, True), precision(256, 62_500, True)] == ["medium"] * 2
-    assert torch.get_float32_matmul_precision() == "highest"
-    torch.set_float32_matmul_precision("high")
-    try:
-        assert precision(512, 0, True) == "high"  # as the user has it
-    finally:
-        torch.set_float32_matmul_precision("highest")
 
 
 def test_options_follow_sizes(monkeypatch):
@@ -668,48 +541,6 @@ def test_gradients_on_a_cuda_device_are_those_of_autograd():
     assert gradient.path == "compiled", gradient.reason
 
 
-COMPILES = """
-import time
-import weakref
-import torch
-from vecenv.learn import Gradient
-
-torch.manual_seed(0)
-module = torch.nn.Linear(8, 1)
-gradient = Gradient(module, lambda module, x: module(x).square().mean(), compile=True)
-gradient(torch.ones(64, 8))
-print(gradient.path, gradient.reason)
-"""
-
-
-@pytest.mark.slow
-@needs_compiler
-def test_a_killed_process_leaves_nothing_that_another_one_trips_over(tmp_path):
-    names = ("XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR")
-    environment = {**os.environ, **{name: str(tmp_path / name) for name in names}}
-    command = [sys.executable, "-c", COMPILES]
-    killed = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 100
-    while not [*tmp_path.rglob("*.cpp")] and killed.poll() is None:  # the compiler has begun
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    killed.kill()
-    killed.wait(100)
-    for kind in ("compiled", "loaded"):
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=200, check=True
-        )
-        assert done.stdout.startswith(f"compiled {kind} in"), (done.stdout, done.stderr)
-    for library in tmp_path.rglob("*.so"):  # as a killed linker leaves them, in torch's cache
-        library.write_bytes(b"")
-    for package in tmp_path.rglob("*.pt2"):
-        package.unlink()
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=200, check=True
-    )
-    assert done.stdout.startswith("compiled compiled in"), (done.stdout, done.stderr)
-
-
 def test_a_package_that_needs_the_loader_of_torch_is_left_to_it(tmp_path, name="x.blob"):
     """Run without, it would end the interpreter."""
     with zipfile.ZipFile(tmp_path / "gradient.pt2", "w") as package:
@@ -717,58 +548,6 @@ def test_a_package_that_needs_the_loader_of_torch_is_left_to_it(tmp_path, name="
         package.writestr(f"gradient/data/aotinductor/model/{name}", b"{}")
     with pytest.raises(NotImplementedError, match=name):
         load_library(tmp_path / "gradient.pt2")
-
-
-@pytest.mark.usefixtures("graphs_as_they_are")
-def test_a_compiled_gradient_sees_that_its_module_has_changed():
-    """A number of a layer, a layer, hooks of it; and goes on as soon as they are as they were."""
-    slope, said = nn.LeakyReLU(0.1), []
-    module = make_layers(slope, nn.LayerNorm(8))
-    gradient = Gradient(module, square_loss, compile=True, log=said.append)
-    for seed, slope.negative_slope in enumerate((0.1, 0.1, 0.5, 0.1)):
-        assert_equal(gradient, make_square_batch(seed))
-    assert len(said) == 2 and "negative_slope is not what it was" in said[1], said
-    hook = module[0].register_forward_pre_hook(lambda _, given: (2 * given[0],))
-    assert_equal(gradient, make_square_batch(4))
-    hook.remove()
-    assert_equal(gradient, make_square_batch(5))
-    module[1] = nn.ReLU()
-    assert_equal(gradient, make_square_batch(6))
-    module[1].register_forward_hook(lambda _module, _args, result: 2 * result)
-    assert_equal(gradient, make_square_batch(7))
-    assert gradient.path == "compiled" and len(said) == 4, said
-    assert "call 7 goes through autograd: module is not what it was" in said[3]
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [("mlp", torch.float32), ("nn.GRU", torch.float32), ("cnn", torch.bfloat16)],
-)
-def test_autograd_paths_have_the_gradient_of_backward(kind, dtype):
-    gradient = Gradient(make_agent(kind), ppo_loss, dtype=dtype)
-    rows = 1024 if kind == "mlp" else ROWS  # of which products may have another precision
-    assert_equal(gradient, make_batch(kind, rows=rows), 1e-4 if dtype == torch.float32 else 0.2)
-    assert (gradient.path, gradient.num_threads, gradient.reason) == ("autograd", 1, "")
-
-
-@pytest.mark.usefixtures("graphs_as_they_are")
-def test_train_and_eval_change_what_is_computed():
-    agent, said = make_agent(), []
-    agent.features = nn.Dropout(0.5)
-    agent.eval()
-    gradient = Gradient(agent, ppo_loss, compile=True, threads=2, log=said.append)
-    assert_equal(gradient, make_batch())
-    assert gradient.path == "compiled", gradient.reason
-    agent.train()
-    torch.manual_seed(1)
-    gradient(make_batch())
-    found = agent.actor[0].weight.grad.clone()
-    torch.manual_seed(1)
-    expected, _ = autograd(agent, ppo_loss, make_batch())
-    torch.testing.assert_close(found, expected["actor.0.weight"])
-    assert "training is not what it was when the loss was compiled" in said[-1]
-    agent.eval()
-    assert_equal(gradient, make_batch(seed=1))
 
 
 @pytest.mark.usefixtures("graphs_as_they_are")
@@ -805,11 +584,18 @@ def test_what_does_not_compile_goes_through_autograd_and_the_reason_is_said():
 
 
 @pytest.mark.usefixtures("graphs_as_they_are")
-def test_a_gradient_works_in_another_process_after_a_fork(monkeypatch):
-    gradient = Gradient(make_layers(), square_loss, compile=True, threads=2)
-    assert_equal(gradient, make_square_batch(0))
-    compiled._helper(os.getpid()).shutdown()  # a fork has no threads
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    assert_equal(gradient, make_square_batch(1))
-    compiled._helper.cache_clear()
-    assert gradient.path == "compiled", gradient.reason
+@pytest.mark.parametrize("scalar", [False, True])
+def test_a_loss_that_is_no_mean_is_left_to_autograd_in_the_first_call(scalar):
+    def summed(module, batch):
+        loss = square_loss(module, batch)
+        return (loss, {"root": loss.sqrt()}) if scalar else loss * len(batch["x"])
+
+    gradient = Gradient(make_layers(), summed, compile=True, threads=2)
+    batch = {
+        name: x * torch.linspace(0, 9, ROWS)[:, None] for name, x in make_square_batch(0).items()
+    }
+    assert_equal(gradient, batch)
+    assert gradient.path == "autograd"
+    assert gradient.reason.startswith(
+        "as in call 1 " + ("root is off" if scalar else "the gradient")
+    )

@@ -48,22 +48,6 @@ def test_steps_and_gradients_are_those_of_clipping_and_of_torch(options):
     torch.testing.assert_close(ours[0].weight, theirs[0].weight)
 
 
-def test_groups_have_learning_rates_of_their_own_and_schedules_change_them():
-    ours, theirs = networks()
-    optimizers = []
-    for make, network in ((Adam, ours), (torch.optim.Adam, theirs)):
-        groups = [{"params": network[0].parameters(), "lr": 0.1}, {"params": network[2].weight}]
-        optimizers.append(make(groups, lr=0.01))
-    schedules = [torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, 2) for o in optimizers]
-    for seed in range(3):
-        give_gradients(ours, theirs, seed=seed, scale=1.0)
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
-            optimizer.step()
-            schedule.step()
-    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_a_norm_that_is_not_finite_changes_nothing():
     network, before = networks()
     optimizer = Adam(network.parameters(), max_grad_norm=1.0)
@@ -81,16 +65,3 @@ def test_a_norm_that_is_not_finite_changes_nothing():
 def test_max_grad_norm_is_checked():
     with pytest.raises(ValueError, match=r"max_grad_norm is 0\.0, expected a number above 0"):
         Adam(networks()[0].parameters(), max_grad_norm=0.0)
-
-
-def test_hooks_of_a_step_are_called_once():
-    network, theirs = networks()
-    torch.optim.Adam(theirs.parameters())  # after which torch's own step calls hooks, too
-    optimizer = Adam(network.parameters(), max_grad_norm=1.0)
-    called = []
-    optimizer.register_step_post_hook(lambda *_: called.append("hook"))
-    give_gradients(network, seed=0, scale=1.0)
-    before = network[0].bias.clone()
-    optimizer.step()
-    assert called == ["hook"]
-    assert not torch.equal(network[0].bias, before)

@@ -13,7 +13,6 @@ from vecenv.timing import calls as calls_module
 from vecenv.timing.calls import (
     CALL,
     RECV,
-    RESET,
     SEND,
     STEP,
     STEP_ASYNC,
@@ -91,19 +90,6 @@ def test_a_barrier_step_is_cut_into_work_stragglers_hand_over_and_copying():
     assert sum(found.values()) == 800
 
 
-def test_resets_have_a_share_of_their_own():
-    envs = steps((0, 100, 200, 200), (2, 100, 110, 110), resets=[(3, 110, 900, 900)])
-    _, found = shares(TWO_WORKERS, calls((STEP, 100, 900, 100, 900)), envs)
-    assert found["env compute"] == 55 and found["env reset"] == 395
-    assert found["straggler wait"] == 350
-
-
-def test_a_worker_without_work_is_not_waited_for():
-    envs = steps((0, 100, 200, 200), (2, 2000, 2100, 2100))
-    _, found = shares(TWO_WORKERS, calls((STEP, 100, 200, 100, 200)), envs)
-    assert (found["env compute"], found["straggler wait"]) == (100, 0)
-
-
 def test_first_ready_has_no_stragglers():
     envs = steps((0, 0, 100, 100), (2, 150, 250, 900), resets=[(1, 110, 140, 140)])
     log = calls((SEND, 0, 10, 0, 0), (RECV, 10, 210, 10, 200))
@@ -133,35 +119,11 @@ def test_a_step_that_runs_while_totals_are_taken_counts_once():
     assert totals.counts[0].tolist() == [1, 0, 0, 0] and totals.spent_ns[0, 0] == 200
 
 
-def test_in_one_process_all_but_the_envs_is_copying():
-    envs = steps((0, 110, 200), (1, 210, 300), resets=[(2, 300, 350)])
-    _, found = shares(LOCAL, calls((STEP, 100, 400, 0, 0)), envs)
-    assert (found["env compute"], found["env reset"], found["copying"]) == (180, 50, 70)
-
-
-def test_compiled_calls_are_the_kernel_and_what_is_around_it():
-    crew = ("kernel", [0, 4], [None], 20)
-    log = calls((RESET, 0, 100, 10, 60), (STEP, 100, 400, 150, 350))
-    found = report(crew, log, None)
-    assert found.shares["env reset"] == 0.03
-    assert found.shares["env compute"] == 0.18
-    assert found.shares["copying"] == pytest.approx(0.19)
-    assert found.envs is None and found.busy == {}
-
-
 def test_what_is_not_stamped_is_not_split():
     crew = ("nothing", [0, 2, 4], PROCESSES[:2])
     found = report(crew, calls((STEP, 100, 900, 120, 800)), None)
     assert found.shares == {"env calls": 0.8, "other": pytest.approx(0.2)}
     assert "unknown" in found.verdict and found.resets is None
-
-
-def test_steps_that_have_not_ended_and_resets_are_no_steps():
-    envs = steps((0, 100, 200, 200), (1, 200, 0), resets=[(1, 300, 400, 400)])
-    found = report(TWO_WORKERS, calls((STEP, 100, 400, 100, 400)), envs)
-    assert found.num_steps == 1 and found.envs.num_steps == 1
-    assert found.resets.num_steps == 1 and found.resets.mean_ns == 100
-    assert list(found.busy) == ["worker 0", "worker 1"]
 
 
 @pytest.mark.parametrize(
@@ -211,15 +173,6 @@ def test_gains_are_bounded_by_the_envs_own_time():
     assert found.gains["env compute"] == pytest.approx(1e6 / 0.95)
 
 
-def test_first_ready_is_bounded_by_workers_that_are_always_at_work():
-    envs = steps((0, 0, 100, 100), (0, 500, 600, 600), (2, 0, 250, 250), (2, 500, 750, 750))
-    log = calls((RECV, 100, 500, 100, 400))
-    found = report(TWO_WORKERS, log, envs, {"learner": 550})
-    # 2 steps in 200 ns and 2 in 500 ns: 14 per microsecond, against 4.
-    assert found.gains["learner"] == pytest.approx(4e6 / 0.45)
-    assert report(TWO_WORKERS, log, envs, {"learner": 900}).gains["learner"] == pytest.approx(14e6)
-
-
 def phase(log, name):
     """A context that is logged as a phase, or as a call."""
     return logged(log, log.kind(name))
@@ -262,58 +215,6 @@ def test_the_log_forgets_the_oldest(monkeypatch):
     assert since_ns == found["end_ns"][0]
 
 
-def test_a_wait_knows_when_its_step_was_begun():
-    log = CallLog()
-    for kind in (STEP_ASYNC, log.kind("learner"), STEP_WAIT, STEP):
-        with logged(log, kind):
-            pass
-    found = log.take()
-    assert found["sent_ns"].tolist() == found["begin_ns"][[0, 1, 0, 3]].tolist()
-
-
-def test_waiting_and_nesting_are_logged():
-    log = CallLog()
-    with phase(log, "outer"):
-        with logged(log, STEP):
-            with log.waiting():
-                pass
-            with log.waiting():
-                pass
-        with phase(log, "inner"):
-            pass
-    found = log.take()
-    assert [log.names[kind] for kind in found["kind"]] == ["step", "inner", "outer"]
-    assert (
-        found["begin_ns"][0]
-        <= found["wait_begin_ns"][0]
-        < found["wait_end_ns"][0]
-        <= found["end_ns"][0]
-    )
-    lengths = found["end_ns"] - found["begin_ns"]
-    assert found["nested_ns"].tolist() == [0, 0, lengths[0] + lengths[1]]
-    assert set(log.phases_ns) == {"outer", "inner"}
-
-
-def test_clearing_inside_a_phase_lets_it_begin_anew():
-    log = CallLog()
-    with phase(log, "policy"):
-        log.clear()
-        begin_ns = log.since_ns
-    assert log.take()["begin_ns"].tolist() == [begin_ns]
-
-
-def test_open_phases_count_until_the_latest_event():
-    log = CallLog()
-    with phase(log, "rollout"):
-        with logged(log, STEP):
-            pass
-        rollout_ns = log.phases_ns["rollout"]
-        assert 0 < rollout_ns < log.wall_ns
-        with logged(log, STEP):
-            threading.Event().wait(0.01)
-        assert log.phases_ns["rollout"] < rollout_ns + 10e6
-
-
 def test_pauses_are_left_out_of_everything():
     log = CallLog()
     with phase(log, "policy"):
@@ -346,9 +247,3 @@ def test_coverage_counts_the_moments_inside_any_interval(busy, asked):
 
     expected = [is_covered[a:b].sum() for a, b in zip(from_, until, strict=True)]
     assert found.tolist() == expected
-
-
-@pytest.mark.parametrize("time", [0, 10**18])
-def test_nothing_covers_nothing(time):
-    empty = np.zeros(0, np.int64)
-    assert coverage(empty, empty)(np.array([0]), np.array([time])).tolist() == [0]

@@ -6,8 +6,6 @@ machine adds to a sleep. Shares are to be within 5 points, expected gains within
 
 import functools
 import math
-import os
-import threading
 import time
 from functools import partial
 
@@ -230,51 +228,6 @@ def test_what_overlaps_the_envs_is_not_worth_more_than_they_allow(learner_s):
     assert near(report.gains["learner"] / report.steps_per_second, measured)
 
 
-@pytest.mark.parametrize("policy_s", fast_are([0.002], [0.002, 0.008]))
-@measured_anew
-def test_first_ready_is_not_worth_more_than_the_envs_allow(policy_s):
-    fns = [lambda k=k: KnownEnv((0.01 + 0.001 * k,)) for k in range(4)]
-    envs = AsyncVectorEnv(fns, num_workers=4)
-    envs.reset(seed=1)
-    envs.send(np.zeros(4, int))
-    envs.recv()
-    is_thinking, received = [True], [0]
-
-    def turn():
-        batch = envs.recv(1)
-        received[0] += len(batch.env_ids)
-        if is_thinking[0]:
-            with envs.timing.phase("policy"):
-                time.sleep(policy_s)
-        envs.send(np.zeros(len(batch.env_ids), int), batch.env_ids)
-
-    def rows_per_second():
-        envs.send(np.zeros(4, int))
-        for _ in range(8):
-            turn()
-        begin, received[0] = time.monotonic(), 0
-        while received[0] < 40:
-            turn()
-        found = received[0] / (time.monotonic() - begin)
-        envs.recv()
-        return found
-
-    envs.timing.enable()
-    before = rows_per_second()
-    report = envs.timing.report()
-    envs.timing.disable()
-    is_thinking[0] = False
-    measured = rows_per_second() / before
-    envs.close()
-    assert report.first_ready
-    assert report.shares["straggler wait"] == 0
-    assert near(report.gains["policy"] / report.steps_per_second, measured)
-    if policy_s < 0.005:  # some env is at work all the time
-        in_calls = 1 - report.shares["policy"] - report.shares["other"]
-        # Twice, as on a busy machine those who wait are woken late.
-        assert report.shares["env compute"] > in_calls - 2 * POINTS
-
-
 def reported(envs, num_steps):
     """Return the report of some steps, the first of their episodes, and close the envs."""
     envs.reset(seed=1)
@@ -299,12 +252,6 @@ def test_envs_that_wait_one_after_the_other_are_told_to_wait_side_by_side():
         assert report.cpu_share < 0.3
 
 
-@measured_anew
-def test_envs_that_wait_side_by_side_already_are_told_so():
-    verdict = reported(AsyncVectorEnv(EQUAL, num_workers=4), 8).verdict
-    assert "side by side already" in verdict and "processors" not in verdict
-
-
 @pytest.mark.slow
 @measured_anew
 def test_a_slow_env_is_named_and_first_ready_is_advised():
@@ -313,18 +260,6 @@ def test_a_slow_env_is_named_and_first_ready_is_advised():
     assert [times.name for times in report.slowest if times.is_slow] == ["env 2"]
     assert "first-ready (send/recv) with batches of 1" in report.verdict
     assert report.advice.backend == "async-first-ready"
-
-
-@measured_anew
-def test_equal_envs_are_not_called_slow():
-    envs = SyncVectorEnv(EQUAL)
-    envs.timing.enable()
-    envs.reset(seed=1)
-    for _ in range(4):
-        envs.step(np.zeros(4, int))
-    report = envs.timing.report()
-    envs.close()
-    assert "(slow)" not in str(report) and len(report.slowest) == 4
 
 
 @measured_anew
@@ -348,24 +283,6 @@ def test_shares_are_about_the_whole_time_though_the_rings_hold_its_end(monkeypat
 
 
 @measured_anew
-def test_a_report_in_the_middle_of_a_phase_counts_what_has_passed():
-    envs = SyncVectorEnv([lambda: KnownEnv((0.005,))] * 2)
-    envs.reset(seed=1)
-    envs.timing.enable()
-    rollout = Clock()
-    with envs.timing.phase("rollout"):
-        for _ in range(5):
-            with rollout:
-                time.sleep(0.01)
-            envs.step([0, 0])
-        report = envs.timing.report()
-    spent_s = sum(step for each in envs.get_attr("spent_s") for step, _ in each)
-    envs.close()
-    expected = {"rollout": rollout.spent, "env compute": spent_s}
-    check_shares(report, {name: seconds / report.wall_s for name, seconds in expected.items()})
-
-
-@measured_anew
 def test_reports_and_traces_are_no_part_of_the_time(tmp_path):
     envs = SyncVectorEnv([lambda: KnownEnv((0.002,))] * 2)
     envs.reset(seed=1)
@@ -381,36 +298,6 @@ def test_reports_and_traces_are_no_part_of_the_time(tmp_path):
     assert shares["policy"] < POINTS
 
 
-@measured_anew
-def test_phases_of_other_threads_are_beside_the_shares():
-    envs = SyncVectorEnv([lambda: KnownEnv((0.005,))] * 2)
-    envs.reset(seed=1)
-    is_on = threading.Event()
-
-    def learn():
-        is_on.wait()
-        with envs.timing.phase("learner"):
-            time.sleep(0.06)
-
-    thread = threading.Thread(target=learn)
-    thread.start()  # before, as on busy cores it takes 10 ms
-    envs.timing.enable()
-    is_on.set()
-    for _ in range(10):
-        with envs.timing.phase("policy"):
-            time.sleep(0.002)
-        envs.step([0, 0])
-    thread.join()
-    report = envs.timing.report()
-    # Not closer: the caller waits while the thread has Python to itself and no core.
-    assert sum(report.shares.values()) == pytest.approx(1)
-    assert report.shares["env compute"] / report.shares["policy"] == pytest.approx(5, rel=0.4)
-    assert report.shares["other"] < 0.2
-    assert report.other_threads["learner"] == pytest.approx(0.06 / report.wall_s, rel=0.4)
-    assert "In other threads" in str(report)
-    envs.close()
-
-
 def test_without_steps_nothing_is_advised():
     envs = SyncVectorEnv([KnownEnv] * 2)
     envs.timing.enable()
@@ -423,56 +310,3 @@ def test_without_steps_nothing_is_advised():
 
 
 # -- envs that compute ----------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@measured_anew
-def test_envs_that_compute_are_told_to_use_the_processors_there_are():
-    fns = [lambda: KnownEnv(work_s=0.003)] * 4
-    workers = partial(AsyncVectorEnv, fns)
-    if len(os.sched_getaffinity(0)) < 2:
-        pytest.skip("there is one processor")
-    cores = min(len(os.sched_getaffinity(0)), 4)
-    slow = {
-        "backend='async' steps them on more processors": SyncVectorEnv(fns),
-        f"num_workers={cores} uses all processors": workers(num_workers=1),
-    }
-    num_rounds, work_s = 30, len(fns) * 0.003
-    for words, envs in slow.items():
-        report = reported(envs, num_rounds)
-        assert words in report.verdict
-        # All of their time but where others have the processors, which counts for threads only.
-        assert 1 >= report.cpu_share > 0.9 * num_rounds * work_s / report.wall_s
-
-
-@pytest.mark.slow
-@measured_anew
-def test_cheap_envs_are_told_to_stay_in_the_process():
-    workers = AsyncVectorEnv([KnownEnv] * 4, num_workers=2)
-    report = reported(workers, 300)
-    assert "backend='sync' needs none" in report.verdict
-    assert report.advice.backend == "sync"
-
-
-@pytest.mark.slow
-@measured_anew
-def test_big_observations_are_copying():
-    fns = [partial(KnownEnv, size=1_000_000)] * 4
-    report = reported(AsyncVectorEnv(fns, num_workers=2), 30)
-    assert report.shares["env compute"] + report.shares["straggler wait"] < 0.2
-    assert report.shares["copying"] > 0.3
-
-
-class Talkative(KnownEnv):
-    """Has much to say."""
-
-    def step(self, action):
-        return *super().step(action)[:4], {"words": ["word"] * 20_000}
-
-
-@pytest.mark.slow
-@measured_anew
-def test_big_infos_are_copying():
-    report = reported(AsyncVectorEnv([Talkative] * 4, num_workers=2), 30)
-    assert report.shares["copying"] > 0.6
-    assert "fewer infos" in report.verdict

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from agents.toy_games import WALK
-from gymnasium.spaces import Box
 from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
 
@@ -101,32 +100,6 @@ def test_updates_are_those_of_envs_on_the_cpu(recurrent, graphs, monkeypatch):
     assert mask.any() and not mask.all()  # and they came from the device, step by step
 
 
-class Twice(Ranks):
-    """Two ranks, of which the other does the same as this one."""
-
-    def __init__(self):
-        super().__init__()
-        self.size = 2
-
-    def sum_(self, tensor):
-        return tensor.mul_(2)
-
-    def gather(self, value):
-        return [value, value]
-
-
-def test_of_several_ranks_all_but_the_sums_is_captured(monkeypatch):
-    """Their updates are those of envs on the CPU, too."""
-    monkeypatch.setattr(ppo.PPO, "ranks", Twice())
-    cpu, device = make_ppo(JitVectorEnv), make_ppo(CudaVectorEnv, graphs=True)
-    names = ("collect", "compute_advantages", "learn")
-    assert [isinstance(getattr(device, name), Graph) for name in names] == [True, True, False]
-    assert not any(isinstance(getattr(cpu, name), Graph) for name in names)
-    OrderOfTheHost(monkeypatch, device.options.seed)
-    for _ in range(3):
-        assert_same_update(cpu, device)
-
-
 @pytest.mark.parametrize("kind", ["ppo", "ppo, calls", "ppo_agents"])
 def test_no_step_and_with_graphs_no_update_goes_through_the_host(kind, monkeypatch):
     make: dict = {"ppo": lambda: make_ppo(CudaVectorEnv, graphs=True, recurrent="gru"),
@@ -156,18 +129,6 @@ def test_what_is_wrong_on_the_device_ends_the_update():
     made.agent.to_env = lambda actions: actions + 7
     with pytest.raises(ActionError, match="out of bounds"):
         made.update()
-
-
-def test_actions_become_those_of_the_space_as_on_the_cpu():
-    envs = CudaVectorEnv(TOY, 2, params=PARAMS, debug=True)
-    box = Box(np.float32([-1, -2]), np.float32([1, 2]))
-    for space, given in ((box, [[-3.0, -1.5], [0.5, 3.0]]), (TOY.action_space, [1, 0])):
-        envs.single_action_space = space
-        agent = ppo.Agent(envs, ppo.Options(masks=False))
-        actions = np.array(given, space.dtype)
-        found = agent.to_env(torch.from_numpy(actions))
-        assert isinstance(found, torch.Tensor)
-        np.testing.assert_array_equal(found, agent.to_env(actions))
 
 
 def test_devices_of_envs_follow_the_networks():
@@ -223,3 +184,29 @@ def test_games_on_a_device_give_the_rollouts_of_the_cpu():
         torch.testing.assert_close(device.rollout.actions, cpu.rollout.actions)
         assert device.rollout.terminations.equal(cpu.rollout.terminations)
     assert cpu.episodes
+
+
+def test_of_several_ranks_all_but_the_sums_is_captured(monkeypatch):
+    """Their updates are those of envs on the CPU, too."""
+    monkeypatch.setattr(ppo.PPO, "ranks", Twice())
+    cpu, device = make_ppo(JitVectorEnv), make_ppo(CudaVectorEnv, graphs=True)
+    names = ("collect", "compute_advantages", "learn")
+    assert [isinstance(getattr(device, name), Graph) for name in names] == [True, True, False]
+    assert not any(isinstance(getattr(cpu, name), Graph) for name in names)
+    OrderOfTheHost(monkeypatch, device.options.seed)
+    for _ in range(3):
+        assert_same_update(cpu, device)
+
+
+class Twice(Ranks):
+    """Two ranks, of which the other does the same as this one."""
+
+    def __init__(self):
+        super().__init__()
+        self.size = 2
+
+    def sum_(self, tensor):
+        return tensor.mul_(2)
+
+    def gather(self, value):
+        return [value, value]

@@ -179,21 +179,6 @@ def test_actions_are_drawn_with_their_probabilities_and_masked_ones_never():
     assert agent.act(obs[:1], mask=mask)[0].tolist() == [[2, 0, 1]]
 
 
-def test_extreme_quantiles_and_parts_that_are_all_masked_have_possible_actions():
-    agent = make_trainer(envs=make_envs(action_space=MultiDiscrete([3, 2]))).agent
-    agent.actor[-1].bias.data[:] = torch.tensor([-200.0, 0.0, -200.0, 0.0, -200.0])
-    real = make_trainer(envs=make_envs(action_space=Box(-1, 1, (2,)))).agent
-    for quantile in (2.0**-24, 1 - 2.0**-24):
-        at = torch.full((2, 2), quantile)
-        assert agent.act(torch.zeros(2, 3), at)[0].tolist() == [[1, 0]] * 2
-        assert real.act(torch.zeros(2, 3), at)[0].abs().max() < 6
-    agent = make_trainer(envs=make_envs(action_space=MultiDiscrete([2, 5]))).agent
-    mask = torch.tensor([[0, 0, 0, 0, 1, 0, 0]] * 64)
-    actions, _ = agent.act(torch.zeros(64, 3), torch.rand(64, 2), mask)
-    assert actions[:, 0].unique().tolist() == [0, 1]
-    assert actions[:, 1].unique().tolist() == [2]
-
-
 OBSERVATIONS = {
     "a number": Box(-1, 1, (), np.float32),
     "image, channels last": Box(0, 255, (36, 40, 3), np.uint8),
@@ -232,20 +217,6 @@ def test_actions_that_reach_the_env_are_in_its_space(space):
     assert all(np.asarray(action) in space for action in actions)
 
 
-def test_observations_that_are_not_finite_are_named(monkeypatch):
-    """By the gradient: until then there are actions, which are in their space."""
-
-    def observe(self):
-        return np.full(3, np.nan if self.left == 1 else 0.0, np.float32)
-
-    monkeypatch.setattr(Countdown, "observe", observe)
-    trainer = make_trainer(envs=make_envs(action_space=Discrete(3, start=2)))
-    with pytest.raises(FloatingPointError, match=r"Not finite in the batch: batch.obs"):
-        trainer.update()
-    actions = [entry for entry in Countdown.log if not isinstance(entry, str)]
-    assert actions and all(2 <= action < 5 for action in actions)
-
-
 class Masked(Countdown):
     """Allows one action at a time, drawn anew in each step; an other one is an error."""
 
@@ -279,36 +250,6 @@ def test_masked_actions_are_not_taken(is_part):
     assert np.isfinite(played(trainer).mean)
 
 
-def test_actors_of_ray_draw_allowed_actions_and_record_the_masks():
-    """In this process: with Ray they are in others, see tests/on_ray."""
-    envs = SyncVectorEnv([Masked] * 3)
-    actor = ppo.Actor(envs, ppo.Options(num_envs=3))
-    obs, _ = envs.reset(seed=1)
-    for step in range(12):
-        before = np.array(envs.action_masks())
-        actions, recorded = actor.act(obs, np.full((3, 1), 0.3, np.float32))
-        np.testing.assert_array_equal(recorded["action_mask"], before)
-        assert (before[np.arange(3), actions.numpy()] == 1).all(), step
-        obs, *_ = envs.step(actor.to_env(actions.numpy()))
-    without = ppo.Actor(make_vec("CartPole-v1", 2, backend="sync"), ppo.Options())
-    assert without.act(np.zeros((2, 4), np.float32), np.full((2, 1), 0.5, np.float32))[1] == {}
-
-
-def test_a_column_of_ones_own_is_kept_beside_the_others():
-    class Own(ppo.PPO):
-        def extra_columns(self):
-            return super().extra_columns() | {"twice": Box(-np.inf, np.inf, ())}
-
-        def fill(self, steps):
-            super().fill(steps)
-            self.rollout.extras["twice"][steps] = 2 * self.rollout.rewards[steps]
-
-    trainer = Own(ppo.Options(**SMALL), SyncVectorEnv([Masked] * 4))
-    trainer.collect()
-    assert set(trainer.rollout.extras) == {"action_mask", "twice"}
-    torch.testing.assert_close(trainer.rollout.extras["twice"], 2 * trainer.rollout.rewards)
-
-
 def test_dead_steps_are_neither_counted_nor_learned_from():
     trainer, returns = make_trainer(), []
     for _ in range(3):
@@ -334,20 +275,6 @@ def test_truncation_bootstraps_and_termination_does_not():
         found.append(rollout.returns[is_over & rollout.valid])
     torch.testing.assert_close(found[0], torch.full_like(found[0], 10.0), rtol=0.3, atol=0.0)
     torch.testing.assert_close(found[1], torch.ones_like(found[1]))
-
-
-def test_values_in_units_of_returns_change_no_advantage():
-    """With `normalize` the critic learns returns divided by their standard deviation."""
-    found = []
-    for unit in (1.0, 4.0):
-        trainer = make_trainer()
-        trainer.agent.returns.variance.fill_(unit**2)
-        for parameter in trainer.agent.critic[-1].parameters():
-            parameter.data /= unit
-        trainer.collect()
-        trainer.compute_advantages()
-        found.append((trainer.rollout.advantages, trainer.rollout.returns * unit))
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def test_normalization_follows_observations_and_returns():
@@ -427,10 +354,16 @@ def test_parameters_of_compiled_envs_are_drawn_for_every_episode():
         )
 
 
-@pytest.mark.slow
-def test_the_gradient_of_normals_stays_compiled(tmp_path, capsys):
-    """What is read anew at each look, as a class's `__call__`, is no change."""
-    main(tmp_path, env_id="JitPendulum-v1", total_steps=700, compile="on")
-    told = capsys.readouterr().out
-    assert "gradient: compiled" in told or "gradient: loaded" in told
-    assert "autograd" not in told
+def test_actors_of_ray_draw_allowed_actions_and_record_the_masks():
+    """In this process: with Ray they are in others, see tests/on_ray."""
+    envs = SyncVectorEnv([Masked] * 3)
+    actor = ppo.Actor(envs, ppo.Options(num_envs=3))
+    obs, _ = envs.reset(seed=1)
+    for step in range(12):
+        before = np.array(envs.action_masks())
+        actions, recorded = actor.act(obs, np.full((3, 1), 0.3, np.float32))
+        np.testing.assert_array_equal(recorded["action_mask"], before)
+        assert (before[np.arange(3), actions.numpy()] == 1).all(), step
+        obs, *_ = envs.step(actor.to_env(actions.numpy()))
+    without = ppo.Actor(make_vec("CartPole-v1", 2, backend="sync"), ppo.Options())
+    assert without.act(np.zeros((2, 4), np.float32), np.full((2, 1), 0.5, np.float32))[1] == {}

@@ -208,68 +208,7 @@ def test_errors_are_those_of_the_definition():
     torch.testing.assert_close(loss, (errors**2 / 2).mean())
 
 
-def test_masks_are_not_heeded_which_is_told(capsys):
-    envs = SyncVectorEnv([Masked] * 4, autoreset_mode="SameStep")
-    trainer = dqn.DQN(dqn.Options(**DQN), envs)
-    assert "masks" not in capsys.readouterr().out
-    trainer.start()
-    assert "action masks of the env are ignored" in capsys.readouterr().out
-
-
-class Masked(gym.Env):
-    """Allows all actions but one."""
-
-    observation_space, action_space = Box(0, 1, (3,), np.float32), Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(3, np.float32), {"action_mask": np.array([1, 1, 0], np.int8)}
-
-
 # ---- envs ---------------------------------------------------------------------------------------
-
-
-def play(envs, state, actions):
-    """Put env 0 into a state; return rewards, ends and states of some steps."""
-    for name, value in state.items():
-        envs.states[name] = value
-    found = []
-    for action in actions:
-        _, rewards, terminations, *_ = envs.step(np.array([action]))
-        row = envs.states[0]
-        found.append(
-            (rewards[0], bool(terminations[0]), *(int(row[n]) for n in ("x", "y", "dx", "dy")))
-        )
-    return found
-
-
-def test_breakout_keeps_the_rules(monkeypatch):
-    monkeypatch.setattr(breakout, "STICKY", 0.0)
-    envs = breakout.make_vec(1, autoreset_mode="Disabled", debug=True)
-    obs, _ = envs.reset(seed=3)
-    assert obs[0].sum(axis=(0, 1)).tolist() == [255, 255, 255, 255 * 30]
-    state = {"paddle": 4, "action": 0, "has_hit": False, "bricks": 1, "trail_x": 0, "trail_y": 0}
-    flying = {"x": 3, "y": 5, "dx": 1, "dy": -1}
-    # Up into the lowest row of bricks: it breaks one, and comes back down.
-    assert play(envs, state | flying, [0, 0, 0]) == [
-        (0, False, 4, 4, 1, -1),
-        (1, False, 5, 4, 1, 1),
-        (0, False, 6, 5, 1, 1),
-    ]
-    assert envs.states[0]["bricks"].sum() == 29
-    assert envs.states[0]["bricks"][2, 5] == 0
-    # Off a side wall, which takes a step in the same column.
-    assert play(envs, state | {"x": 9, "y": 5, "dx": 1, "dy": 1}, [0]) == [(0, False, 9, 6, -1, 1)]
-    # Onto the paddle, onto its corner, and past it.
-    at_bottom = {"y": 8, "dx": 1, "dy": 1}
-    assert play(envs, state | at_bottom | {"x": 4}, [0]) == [(0, False, 5, 8, 1, -1)]
-    assert play(envs, state | at_bottom | {"x": 3}, [0]) == [(0, False, 4, 8, -1, -1)]
-    assert play(envs, state | at_bottom | {"x": 6}, [0]) == [(0, True, 7, 9, 1, 1)]
-    # The paddle moves first; without bricks all are hung up again.
-    envs.reset(seed=3)
-    empty = state | {"bricks": 0} | at_bottom
-    assert play(envs, empty | {"x": 5}, [breakout.RIGHT]) == [(0, False, 6, 8, 1, -1)]
-    assert envs.states[0]["bricks"].all()
 
 
 # ---- R2D2 ---------------------------------------------------------------------------------------
@@ -307,3 +246,21 @@ def test_errors_are_those_of_n_steps():
             if t:
                 torch.testing.assert_close(states[b, t], later[0, t - 1])
     envs.close()
+
+
+def test_masks_are_not_heeded_which_is_told(capsys):
+    envs = SyncVectorEnv([Masked] * 4, autoreset_mode="SameStep")
+    trainer = dqn.DQN(dqn.Options(**DQN), envs)
+    assert "masks" not in capsys.readouterr().out
+    trainer.start()
+    assert "action masks of the env are ignored" in capsys.readouterr().out
+
+
+class Masked(gym.Env):
+    """Allows all actions but one."""
+
+    observation_space, action_space = Box(0, 1, (3,), np.float32), Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {"action_mask": np.array([1, 1, 0], np.int8)}

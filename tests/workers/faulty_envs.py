@@ -126,7 +126,8 @@ def is_running(pid):
         return False
 
 
-def wait_until_gone(pids, seconds):
+def wait_until_gone(pids, seconds=30):
+    """Return which of these are still there after so long."""
     end = time.monotonic() + seconds
     while any(map(is_running, pids)) and time.monotonic() < end:
         time.sleep(0.01)

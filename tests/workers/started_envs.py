@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -78,12 +77,6 @@ def fail_to_load(told):
     raise OSError(told)
 
 
-class Printing(FaultyEnv):
-    def __init__(self):
-        super().__init__()
-        os.write(1, b"made\n")
-
-
 class Threads(FaultyEnv):
     def __init__(self, wanted=None):
         import numba
@@ -131,12 +124,6 @@ def first_of(factories):
 
 def hang():
     time.sleep(60)
-
-
-def leave_a_child(path):
-    child = subprocess.Popen(["sleep", "60"])
-    Path(path).write_text(str(child.pid))
-    return "left"
 
 
 class ServedEnv(FaultyEnv):

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import multiprocessing
 import os
 import time
 
@@ -172,11 +171,6 @@ def test_the_signature_is_that_of_gymnasiums_class_and_more():
     assert ours[: len(theirs)] == theirs
 
 
-def test_what_is_gone_names_the_new_way():
-    with pytest.raises(ValueError, match="give each a process, by num_workers=num_envs"):
-        AsyncVectorEnv(faulty(2), threads_per_worker=2)
-
-
 class VectorInEnv(gym.Env):
     """Has a vector env with workers of its own."""
 
@@ -210,20 +204,4 @@ def test_a_vector_env_with_workers_may_be_in_a_worker(context):
     with pytest.raises(ValueError, match="broken joint 1"):
         envs.step([FINE, RAISE])
     envs.close()
-    assert wait_until_gone(pids, 5) == []
-
-
-@pytest.mark.slow
-def test_a_daemon_may_have_workers():
-    def run(queue):
-        envs = AsyncVectorEnv(faulty(2), num_workers=2)
-        envs.reset()
-        queue.put(envs.step([FINE, FINE])[1].tolist())
-        envs.close()
-
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue()
-    process = context.Process(target=run, args=(queue,), daemon=True)
-    process.start()
-    assert queue.get(timeout=60) == [1, 1]
-    process.join()
+    assert wait_until_gone(pids) == []

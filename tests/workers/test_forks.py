@@ -66,19 +66,6 @@ def test_every_call_of_a_fork_but_close_is_refused_and_the_parent_does_not_notic
     assert set(envs.call("pid")) == pids
 
 
-@pytest.mark.parametrize("state", ["a pending step", "envs in flight"])
-def test_a_fork_while_envs_are_being_stepped_leaves_them_alone(envs, state):
-    if state == "a pending step":
-        envs.step_async([FINE] * 4)
-        assert in_fork(lambda: (refuses(envs.step_wait), envs.close())) == 0
-        assert envs.step_wait()[0][:, 1].tolist() == [1] * 4
-    else:
-        envs.send([FINE] * 2, [0, 3])
-        assert in_fork(lambda: (refuses(envs.recv), envs.close(terminate=True))) == 0
-        assert sorted(envs.recv().env_ids) == [0, 3]
-    assert envs.step([FINE] * 4)[0].shape == (4, 2)
-
-
 def test_a_fork_has_envs_of_its_own(envs):
     def act():
         with pytest.raises(ForkedEnvError):
@@ -94,66 +81,11 @@ def test_a_fork_has_envs_of_its_own(envs):
     assert envs.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
 
 
-def test_a_fork_keeps_no_files_that_stand_for_its_parents_workers(envs):
-    files = [seat.channel.fileno() for seat in envs._pool.seats]
-    names = {os.readlink(f"/proc/self/fd/{file}") for file in files}
-
-    def act():
-        paths = [entry.path for entry in os.scandir("/proc/self/fd")]
-        left = {os.readlink(path) for path in paths if os.path.lexists(path)}
-        assert len(names) == 2 and not left & names
-
-    assert in_fork(act) == 0
-
-
 def run(code, kind="compiled"):
     """Run a program; return its exit code and what it has printed."""
     done = programs.run(code, kind=kind)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout.split()
-
-
-ENDS = """
-import gc, os, signal, sys
-from workers.faulty_envs import FINE, faulty
-from vecenv import AsyncVectorEnv
-
-def collect():
-    global envs
-    del envs
-    gc.collect()
-    sys.exit(4)
-
-def fail():
-    sys.stderr = open(os.devnull, "w")
-    raise ValueError("in the fork")
-
-ends = [
-    lambda: sys.exit(3),
-    collect,
-    lambda: (envs.close(), sys.exit(5)),
-    fail,
-    lambda: os._exit(6),
-    lambda: os.kill(os.getpid(), signal.SIGKILL),
-]
-envs = AsyncVectorEnv(faulty(4), num_workers=2, context={context!r})
-envs.reset()
-for end in ends:
-    pid = os.fork()
-    if pid == 0:
-        end()
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), int(envs.step([FINE] * 4)[0][0, 1]))
-envs.close()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("context", ["fork", "forkserver"])
-def test_however_a_fork_ends_the_parents_workers_live(context):
-    code, printed = run(ENDS.format(context=context))
-    statuses = [3, 4, 5, 1, 6, -9]
-    assert printed == [str(x) for k, status in enumerate(statuses) for x in (status, k + 1)]
-    assert code == 0
 
 
 # -- children that are reaped by others -----------------------------------------------------------
@@ -179,7 +111,7 @@ assert envs.step([FINE, FINE, FINE, DIE])[3].tolist() == [False, False, True, Tr
 pids = set(envs.call("pid"))
 begin = time.monotonic()
 envs.close(timeout=100)
-assert wait_until_gone(pids, 5) == [] and time.monotonic() - begin < 50
+assert wait_until_gone(pids) == [] and time.monotonic() - begin < 50
 envs = AsyncVectorEnv(faulty(4), num_workers=2, context={context!r})
 envs.reset()
 begin = time.monotonic()

@@ -1,7 +1,6 @@
 """Nothing is left behind: processes, files, memory; however a pool or its caller ends."""
 
 import contextlib
-import ctypes
 import functools
 import gc
 import multiprocessing
@@ -23,7 +22,6 @@ from gymnasium.error import (
 )
 from programs import Program, prepare, printed
 from workers.faulty_envs import (
-    DIE,
     FINE,
     HANG,
     HANG_S,
@@ -34,7 +32,7 @@ from workers.faulty_envs import (
     wait_until_gone,
 )
 
-from vecenv import StepTimeoutError, WorkerDiedError
+from vecenv import StepTimeoutError
 from vecenv.workers.env import AsyncVectorEnv
 
 
@@ -113,7 +111,7 @@ def test_close_may_come_in_every_state():
     def with_a_dead_worker(pool):
         pid = pool.call("pid")[0]
         os.kill(pid, signal.SIGKILL)
-        assert wait_until_gone([pid], 5) == []
+        assert wait_until_gone([pid]) == []
 
     at_once, soon = {"terminate": True}, {"timeout": 0.1}
     for state, options in (
@@ -132,26 +130,6 @@ def test_close_may_come_in_every_state():
             pool.reset()
 
 
-def test_a_pool_that_is_never_closed_is_collected():
-    pool = AsyncVectorEnv(faulty(2), num_workers=2)
-    pool.reset()
-    del pool
-
-
-@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_start_methods(context):
-    pool = AsyncVectorEnv(faulty(3), context=context, num_workers=2)
-    obs, _ = pool.reset(seed=1)
-    assert obs[:, 0].tolist() == [0, 1, 2]
-    pids = pool.call("pid")
-    assert len(set(pids)) == 2
-    pool.step([FINE] * 3)
-    rollout = pool.allocate((4, 3))
-    rollout[:] = 7
-    pool.close()
-    assert wait_until_gone(set(pids), 5) == []
-
-
 class SlowToClose(FaultyEnv):
     def close(self):
         time.sleep(60)
@@ -166,18 +144,7 @@ def test_ctrl_c_in_close_kills_the_workers():
         pool.close(timeout=50)
     signal.signal(signal.SIGALRM, before)
     assert pool.closed
-    assert wait_until_gone(set(pids), 5) == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_five_hundred_cycles_of_creation_and_close():
-    for number in range(500):
-        pool = AsyncVectorEnv(faulty(3), num_workers=1 + number % 3)
-        if number % 2:
-            pool.reset()
-            pool.step([FINE] * 3)
-        pool.close(terminate=number % 5 == 0)
+    assert wait_until_gone(set(pids)) == []
 
 
 CALLER = """
@@ -257,7 +224,7 @@ def test_workers_are_gone_soon_after_their_caller(then, context):
     time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    assert wait_until_gone(workers, 5) == []
+    assert wait_until_gone(workers) == []
 
 
 @pytest.mark.parametrize(
@@ -270,7 +237,7 @@ def test_ctrl_c_leaves_no_orphan_and_one_traceback(then):
     time.sleep(0.1)
     os.killpg(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=20)
-    assert wait_until_gone(workers, 5) == []
+    assert wait_until_gone(workers) == []
     assert errors.count("Traceback") == 1, errors
     assert errors.strip().endswith("KeyboardInterrupt")
 
@@ -364,6 +331,8 @@ def test_timeouts_that_are_none_are_refused(timeout):
         with pytest.raises((TypeError, ValueError), match=f"timeout is {timeout!r}, expected"):
             wait(timeout)
         assert len(wait(np.float32(60))) > 0
+    with pytest.raises((TypeError, ValueError), match="timeout is"):
+        envs.close(timeout=timeout)
     envs.close()
 
 
@@ -392,61 +361,6 @@ def test_global_generators_differ_between_workers_and_follow_the_callers_seed():
 class _GlobalEnv(type(faulty(1)[0]())):
     def reset(self, *, seed=None, options=None):
         return np.array([np.random.rand(), 0], np.float32), {}  # noqa: NPY002  # the global one
-
-
-@pytest.mark.slow
-def test_workers_import_no_torch():
-    """Not even where the main script has imported it."""
-    code = """
-import sys, types
-sys.modules["torch"] = types.ModuleType("torch")
-from workers.faulty_envs import FaultyEnv
-from vecenv.workers.env import AsyncVectorEnv
-class Spy(FaultyEnv):
-    def modules(self):
-        import sys
-        return "torch" in sys.modules
-def factory(name): return lambda: Spy(name)
-envs = AsyncVectorEnv([factory(5)], num_workers=1, context="spawn")
-print(envs.reset()[0][:, 0], envs.call("modules"))
-envs.close()
-"""
-    assert printed(code) == ["[5.]", "(False,)"]
-
-
-@pytest.mark.slow
-def test_an_id_registered_with_a_class_is_imported_when_it_is_made(tmp_path):
-    """One of a module that imports much would make every worker import it."""
-    (tmp_path / "heavy_envs.py").write_text(
-        """
-import colorsys  # stands for torch
-import gymnasium as gym
-from workers.faulty_envs import FaultyEnv
-class Heavy(FaultyEnv):
-    def __init__(self): super().__init__(3)
-"""
-    )
-    code = f"""
-import sys
-sys.path.insert(0, {str(tmp_path)!r})
-import gymnasium as gym
-import heavy_envs
-from workers.faulty_envs import FaultyEnv
-from vecenv.workers.env import AsyncVectorEnv
-gym.register("Heavy-v0", heavy_envs.Heavy, disable_env_checker=True)
-class Spy(FaultyEnv):
-    def modules(self):
-        import sys
-        before = "colorsys" in sys.modules
-        env = gym.make("Heavy-v0")
-        return before, type(env.unwrapped).__name__, "colorsys" in sys.modules, env.spec
-envs = AsyncVectorEnv([lambda: Spy(5)], num_workers=1, context="spawn")
-envs.reset()
-*found, spec = envs.call("modules")[0]
-print(*found, spec.entry_point is heavy_envs.Heavy)
-envs.close()
-"""
-    assert printed(code) == ["False", "Heavy", "True", "True"]
 
 
 SERVED = """
@@ -499,7 +413,7 @@ def test_what_envs_start_ends_with_their_worker(way, context, ignores):
     process = Program(SERVED.format(then=WAYS_OUT[way], context=context, ignores=ignores))
     pids = [int(pid) for pid in process.readline().split()]
     assert len(pids) == 5
-    assert wait_until_gone(pids, 10) == []
+    assert wait_until_gone(pids) == []
     process.kill()
     process.communicate()
 
@@ -534,56 +448,4 @@ def test_workers_stay_when_everybody_is_sent_sigterm():
     assert pool.call("ends_of_children") == ([-signal.SIGTERM] * 2,) * 2
     pool.step_async([HANG, HANG])
     pool.close(timeout=0.1)
-    assert wait_until_gone(pids, 5) == []
-
-
-def test_workers_have_no_children_of_ours():
-    pool = AsyncVectorEnv(faulty(2), num_workers=2)
-    pool.reset()
-    assert pool.call("children") == ([], [])
-    pool.close()
-
-
-class Heir(FaultyEnv):
-    """Leaves a process that holds all that was open in its worker, and may end that at once."""
-
-    def __init__(self, folder, then="go on"):
-        super().__init__()
-        if then == "end once there was one" and (folder / "made").exists():
-            self.leave(folder)
-            os._exit(9)
-        (folder / "made").touch()
-
-    def leave(self, folder):
-        if (pid := ctypes.PyDLL(None).fork()) == 0:  # as a library's, of which Python knows nothing
-            os.setpgid(0, 0)  # or it would end with the worker
-            time.sleep(40)
-            os._exit(0)
-        (folder / "left").write_text(str(pid))
-
-
-@pytest.fixture
-def ends_the_left(tmp_path):
-    yield tmp_path
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
-
-
-def test_a_successor_that_ends_though_its_channel_stays_open_is_noticed(ends_the_left):
-    make = functools.partial(Heir, ends_the_left, "end once there was one")
-    envs = AsyncVectorEnv([make], num_workers=1, context="fork", on_error="restart")
-    envs.reset()
-    begin = time.monotonic()
-    with pytest.raises(WorkerDiedError, match="could not be replaced"):
-        envs.step([DIE])
-    assert time.monotonic() - begin < 30  # when what holds the channel ends
-
-
-def test_close_waits_for_no_channel_that_a_process_of_an_env_holds(ends_the_left):
-    make = functools.partial(Heir, ends_the_left)
-    envs = AsyncVectorEnv([make], num_workers=1, context="fork")
-    envs.reset()
-    envs.call("leave", ends_the_left)
-    begin = time.monotonic()
-    envs.close(timeout=60)
-    assert time.monotonic() - begin < 30
+    assert wait_until_gone(pids) == []

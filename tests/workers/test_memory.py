@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from programs import printed
 from workers.faulty_envs import faulty
 
 from vecenv import AsyncVectorEnv
-from vecenv.workers.memory import Memory
 from vecenv.workers.plan import worker_bounds
 
 
@@ -44,27 +42,3 @@ def test_memory_that_is_closed_with_its_vector_env_is_given_back():
 def num_mappings():
     with open("/proc/self/maps") as file:
         return file.read().count("memfd:vecenv")
-
-
-_LIMITED = """
-import resource
-from vecenv.workers.memory import Memory
-
-resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))
-memories = [Memory() for _ in range(20)]
-print(min(memory.handle[1] for memory in memories) >= 1 << 26)
-"""
-
-
-@pytest.mark.slow
-def test_a_limited_address_space_has_room_for_several_pools():
-    """The first one took half of it, the next half of what was left, and the sixth was refused."""
-    assert printed(_LIMITED) == ["True"]
-
-
-def test_memory_says_when_it_is_full(monkeypatch):
-    monkeypatch.setattr("vecenv.workers.memory._MOST_BYTES", 1 << 20)
-    memory = Memory()
-    with pytest.raises(MemoryError, match="ulimit"):
-        memory.allocate((1 << 20,), np.float64)
-    memory.close()

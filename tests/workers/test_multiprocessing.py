@@ -1,7 +1,6 @@
 """Envs that share the standard library's locks, queues, pipes and managers with the caller."""
 
 import concurrent.futures
-import functools
 import multiprocessing
 import os
 import time
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from workers.started_envs import Calling, Starting
 
-from vecenv import AsyncVectorEnv, EnvCreationError
+from vecenv import AsyncVectorEnv
 
 NUM_ENVS, NUM_STEPS = 4, 3
 METHODS = ["fork", *(pytest.param(m, marks=pytest.mark.slow) for m in ("forkserver", "spawn"))]
@@ -24,33 +23,6 @@ def run(call, method):
     for _ in range(NUM_STEPS):
         envs.step(np.zeros(NUM_ENVS, np.int64))
     envs.close()
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_manager_the_caller_has_talked_to(method):
-    with multiprocessing.get_context(method).Manager() as manager:
-        counter, lock = manager.Value("i", 0), manager.Lock()
-        with lock:  # the connection that a fork inherits
-            counter.value = 100
-
-        def call():
-            with lock:
-                counter.value += 1
-
-        run(call, method)
-        assert counter.value == 100 + NUM_ENVS * NUM_STEPS
-
-
-@pytest.mark.parametrize("is_used", [False, True])
-def test_what_envs_put_into_queues_is_there_after_close(is_used):
-    queue = multiprocessing.get_context("fork").Queue()
-    if is_used:  # its thread that writes is not there after a fork
-        queue.put("the caller's")
-        assert queue.get(timeout=10) == "the caller's"
-    run(lambda: queue.put("an env's"), "fork")
-    assert [queue.get(timeout=10) for _ in range(NUM_ENVS * NUM_STEPS)] == ["an env's"] * 12
-    queue.close()
-    queue.join_thread()
 
 
 def test_locks_events_values_and_pipes():
@@ -71,26 +43,6 @@ def test_locks_events_values_and_pipes():
     assert names == {"vecenv-worker-0", "vecenv-worker-1"}
     here.close()
     there.close()
-
-
-@pytest.mark.slow
-def test_what_can_not_be_unpickled_is_said():
-    envs = [functools.partial(Unpicklable().make)] * 2
-    with pytest.raises(EnvCreationError, match=r"env 0 of 2 failed with .*not here") as raised:
-        AsyncVectorEnv(envs, num_workers=1, context="spawn")
-    assert isinstance(raised.value.__cause__, ArithmeticError)
-
-
-class Unpicklable:
-    def __reduce__(self):
-        return broken, ()
-
-    def make(self):
-        raise AssertionError
-
-
-def broken():
-    raise ArithmeticError("not here")
 
 
 def test_processes_that_envs_have_started_end_with_them():

@@ -1,11 +1,9 @@
 """Where workers come from: forked where that is harmless, else fresh interpreters."""
 
-import importlib
 import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -14,17 +12,10 @@ import types
 import warnings
 from pathlib import Path
 
-import gymnasium as gym
 import multiprocess
 import pytest
-from workers.faulty_envs import FINE, faulty, wait_until_gone
-from workers.started_envs import (
-    Printing,
-    Spy,
-    Threads,
-    hang,
-    leave_a_child,
-)
+from workers.faulty_envs import FINE, faulty
+from workers.started_envs import Spy, Threads, hang
 
 from vecenv import AsyncVectorEnv
 from vecenv.choose import try_out
@@ -143,13 +134,6 @@ def test_a_start_method_that_was_set_is_taken_and_an_argument_wins(library, no_m
         AsyncVectorEnv(faulty(1), context="thread")
 
 
-def test_the_callers_start_method_wins_over_that_of_the_older_library(no_method):
-    multiprocessing.set_start_method("spawn", force=True)
-    assert "spawn" in why_fresh(None)
-    multiprocess.set_start_method("forkserver", force=True)
-    assert "forkserver" in why_fresh(None)
-
-
 def test_workers_are_in_the_callers_surroundings_of_now(monkeypatch, tmp_path, thread, no_method):
     monkeypatch.setenv("VECENV_TEST", "later")
     monkeypatch.chdir(tmp_path)
@@ -171,12 +155,6 @@ def test_workers_are_in_the_callers_surroundings_of_now(monkeypatch, tmp_path, t
     assert any(
         entry[1] and entry[1].pattern == "a very special warning" for entry in seen["filters"]
     )
-
-
-def test_workers_print_where_the_caller_prints(capfd, thread, no_method):
-    pool = AsyncVectorEnv([Printing] * 2, num_workers=1)
-    pool.close()
-    assert capfd.readouterr().out == "made\nmade\n"
 
 
 def test_modules_that_only_the_caller_has_reach_workers(monkeypatch, thread, no_method):
@@ -259,20 +237,6 @@ def test_a_trial_that_hangs_dies_exits_or_raises_is_an_error():
     interrupt = signal.default_int_handler  # an env's own, not the terminal's
     with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
         try_out([lambda: interrupt(2, None)], 30)
-
-
-@pytest.mark.slow
-@pytest.mark.linux
-def test_what_a_trial_has_started_ends_with_it(tmp_path):
-    path = str(tmp_path / "pid")
-
-    def hanging():
-        leave_a_child(path)
-        hang()
-
-    with pytest.raises(StepTimeoutError):
-        try_out([hanging], 1)
-    assert wait_until_gone({int(Path(path).read_text())}, 5) == []
 
 
 # -- scripts --------------------------------------------------------------------------------------
@@ -429,39 +393,6 @@ def drill(in_env, in_caller, how, folder):
 def test_libraries_with_threads_several_times(in_env, in_caller, how, tmp_path):
     for _ in range(3):
         drill(in_env, in_caller, how, tmp_path)
-
-
-@pytest.mark.slow
-def test_a_timeout_that_a_program_has_set_for_its_sockets_is_not_the_workers():
-    import gymnasium as gym
-
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(0.05)
-    try:
-        envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=2)
-        envs.reset(seed=1)
-        time.sleep(0.2)  # longer than that, for workers to wait for a message
-        assert envs.call("get_wrapper_attr", "spec") == envs.get_attr("spec")
-        envs.close()
-    finally:
-        socket.setdefaulttimeout(before)
-
-
-@pytest.mark.linux
-def test_a_package_that_registers_its_ids_in_workers_again_is_no_warning(tmp_path, monkeypatch):
-    text = (
-        "import gymnasium as gym\n"
-        "from gymnasium.envs.classic_control import CartPoleEnv\n"
-        "gym.register('Shelved-v0', 'shelf:CartPoleEnv', disable_env_checker=True)\n"
-    )
-    (tmp_path / "shelf.py").write_text(text)
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("shelf")
-    try:  # warnings are errors here, and so they are in the workers
-        envs = AsyncVectorEnv([lambda: gym.make("Shelved-v0")], context="forkserver")
-        envs.close()
-    finally:
-        del gym.registry["Shelved-v0"], sys.modules["shelf"]
 
 
 def test_fresh_interpreters_end_without_a_word_where_warnings_are_errors():

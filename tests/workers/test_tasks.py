@@ -8,10 +8,10 @@ import signal
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, ResetNeeded
+from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from gymnasium.spaces import Box, Discrete
 from workers import faulty_envs
-from workers.faulty_envs import FINE, FaultyEnv, faulty
+from workers.faulty_envs import FINE, FaultyEnv
 from workers.started_envs import Loading, Task, fail_to_load
 
 from vecenv import AsyncVectorEnv, EnvCreationError, SyncVectorEnv, make_vec
@@ -72,14 +72,6 @@ def test_workers_have_variables_before_anything_of_an_env_is_imported():
     )
     assert envs.call("imported_with") == ("gpu 0", "gpu 0", "gpu 1")
     assert "VECENV_TEST" not in os.environ
-    envs.close()
-
-
-def test_a_dict_of_variables_is_for_all_workers_and_wins_over_limits_of_threads():
-    variables = {"VECENV_TEST": "all", "OMP_NUM_THREADS": "3"}
-    envs = AsyncVectorEnv(tasks(0, 1), num_workers=2, worker_env=variables)
-    assert envs.call("imported_with") == ("all", "all")
-    assert envs.call("variable", "OMP_NUM_THREADS") == ("3", "3")
     envs.close()
 
 
@@ -167,24 +159,6 @@ def test_a_lazy_vector_env_starts_its_processes_at_the_first_reset():
     assert not children()
 
 
-def test_a_lazy_vector_env_goes_on_as_any_other():
-    lazy, eager = (
-        AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3, num_workers=2, **options)
-        for options in ({"lazy": True, "spaces": "CartPole-v1"}, {})
-    )
-    assert lazy.single_observation_space == eager.single_observation_space
-    for envs in (lazy, eager):
-        envs.reset_async(seed=1)
-        envs.reset_wait()
-    for _ in range(40):
-        one, two = lazy.step([1, 0, 1]), eager.step([1, 0, 1])
-        for mine, other in zip(one[:4], two[:4], strict=True):
-            np.testing.assert_array_equal(mine, other)
-    assert lazy.call("spec")[0].id == "CartPole-v1"
-    for envs in (lazy, eager):
-        envs.close()
-
-
 def test_calls_before_the_first_reset_say_what_to_do():
     envs = AsyncVectorEnv(tasks(0, 1), **LAZY)
     refuses = functools.partial(pytest.raises, ResetNeeded, match=r"first `reset`|first full")
@@ -199,14 +173,6 @@ def test_calls_before_the_first_reset_say_what_to_do():
         envs.reset(options=mask(0, num_envs=2))
     assert not children()
     envs.close()
-
-
-def test_a_lazy_vector_env_that_is_closed_before_has_never_started():
-    envs = AsyncVectorEnv([fails] * 2, **LAZY)
-    envs.close()
-    envs.close()
-    with pytest.raises(ClosedEnvironmentError):
-        envs.reset()
 
 
 @pytest.mark.parametrize("lazy", [True, False])
@@ -234,18 +200,6 @@ def test_envs_that_contradict_the_spaces_given_are_named(lazy, spaces, told):
                 envs.reset()
         envs.close()
     assert not children()
-
-
-def test_bounds_may_differ_from_the_spaces_given_in_the_mode_different():
-    wide = Box(-5, 5, (2,), np.float32), SPACES[1]
-    envs = AsyncVectorEnv(tasks(0), lazy=True, spaces=wide, observation_mode="different")
-    envs.reset()
-    assert envs.single_observation_space == wide[0]
-    envs.close()
-    narrow = Box(-5, 5, (3,), np.float32), SPACES[1]
-    envs = AsyncVectorEnv(tasks(0), lazy=True, spaces=narrow, observation_mode="different")
-    with pytest.raises(RuntimeError, match=r"observation space of env 0 .* as `spaces` says"):
-        envs.reset()
 
 
 @pytest.mark.parametrize(
@@ -347,22 +301,6 @@ def test_with_restarts_other_tasks_go_on_without_one_that_fails_to_load(caplog, 
     envs.close()
 
 
-def test_with_restarts_a_worker_is_replaced_with_its_task_that_failed_to_load():
-    factories = [*tasks(0, 1), fails, *tasks(3)]
-    envs = AsyncVectorEnv(factories, num_workers=2, on_error="restart")
-    envs.reset()
-    os.kill(envs.call("pid")[3], signal.SIGKILL)
-    assert envs.step([FINE] * 4)[3].tolist() == [False, False, True, True]
-    assert envs.call("name") == (0, 1, None, 3)
-    envs.close()
-
-
-def test_if_no_task_can_be_loaded_there_is_nothing_to_go_on_with():
-    with pytest.raises(EnvCreationError, match="Making env 0 of 2"):
-        AsyncVectorEnv([fails] * 2, num_workers=2, on_error="restart")
-    assert not children()
-
-
 # -- rows reopened ------------------------------------------------------------------------------
 
 
@@ -384,16 +322,6 @@ def test_rows_are_reopened_without_touching_the_others(envs):
     assert [new[0], new[2]] == [old[0], old[2]]
     assert envs.call("name") == (0, 11, 2, 13)
     assert envs.step([FINE] * 4)[0].tolist() == [[0, 2], [11, 1], [2, 2], [13, 1]]
-
-
-def test_other_rows_are_sent_before_reopened_ones_are_reset(envs):
-    envs.reset(seed=1)
-    envs.reopen(1, functools.partial(Task, 11))
-    envs.send([FINE] * 2, [0, 2])
-    batch = envs.recv()
-    assert sorted(batch.env_ids.tolist()) == [0, 2]
-    assert batch.obs[:, 1].tolist() == [1, 1]
-    assert envs.reset()[0].tolist() == [[0, 0], [11, 0], [2, 0], [3, 0]]
 
 
 def test_a_closed_env_is_closed_before_the_new_one_is_made(envs, tmp_path):
@@ -420,33 +348,6 @@ def test_wrappers_pass_rows_on_that_are_reopened(make):
     with pytest.raises(AlreadyPendingCallError):
         envs.reopen(1, fails)
     envs.close()
-
-
-def test_rows_may_be_reopened_before_the_first_reset(envs):
-    envs.reopen([0], [functools.partial(Task, 10)])
-    assert envs.reset()[0][:, 0].tolist() == [10, 1, 2, 3]
-    envs.step([FINE] * 4)
-
-
-def test_rows_of_a_lazy_vector_env_are_exchanged_before_it_starts():
-    envs = AsyncVectorEnv([*tasks(0), fails], num_workers=2, **LAZY)
-    envs.reopen(1, functools.partial(Task, 5))
-    assert not children()
-    assert envs.reset()[0][:, 0].tolist() == [0, 5]
-    envs.close()
-
-
-def test_an_ended_episode_is_forgotten_when_its_row_is_reopened():
-    for make in (SyncVectorEnv, AsyncVectorEnv):
-        envs = make([functools.partial(Task, 0, length=2)] * 2, autoreset_mode="Disabled")
-        envs.reset()
-        for _ in range(2):
-            terminations = envs.step([FINE] * 2)[2]
-        assert terminations.all()
-        envs.reopen([0, 1], functools.partial(Task, 1))
-        envs.reset(options=mask(0, 1, num_envs=2))
-        assert envs.step([FINE] * 2)[0].tolist() == [[1, 1], [1, 1]]
-        envs.close()
 
 
 @pytest.mark.parametrize("start", ["step_async", "send"])
@@ -514,27 +415,6 @@ def test_a_row_whose_new_env_can_not_be_made_is_none_until_it_is_reopened(envs, 
     envs.step([FINE] * 4)
 
 
-def test_an_env_that_is_there_already_is_refused():
-    envs = SyncVectorEnv(tasks(0, 1))
-    one = envs.envs[0]
-    with pytest.raises(EnvCreationError, match="made for env 0"):
-        envs.reopen(1, lambda: one)
-    envs.reopen(1, functools.partial(Task, 1))
-    assert envs.reset()[0][:, 0].tolist() == [0, 1]
-    envs.close()
-
-
-def test_a_worker_that_replaces_another_makes_the_reopened_envs():
-    envs = AsyncVectorEnv(tasks(0, 1), num_workers=2, on_error="restart")
-    envs.reset()
-    envs.reopen(1, functools.partial(Task, 7))
-    envs.reset(options=mask(1, num_envs=2))
-    os.kill(envs.call("pid")[1], signal.SIGKILL)
-    envs.step([FINE] * 2)
-    assert envs.call("name") == (0, 7)
-    envs.close()
-
-
 def test_backends_that_make_all_envs_at_once_reopen_none():
     envs = make_vec("vecenv:JitCartPole-v1", 2, vector_kwargs={"debug": True})
     with pytest.raises(NotImplementedError, match="can't reopen rows; make the envs with backend"):
@@ -542,11 +422,25 @@ def test_backends_that_make_all_envs_at_once_reopen_none():
     envs.close()
 
 
-def test_a_factory_that_can_not_be_pickled_is_told_of_before_anything_is_done():
-    envs = AsyncVectorEnv(faulty(2), num_workers=1)
-    envs.reset()
-    generator = iter(tasks(0) for _ in range(2))
-    with pytest.raises(TypeError, match="pickle"):
-        envs.reopen(0, lambda: generator)
-    assert envs.step([FINE] * 2)[0][:, 1].tolist() == [1, 1]
-    envs.close()
+def test_a_lazy_vector_env_goes_on_as_any_other():
+    lazy, eager = (
+        AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3, num_workers=2, **options)
+        for options in ({"lazy": True, "spaces": "CartPole-v1"}, {})
+    )
+    assert lazy.single_observation_space == eager.single_observation_space
+    for envs in (lazy, eager):
+        envs.reset_async(seed=1)
+        envs.reset_wait()
+    for _ in range(40):
+        one, two = lazy.step([1, 0, 1]), eager.step([1, 0, 1])
+        for mine, other in zip(one[:4], two[:4], strict=True):
+            np.testing.assert_array_equal(mine, other)
+    assert lazy.call("spec")[0].id == "CartPole-v1"
+    for envs in (lazy, eager):
+        envs.close()
+
+
+def test_if_no_task_can_be_loaded_there_is_nothing_to_go_on_with():
+    with pytest.raises(EnvCreationError, match="Making env 0 of 2"):
+        AsyncVectorEnv([fails] * 2, num_workers=2, on_error="restart")
+    assert not children()

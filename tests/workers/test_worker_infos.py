@@ -8,7 +8,6 @@ import pytest
 from choices import fast_are
 from equality import assert_same
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
 from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
 
 from vecenv import InfoError, SyncVectorEnv
@@ -133,34 +132,6 @@ def test_rows_of_recv_have_the_infos_of_their_envs_alone(options):
         envs.close()
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_final_infos_that_have_the_keys_of_infos(mode):
-    """An env's own final_info is entered after that of the episode that has ended."""
-    infos = [{"final_info": {"x": 1}, "a": k, "final_obs": 3} for k in range(3)]
-    per_step = [[{"final_info": {"x": 2.5 * k}, "b": k}, info] for k, info in enumerate(infos)]
-    fns = [functools.partial(Script, [{}, *steps, *steps], length=1) for steps in per_step]
-    pool, sync, theirs = (
-        make(fns, autoreset_mode=mode)
-        for make in (
-            functools.partial(AsyncVectorEnv, num_workers=2),
-            SyncVectorEnv,
-            GymnasiumSyncVectorEnv,
-        )
-    )
-    for envs in (pool, sync, theirs):
-        envs.reset()
-    for _ in range(2):
-        expected = theirs.step([0] * 3)
-        assert_same(sync.step([0] * 3), expected)
-        assert_same(pool.step([0] * 3), expected)
-        if mode is AutoresetMode.DISABLED:
-            mask = {"reset_mask": np.ones(3, bool)}
-            results = [envs.reset(options=dict(mask)) for envs in (theirs, sync, pool)]
-            assert_same(results[1], results[0])
-            assert_same(results[2], results[0])
-    pool.close()
-
-
 BAD = {
     "none after a number": [{"a": 1}, {}, {}, {"a": None}],
     "text after a number": [{"a": 1.5}, {}, {}, {"a": "fast"}],
@@ -197,68 +168,4 @@ def test_infos_that_cannot_be_batched_name_env_and_key(call):
             pool.recv()
         pool.reset()
         assert pool.step([0] * 4)[4] == {}
-    pool.close()
-
-
-class ReusesInfos(gym.Env):
-    """One dict, array and list again and again, also across the end of an episode."""
-
-    observation_space = spaces.Box(-1, 99, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def __init__(self):
-        self.info = {"v": np.zeros(2), "l": [0, np.zeros(1)], "n": 0}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), self._count()
-
-    def _count(self):
-        self.info["v"] += 1
-        self.info["l"][0] += 1
-        self.info["l"][1] += 1
-        self.info["n"] += 1
-        return self.info
-
-    def step(self, action):
-        return np.zeros(1, np.float32), 0.0, True, False, self._count()
-
-
-@pytest.mark.parametrize("backend", ["sync", "async", "caller"])
-def test_infos_are_the_callers_to_keep(backend):
-    fns = [ReusesInfos] * 3
-    options = {"num_workers": 1, "caller_steps": backend == "caller"}
-    make = SyncVectorEnv if backend == "sync" else functools.partial(AsyncVectorEnv, **options)
-    envs = make(fns, autoreset_mode="SameStep")
-    envs.reset()
-    kept = [envs.step([0] * 3)[4] for _ in range(3)]
-    for number, infos in enumerate(kept):
-        assert infos["n"].tolist() == [2 * number + 3] * 3
-        assert infos["v"].tolist() == [[2 * number + 3] * 2] * 3
-        assert [item[0] for item in infos["l"]] == [2 * number + 3] * 3
-        assert [item[1].tolist() for item in infos["l"]] == [[2 * number + 3]] * 3
-        final = infos["final_info"]
-        assert final["n"].tolist() == [2 * number + 2] * 3
-        assert [item[0] for item in final["l"]] == [2 * number + 2] * 3
-    envs.close()
-
-
-class SharesInfos(ReusesInfos):
-    """All envs of a process have one dict, which each fills anew."""
-
-    shared = {}
-
-    def _count(self):
-        number = int(self.np_random.integers(1 << 30))
-        self.shared.update(number=number, list=[number], array=np.full(2, number))
-        return self.shared
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_envs_may_share_an_info_dict(options):
-    fns = [SharesInfos] * 4
-    pool, sync = AsyncVectorEnv(fns, **OPTIONS[options]), SyncVectorEnv(fns)
-    assert_same(pool.reset(seed=3), sync.reset(seed=3))
-    for _ in range(3):
-        assert_same(pool.step([0] * 4), sync.step([0] * 4))
     pool.close()

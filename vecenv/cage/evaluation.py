@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import json
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vecenv.cage.identity import RULES_VERSION
 from vecenv.files import write_json
 
 __all__ = ["Cell", "Estimate", "Evaluation", "Tabular", "cell_of", "estimate", "interval", "sum_of"]
@@ -102,8 +98,7 @@ class Evaluation(Tabular):
         scenario: Name of the scenario.
         rules: Name of the rules: scores under different rules are not comparable.
         rules_version: Version of the simulator, `RULES_VERSION`; nor are those of different ones.
-            None if it was not kept, in files written before it was.
-        tables: Hash of the scenario's tables, which tells networks of one name apart; or None.
+        tables: Hash of the scenario's tables, which tells networks of one name apart.
         observation: What the policy saw.
         green: Whether the green agent was there.
         seed: The seed.
@@ -115,8 +110,8 @@ class Evaluation(Tabular):
     policy: str
     scenario: str
     rules: str
-    rules_version: int | None
-    tables: str | None
+    rules_version: int
+    tables: str
     observation: str
     green: bool
     seed: int
@@ -138,32 +133,6 @@ class Evaluation(Tabular):
     def to_json(self, path: str | Path | None = None) -> str:
         """Return all of it as JSON, and write it to a file if a path is given."""
         return write_json(asdict(self), path)
-
-    @classmethod
-    def from_json(cls, path: str | Path) -> Evaluation:
-        """Read what `to_json` has written.
-
-        Warns if it was made with another version of the simulator than this one.
-
-        Raises:
-            ValueError: The file holds something else.
-            OSError: The file can't be read.
-        """
-        try:
-            fields = json.loads(Path(path).read_text(encoding="utf-8"))
-            cells = tuple(Cell(**cell) for cell in fields.pop("cells"))
-            unknown = {"scenario": "unknown", "rules_version": None, "tables": None}
-            result = cls(**{**unknown, **fields, "cells": cells})
-            _check_plain(result, *cells)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} is no evaluation that `to_json` wrote: {error}") from error
-        if result.rules_version not in (None, RULES_VERSION):
-            warnings.warn(
-                f"{path} was made with version {result.rules_version} of the rules, this is "
-                f"version {RULES_VERSION}: scores under the two are not comparable",
-                stacklevel=2,
-            )
-        return result
 
     def table(self) -> Table:
         """Return a table for `rich` to print: mean ± half of the 95 % confidence interval.
@@ -215,27 +184,6 @@ def cell_of(agent: str, length: int, totals: np.ndarray, impossible_turns: int =
 def sum_of(cells: Sequence[Cell]) -> tuple[float, float]:
     """Return the sum of the means of independent cells, and half of its confidence interval."""
     return sum(cell.mean for cell in cells), math.hypot(*(cell.ci95 for cell in cells))
-
-
-def _check_plain(result: Evaluation, *cells: Cell) -> None:
-    """Raise ValueError if a value is of another type than it should be, or a cell is missing."""
-    kinds = {"str": str, "bool": bool, "int": int, "float": float, "int | None": int | None}
-    kinds["str | None"] = str | None
-    for owner in (result, *cells):
-        for field in dataclasses.fields(owner):
-            value, kind = getattr(owner, field.name), kinds.get(str(field.type))
-            if kind is None:
-                continue
-            if kind is float and type(value) is int and abs(value) < 2**53:
-                continue
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                raise ValueError(f"{field.name} is {value!r:.99}, expected {field.type}")
-            if type(value) is int and abs(value) >= 2**64:
-                raise ValueError(f"{field.name} is out of range")
-    found = {(cell.red_agent, cell.episode_length) for cell in cells}
-    agents, lengths = {agent for agent, _ in found}, {length for _, length in found}
-    if not found or len(found) != len(agents) * len(lengths):
-        raise ValueError("some of its cells are missing")
 
 
 def interval(mean: float, ci95: float) -> str:

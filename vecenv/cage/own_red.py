@@ -1,13 +1,40 @@
-"""A red agent of a user's own: what it may return, in any challenge."""
+"""A red agent of a user's own, in any challenge: what it may be, and what it may return."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba import njit
 
-__all__ = ["choice_problem", "outside"]
+__all__ = ["choice_problem", "compiled_red", "outside"]
+
+
+@functools.cache
+def compiled_red(option: str, policy: Any, parameters: tuple[str, ...]) -> Any:
+    """Return a policy as compiled code, the same for the same function.
+
+    Args:
+        option: What the argument is called.
+        policy: A function; a plain one is compiled.
+        parameters: What it takes.
+
+    Raises:
+        TypeError: It is something else, or takes others.
+    """
+    function = getattr(policy, "py_func", policy)
+    wanted = f"a function of ({', '.join(parameters)}) for one env"
+    if not inspect.isfunction(function):
+        raise TypeError(f"{option} is {policy!r}, expected {wanted}")
+    try:
+        inspect.signature(function).bind(*parameters)
+    except TypeError as error:
+        came = f"{function.__name__}{inspect.signature(function)}"
+        raise TypeError(f"{option} is {came}, expected {wanted}") from error
+    return njit(function, error_model="numpy") if function is policy else policy
 
 
 def choice_problem(

@@ -21,18 +21,9 @@ import numpy as np
 from vecenv.files import load_arrays, save_arrays
 
 __all__ = [
-    "Layers",
-    "Network",
-    "SB3Model",
-    "SB3Policy",
-    "find_vecnormalize",
-    "is_sb3_file",
-    "load_network",
-    "load_sb3_model",
-    "load_sb3_policy",
-    "save_network",
-    "softmax",
-]
+    "Layers", "Network", "SB3Model", "find_vecnormalize", "is_sb3_file", "load_network",
+    "load_sb3_model", "save_network", "softmax",
+]  # fmt: skip
 
 Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
@@ -135,7 +126,7 @@ def _network(saved: Mapping[str, Any]) -> Network:
             raise ValueError("the scale has a standard deviation that is not positive")
         scale = mean, std
     layers = [(_numbers(weight, 2), _numbers(bias, 1)) for weight, bias in saved["layers"]]
-    return Network(layers, scale, _identity(saved.get("made_for")))
+    return Network(layers, scale, saved.get("made_for"))
 
 
 def _numbers(array: Any, ndim: int) -> np.ndarray:
@@ -147,14 +138,6 @@ def _numbers(array: Any, ndim: int) -> np.ndarray:
     if not np.isfinite(numbers).all():
         raise ValueError("its numbers are not finite")
     return numbers
-
-
-def _identity(made_for: Any) -> Mapping[str, Any] | None:
-    """Return what a file says of the scenario it was made for, if it is of plain values."""
-    is_plain = isinstance(made_for, dict) and all(
-        isinstance(value, str | int) for value in made_for.values()
-    )
-    return made_for if is_plain else None
 
 
 def _names_in(path: str | Path) -> list[str]:
@@ -178,37 +161,6 @@ class SB3Model(NamedTuple):
     model: Any
     uses_masks: bool
     normalized: Callable[[Any], Any]
-
-
-class SB3Policy:
-    """A model of stable-baselines3, or of sb3-contrib, that plays its most likely actions.
-
-    Args:
-        loaded: The model.
-        observation: Name of the observation that it was trained on.
-    """
-
-    def __init__(self, loaded: SB3Model, observation: str) -> None:
-        self._model, self._normalized = loaded.model, loaded.normalized
-        self.observation = observation
-        self.uses_masks = loaded.uses_masks
-        self._is_recurrent = "lstm" in type(loaded.model.policy).__name__.lower()
-        self._state: Any = None
-        self._begins = True
-
-    def act(self, obs: np.ndarray, alerts: np.ndarray, masks: Any = None, /) -> np.ndarray:
-        """Choose actions, int64 (N,), for obs (N, inputs)."""
-        options: dict[str, Any] = {"action_masks": masks} if self.uses_masks else {}
-        if self._is_recurrent:
-            options |= {"state": self._state, "episode_start": np.full(len(obs), self._begins)}
-        seen = self._normalized(obs)
-        actions, self._state = self._model.predict(seen, deterministic=True, **options)
-        self._begins = False
-        return actions
-
-    def reset(self) -> None:
-        """Begin new episodes in all envs."""
-        self._state, self._begins = None, True
 
 
 # By which algorithm a file was written stands in no word of it, but each keeps a setting of its own
@@ -301,24 +253,6 @@ def _load_vecnormalize(path: str | Path, model: Any) -> Callable[[Any], Any]:
     if theirs != own:
         raise ValueError(f"{path} is of observations of shape {theirs}, the model's are of {own}")
     return found.normalize_obs
-
-
-def load_sb3_policy(path: str | Path, observation_of: Callable[[Any, Any], str]) -> SB3Policy:
-    """Read a model for CAGE, see `load_sb3_model`.
-
-    Args:
-        path: The file.
-        observation_of: Returns the name of the observation for the shape of inputs and the number
-            of actions (None if they aren't counted) of a model.
-
-    Raises:
-        ValueError: The file holds something else, or a model without discrete actions.
-        ModuleNotFoundError: The library is not installed.
-    """
-    loaded = load_sb3_model(path)
-    num_actions = getattr(loaded.model.action_space, "n", None)
-    observation = observation_of(loaded.model.observation_space.shape, num_actions)
-    return SB3Policy(loaded, observation)
 
 
 def _is_ddpg(settings: Mapping[str, Any]) -> bool:

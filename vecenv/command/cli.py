@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import importlib.metadata
 import inspect
 import io
@@ -30,8 +29,9 @@ from vecenv.files import require_writable
 
 __all__ = ["main"]
 
+_CHALLENGES = {"vecenv.cage:Cage2Env": 2, "vecenv.cage:Cage4Env": 4}  # by entry point
 Rules = Literal["faithful", "debugged"]
-Observation = Literal["bits", "extended"]
+Observation = Literal["bits", "memory"]
 EnvName = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
 
 _DESCRIPTION = """Train, play and watch policies; check and compare Gymnasium's vector envs.
@@ -450,10 +450,11 @@ def watch(
     *,
     policy: str | None = None,
     env_kwargs: tuple[str, ...] = (),
-    red_agent: str = "b_line",
+    red_agent: str | None = None,
     steps: int = 50,
     seed: int = 0,
     rules: Rules = "faithful",
+    scenario: str | None = None,
     gif: Path | None = None,
     html: Path | None = None,
     fps: float | None = None,
@@ -462,71 +463,45 @@ def watch(
 
     Args:
         env: Registered id, also "module:id", or "module:name" of a factory or of EnvKernels.
-        policy: For CAGE 2 and 4 as for `evaluate`; for other envs "random" (the default) or
-            "module:function", a function from observations (1, ...) to actions (1, ...).
-        env_kwargs: For envs other than CAGE 2, such as size=5.
-        red_agent: Who attacks in CAGE 2: b_line, meander, sleep, mixed, or module:function.
+        policy: For CAGE 2 and 4, and ids registered with a network of your own, as for `evaluate`;
+            for other envs "random" (the default) or "module:function", a function from
+            observations (1, ...) to actions (1, ...).
+        env_kwargs: For the env, such as size=5.
+        red_agent: Who attacks in CAGE 2: b_line (the default), meander, sleep, mixed, or
+            module:function.
         steps: How many, or the length of the episode of CAGE 2; of CAGE 4 at most 499.
         seed: Of the episode.
         rules: Of CAGE 2, as for `evaluate`.
+        scenario: A network of your own for CAGE 2, as for `evaluate`.
         gif: File to write an animation to, instead of showing the episode here.
         html: File to write a page to, with the episode to scrub through in a browser.
         fps: Steps per second; by default those of the env, 2 of CAGE's networks, on a page at
             most 10.
     """
     _check_shown(gif, html, fps)
-    challenge = {"Cage2-v0": 2, "Cage2": 2, "Cage4-v0": 4}.get(env.rpartition(":")[2])
-    from vecenv.command.watching import Shown
+    from vecenv.command import watching
+    from vecenv.compare.source import read_env_kwargs, read_source
 
+    shown = watching.Shown(policy or "random", steps, gif, html, fps)
+    source = read_source("Cage2-v0" if env == "Cage2" else env, read_env_kwargs(env_kwargs))
+    challenge = _CHALLENGES.get(getattr(source.spec, "entry_point", None))
     if challenge is None:
-        from vecenv.command.watching import watch as watch_any
-        from vecenv.compare.source import read_env_kwargs
-
-        shown = Shown(policy or "random", steps, gif, html, fps)
-        watch_any(env, read_env_kwargs(env_kwargs), shown, seed)
+        watching.watch(source, shown, seed)
         return 0
-    if policy is None:
+    options = dict(source.kwargs)
+    if scenario is not None:
+        options["scenario"] = _find_scenario(scenario)
+    if policy is None and "scenario" not in options:
         raise ValueError("policy is missing, such as --policy defender; see vecenv evaluate --help")
-    _tell_statistics(policy)
-    if challenge == 4 and gif is None and html is None:
-        raise ValueError("of CAGE 4 there are pictures: pass --gif FILE, or --html FILE")
-    options: dict[str, Any] = {"seed": seed}
+    _tell_statistics(shown.policy)
     if challenge == 2:
-        options |= {"red_agent": red_agent, "episode_length": steps, "rules": rules}
+        options |= {"red_agent": red_agent} if red_agent else {}
+        options |= {"rules": rules} if rules != "faithful" else {}
+        if "scenario" not in source.kwargs:
+            options.setdefault("episode_length", steps)
     with _warnings_in_one_line():
-        shown = Shown(policy, min(steps, 499), gif, html, fps or 2.0)
-        _watch_cage(challenge, policy, shown, options)
+        watching.watch_cage(challenge, source.name, options, shown, seed)
     return 0
-
-
-def _watch_cage(challenge: int, policy: str, shown: Any, options: dict[str, Any]) -> None:
-    """Show an episode of a challenge, as `shown` says; its `options` are those of the episode."""
-    gif, html, fps, steps = shown.gif, shown.html, shown.fps, shown.num_steps
-    playing: Any = importlib.import_module(f"vecenv.cage.challenge{challenge}.play.playing")
-    if html is not None:
-        from vecenv.command.watching import new_page, progress_of, save_page
-
-        about = {"red": options.get("red_agent", "fsm")}
-        about |= {"rules": options["rules"]} if challenge == 2 else {}
-        page = new_page(f"CAGE Challenge {challenge}", policy, options["seed"], fps, **about)
-        more = {"num_steps": steps} if challenge == 4 else {}
-        with progress_of(page, steps):
-            playing.record_episode(page, policy, **options, **more)
-        save_page(page, html)
-    if gif is not None:
-        if challenge == 4:
-            from vecenv.cage.canvas import save_gif
-
-            pictures = playing.episode_pictures(policy, **options)
-            save_gif(itertools.islice(pictures, steps), gif, fps=fps)
-        else:
-            playing.save_episode_gif(policy, gif, fps=fps, **options)
-        print(f"animation: {gif}")
-    if gif is None and html is None:
-        from vecenv.cage.challenge2.view.text import overview
-        from vecenv.command.watching import show_live
-
-        show_live(map(overview, playing.play_episode(policy, **options)), fps)
 
 
 def _check_shown(gif: Path | None, html: Path | None, fps: float | None) -> None:
@@ -561,18 +536,14 @@ def replay(
 
     if not files:
         raise ValueError("files is empty, expected at least one trace")
-    for batch in (True, False):
-        result = replay_traces(files, batch=batch, max_differences=max_differences)
-        for difference in result.differences:
-            print(difference)
-        print(
-            f"{'in a batch' if batch else 'one by one'}: {result.num_episodes} episodes, "
-            f"{result.num_steps} steps, {result.num_compared} fields compared, "
-            f"{len(result.differences)} differ"
-        )
-        if result.differences:
-            return 1
-    return 0
+    result = replay_traces(files, max_differences=max_differences)
+    for difference in result.differences:
+        print(difference)
+    print(
+        f"{result.num_episodes} episodes, {result.num_steps} steps, {result.num_compared} fields "
+        f"compared, {len(result.differences)} differ"
+    )
+    return 1 if result.differences else 0
 
 
 def check(

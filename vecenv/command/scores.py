@@ -104,7 +104,7 @@ def returns_of(
     if env == "Cage2-v0":
         from vecenv.cage.challenge2.play.playing import play_cell
 
-        return play_cell(policy, episodes, seed, **env_kwargs)
+        return play_cell(policy, episodes, seed, **env_kwargs)[0]
     if env == "Cage4-v0":
         from vecenv.cage.challenge4.play.playing import play_episodes
 

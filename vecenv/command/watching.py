@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ from rich.text import Text
 
 from vecenv.agents import AgentsVecEnv
 from vecenv.command import progress_bar
-from vecenv.compare.source import EnvSource, read_source
+from vecenv.compare.source import EnvSource
 from vecenv.core.base import VecEnv
 from vecenv.core.importing import import_object
 from vecenv.core.random_actions import RandomActions
@@ -31,6 +32,7 @@ from vecenv.page.names import action_names
 
 __all__ = [
     "Shown", "check_draws", "new_page", "progress_of", "save_page", "show", "show_live", "watch",
+    "watch_cage",
 ]  # fmt: skip
 
 PAGE_FPS = 10.0  # at most, of a page to scrub through, where actions are to be seen
@@ -104,6 +106,9 @@ def show(
     *,
     seed: int,
     see: Callable[[Any, Any], None] | None = None,
+    tell: Callable[[], Mapping[str, str]] = dict,
+    num_parts: int | None = None,
+    **about: str,
 ) -> None:
     """Play one episode, and show it.
 
@@ -114,13 +119,18 @@ def show(
         shown: How.
         seed: Of the episode.
         see: See `vecenv.page.episode.record`.
+        tell: See `vecenv.page.episode.record`.
+        num_parts: How many parts of an action are named; None for all.
+        **about: What else the page says of the episode.
     """
     own_fps, frames = float(envs.metadata.get("render_fps") or 10), list[Any]()
     page: Any = _NoPage()
     if shown.html is not None:
-        page = new_page(env, shown.policy, seed, shown.fps or min(PAGE_FPS, own_fps))
+        page = new_page(env, shown.policy, seed, shown.fps or min(PAGE_FPS, own_fps), **about)
     game = _OneGame(envs, env) if isinstance(envs, AgentsVecEnv) else None
     names: Any = game or action_names(envs, env)
+    if num_parts is not None:
+        names = names._replace(parts=names.parts[:num_parts])
     with progress_of(page, shown.num_steps):
 
         def look() -> Any:
@@ -130,7 +140,8 @@ def show(
             return frame
 
         steps = shown.num_steps
-        record(page, game or envs, act, names, look, seed=seed, num_steps=steps, see=see)
+        given: Any = {"seed": seed, "num_steps": steps, "see": see, "tell": tell}
+        record(page, game or envs, act, names, look, **given)
     if shown.gif is not None:
         from vecenv.cage.canvas import save_gif
 
@@ -142,17 +153,36 @@ def show(
         show_live(map(Text.from_ansi, frames), shown.fps or own_fps)
 
 
-def watch(env: str, env_kwargs: Mapping[str, Any], shown: Shown, seed: int) -> None:
+def watch_cage(
+    challenge: int, name: str, options: Mapping[str, Any], shown: Shown, seed: int
+) -> None:
+    """Do what `vecenv watch` does for CAGE 2, also with a network of one's own, and CAGE 4.
+
+    Args:
+        challenge: 2 or 4.
+        name: Of the env.
+        options: Of the env.
+        shown: How; its policy is what the challenge's `find_policy` takes.
+        seed: Of the episode, and of policies that draw.
+    """
+    playing: Any = importlib.import_module(f"vecenv.cage.challenge{challenge}.play.playing")
+    about = {"red": str(options.get("red_agent", options.get("red", "as ever")))}
+    more: dict[str, Any] = {"num_parts": 5} if challenge == 4 else {}  # without messages
+    seat = playing.seated(shown.policy, seed=seed, render_mode=shown.render_mode, **options)
+    with seat:
+        show(seat.envs, name, seat.act, shown, seed=seed, tell=seat.tell, **more, **about)
+
+
+def watch(source: EnvSource, shown: Shown, seed: int) -> None:
     """Do what `vecenv watch` does for envs other than CAGE.
 
     Args:
-        env: See `vecenv.compare.source.read_source`.
-        env_kwargs: For it.
+        source: The env.
         shown: How; its policy is "random", or "module:function": a function from observations
             (1, ...) to actions (1, ...).
         seed: Of the env and of random actions.
     """
-    policy, see = shown.policy, None
+    env, policy, see = source.name, shown.policy, None
     chosen: Any = None
     if policy != "random" and Path(policy).exists():
         raise ValueError(
@@ -162,7 +192,7 @@ def watch(env: str, env_kwargs: Mapping[str, Any], shown: Shown, seed: int) -> N
         )
     if policy != "random" and ":" not in policy:
         raise ValueError(f"policy is {policy!r}, expected 'random' or 'module:function'")
-    envs = _make_drawn(read_source(env, env_kwargs), shown.render_mode)
+    envs = _make_drawn(source, shown.render_mode)
     try:
         if policy == "random":
             draw = RandomActions(envs, seed)

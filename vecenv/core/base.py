@@ -495,8 +495,8 @@ class GymVecEnv(VecEnv):
     def _batch_of(self, env_ids: np.ndarray, infos: dict[str, Any]) -> StepBatch:
         """Return what `recv` does, from the own rows."""
         rows = self._rows
-        numbers = (part[env_ids] for part in (rows.rewards, rows.terminations, rows.truncations))
-        batch = StepBatch(rows.obs.take(env_ids), *numbers, infos, env_ids)
+        ends = rows.terminations[env_ids], rows.truncations[env_ids]
+        batch = StepBatch(rows.obs.take(env_ids), rows.rewards[env_ids], *ends, infos, env_ids)
         if self._masks.is_used or (batch.infos and MASK_KEY in batch.infos):
             is_over = batch.terminations | batch.truncations
             self._masks.note(batch.infos, is_over, batch.env_ids)

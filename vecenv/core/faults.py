@@ -140,23 +140,16 @@ def shorten(text: str, most: int = 200) -> str:
 
 
 def raise_faults(faults: list[EnvFault], step: int) -> None:
-    """Log every fault, in steps and resets in the words of Gymnasium's class; raise the last."""
+    """Log every fault, those that are the same of many envs once; raise the last."""
     if not faults:
         return
+    ids_of: dict[str, list[str]] = {}
+    for fault in faults:
+        who = f"worker {fault.worker}" if fault.env_id < 0 else str(fault.env_id)
+        ids_of.setdefault(fault.trace, []).append(who)
     with contextlib.suppress(Warning):  # they are warnings, which may be set to raise
-        if faults[0].call in ("step", "reset"):
-            for fault in faults:
-                number = fault.worker if fault.env_id < 0 else fault.env_id
-                told = f"Received the following error from Worker-{number} - Shutting it down"
-                logger.error(told)
-                logger.error(f"{fault.trace}")
-            logger.error("Raising the last exception back to the main process.")
-        else:  # mostly the same of every env
-            ids_of: dict[str, list[str]] = {}
-            for fault in faults:
-                ids_of.setdefault(fault.trace, []).append(str(fault.env_id))
-            for trace, ids in ids_of.items():
-                logger.error(f"envs {', '.join(ids)} raised, in {faults[0].call}:\n{trace}")
+        for trace, ids in ids_of.items():
+            logger.error(f"envs {', '.join(ids)} raised, in {faults[0].call}:\n{trace}")
     raise faults[-1].exception(step)
 
 

@@ -177,7 +177,7 @@ class MaskInfos(Wrapper):
         return obs, reward, terminated, truncated, info
 
     def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
-        mask = info.get(MASK_KEY)
+        mask: Any = info.get(MASK_KEY)
         if mask is None and self._is_observed:
             mask = obs[MASK_KEY]
         elif mask is None:
@@ -185,7 +185,7 @@ class MaskInfos(Wrapper):
                 self._method = next((n for n in METHODS if self.env.has_wrapper_attr(n)), None)
             if self._method is None:
                 raise NoActionMaskError(f"{self.env} gives no action mask; {_how_to(self._width)}")
-            found = self.env.get_wrapper_attr(self._method)
+            found: Any = self.env.get_wrapper_attr(self._method)
             mask = found() if callable(found) else found
         if getattr(mask, "dtype", None) != np.int8 or mask.shape != (self._width,):
             mask = flat_mask(mask, self._width, self.env.action_space)

@@ -2,10 +2,11 @@
 
 from vecenv.core.compiling import cached_njit
 from vecenv.jit.branches import Branch
+from vecenv.jit.copying import write_bits
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.failures import KernelCompileError, KernelResultError
+from vecenv.jit.errors import KernelCompileError, KernelIndexError, KernelResultError
 from vecenv.jit.games import AgentsOf
-from vecenv.jit.interpreted import KernelIndexError
+from vecenv.jit.interpreted import checked_in_trials
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.single import JitEnv
 
@@ -19,5 +20,7 @@ __all__ = [
     "KernelIndexError",
     "KernelResultError",
     "cached_njit",
+    "checked_in_trials",
     "pack_record",
+    "write_bits",
 ]

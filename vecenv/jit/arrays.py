@@ -1,8 +1,7 @@
-"""The caller's arrays in the form that compiled code takes: checked, cast, writable."""
+"""The caller's actions in the form that compiled code takes: cast, and within their bounds."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,17 +10,8 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from numba import njit
 
 from vecenv.core.errors import ActionError
-from vecenv.core.rows import Outputs
 
-__all__ = [
-    "ActionReader",
-    "copy_checked",
-    "element_bounds",
-    "first_invalid_row",
-    "new_outputs",
-]
-
-_BOOL = np.dtype(np.bool_)
+__all__ = ["ActionReader", "element_bounds", "find_invalid_row", "first_invalid_row"]
 
 
 class ActionReader:
@@ -33,42 +23,35 @@ class ActionReader:
         bounds: int64 (2, K), lowest and highest value of each element of one action, or K = 1 if
             they are those of all elements; K = 0 if any value is allowed. Compiled code checks them
             before it steps anything.
-        no_actions: (0, *action_shape) of the space's dtype.
     """
 
     def __init__(self, space: Space, num_envs: int) -> None:
         self.bounds = element_bounds(space)
         if self.bounds.shape[1] > 1 and (self.bounds == self.bounds[:, :1]).all():
             self.bounds = self.bounds[:, :1].copy()  # which are checked in one pass
-        self._space = space
-        self._any = self.bounds.shape[1] == 0
-        self._dtype = np.dtype(space.dtype)
-        self._shape = (num_envs, *(space.shape or ()))
-        self.no_actions = np.zeros((0, *self._shape[1:]), dtype=self._dtype)
+        self._space, self._dtype = space, np.dtype(space.dtype)
         self._cast: np.ndarray | None = None  # allocated by the first cast
+        self._num_envs = num_envs
 
     def read(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions (R, ...) of the space's dtype, C-contiguous.
+        """Return actions (N, ...) of the space's dtype, C-contiguous.
 
-        Returns the caller's array if possible, else rows of an array that the next call overwrites.
+        Returns the caller's array if possible, else one that the next call overwrites.
 
         Raises:
             ActionError: A value does not fit into the dtype.
         """
         if actions.dtype == self._dtype and actions.flags.carray:
             return actions
-        if not self._any and not np.can_cast(actions.dtype, self._dtype):
+        if not np.can_cast(actions.dtype, self._dtype):
             self.check(actions, None)
         if self._cast is None:
-            self._cast = np.zeros(self._shape, dtype=self._dtype)
-        cast = self._cast[: len(actions)]
-        np.copyto(cast, actions, casting="unsafe")
-        return cast
+            self._cast = np.zeros((self._num_envs, *actions.shape[1:]), self._dtype)
+        np.copyto(self._cast, actions, casting="unsafe")
+        return self._cast
 
     def check(self, actions: np.ndarray, env_ids: np.ndarray | None) -> None:
         """Refuse actions (R, ...) out of bounds; row i is for env `env_ids[i]`, or for env i."""
-        if self._any:
-            return
         if (row := first_invalid_row(actions, self.bounds)) >= 0:
             self.refuse(actions, row, row if env_ids is None else int(env_ids[row]))
 
@@ -120,56 +103,29 @@ def first_invalid_row(actions: np.ndarray, bounds: np.ndarray) -> int:
     bounds[0] and bounds[1] are the lowest and highest values of the K elements of one action, in C
     order, or of all elements if K = 1; with K = 0 nothing is checked.
     """
-    if bounds.shape[1] == 0:
+    if bounds.shape[1] == 0 or actions.size == 0:
         return -1
-    elements = actions.reshape(len(actions), math.prod(actions.shape[1:]))
+    elements = actions.reshape(len(actions), -1)
     is_bad = ((elements < bounds[0]) | (elements > bounds[1])).any(axis=1)
     return int(np.argmax(is_bad)) if is_bad.any() else -1
 
 
 @njit
-def copy_checked(own, given, bounds, num_rows):
-    """Copy the elements of actions and, in the copy, look for one out of bounds.
-
-    It is compiled for each dtype, whatever the shape of actions.
-
-    Args:
-        own: (num_rows * elements of an action,), written.
-        given: Of the same length and dtype.
-        bounds: int64 (2, K) with K > 0, as of `first_invalid_row`.
-        num_rows: Number of actions.
-
-    Returns:
-        The first row with such an element, or -1.
-    """
-    size, num_bounds = given.shape[0], bounds.shape[1]
+def find_invalid_row(elements, bounds, num_rows):
+    """Compute `first_invalid_row` of flat actions, for K > 0, in compiled code."""
+    size, num_bounds = elements.shape[0], bounds.shape[1]
     if num_bounds == 1:  # in one pass, in which many are compared at once
         low, high = bounds[0, 0], bounds[1, 0]
         num_bad = 0
         for k in range(size):
-            action = given[k]
-            own[k] = action
-            num_bad += (action < low) | (action > high)
+            num_bad += (elements[k] < low) | (elements[k] > high)
         if num_bad == 0:
             return -1
-    else:
-        for k in range(size):  # an assignment of arrays would look for overlaps first
-            own[k] = given[k]
-    row_size = num_bounds if num_bounds > 1 else size // num_rows
+    row_size = size // num_rows
     for row in range(num_rows):
         for k in range(row_size):
             bound = k if num_bounds > 1 else 0
-            element = own[row * row_size + k]
+            element = elements[row * row_size + k]
             if element < bounds[0, bound] or element > bounds[1, bound]:
                 return row
     return -1
-
-
-def new_outputs(num_rows: int, obs_shape: tuple[int, ...], obs_dtype: Any) -> Outputs:
-    """Return arrays for `num_rows` rows, not filled in."""
-    return Outputs(
-        np.empty((num_rows, *obs_shape), obs_dtype),
-        np.empty(num_rows, np.float64),
-        np.empty(num_rows, _BOOL),
-        np.empty(num_rows, _BOOL),
-    )

@@ -17,16 +17,17 @@ from numba import types as numba_types
 
 from vecenv.core.announcing import announced
 from vecenv.core.compiling import cached_njit, fingerprint, is_jit_off, is_lasting
+from vecenv.core.function_copies import FIXED_PACKAGES
 from vecenv.core.masks import mask_width
 from vecenv.jit import driver, episodes
-from vecenv.jit.allocations import warn_of_allocations
 from vecenv.jit.driver import JOB_DTYPE
 from vecenv.jit.episodes import NO_LIMIT, RUN_DTYPE
-from vecenv.jit.failures import ARGUMENTS, explain
-from vecenv.jit.foreign_draws import refuse_foreign_draws
+from vecenv.jit.failures import explain
 from vecenv.jit.games import GameLayout, as_njit, game_kernels
-from vecenv.jit.interpreted import calls_users_code, interpretable, try_out
-from vecenv.jit.kernels import EnvKernels
+from vecenv.jit.interpreted import interpretable
+from vecenv.jit.kernels import ARGUMENTS, EnvKernels
+from vecenv.jit.reading import reached, refuse_foreign_draws, warn_of_allocations
+from vecenv.jit.trials import try_out
 
 __all__ = [
     "Loop",
@@ -49,12 +50,11 @@ _KERNEL_NAMES = {
     "action_mask": "env_mask",
     "sampler": "env_sampler",
 }  # in the templates
-GAME_ARGUMENTS = {
-    "reset": ("state", "rng"),
+_GAME_ARGUMENTS = {
+    **ARGUMENTS,
     "step": ("state", "actions", "rng"),
     "observe": ("state", "agent", "out"),
     "action_mask": ("state", "agent", "out"),
-    "sampler": ("rng",),
 }  # of the kernels of a game, as its author writes them
 
 
@@ -105,26 +105,22 @@ def bind_loop(
             numbers from elsewhere than its env's stream.
     """
     is_compiled = not (debug or is_jit_off() or _is_uncompiled.get())
-    dry_run = dry_run and not debug and not is_jit_off()
-    constants = constants_of(kernels, _dtype(params))
-    own = {name: getattr(kernels, name) for name in ARGUMENTS}
+    constants = constants_of(kernels, params)
     functions = functions_of(kernels)
     key = fingerprint([*functions.values(), *constants.values()]), is_compiled
-    if (known := _loops.get(key)) is not None:
-        if dry_run:
-            _try_out(known, kernels, params, max_episode_steps)
-        return known
-    for name, function in own.items():
-        for one in function.values() if isinstance(function, Mapping) else [function]:
-            if one is not None:
-                _check_arguments(kernels, name, one, params is not None)
-    refuse_foreign_draws(kernels, functions)
-    run_rows = bound_scope(functions, constants, lambda function: function)["run_rows"]
-    has_python = not is_compiled or calls_users_code(run_rows)  # bundled kernels are not tried out
-    loop = Loop(interpretable(run_rows, kernels) if has_python else None, None, set())
-    if dry_run:
-        _try_out(loop, kernels, params, max_episode_steps)
-    if is_compiled:
+    loop = _loops.get(key)
+    is_new = loop is None
+    if loop is None:
+        _check_arguments(kernels, params is not None)
+        refuse_foreign_draws(kernels, functions)
+        run_rows = bound_scope(functions, constants, lambda function: function)["run_rows"]
+        needs_python = not is_compiled or _calls_users_code(run_rows)  # ours are not tried out
+        loop = Loop(interpretable(run_rows, kernels) if needs_python else None, None, set())
+    tried = (None if params is None else params.tobytes(), max_episode_steps)
+    if dry_run and not debug and not is_jit_off() and loop.run_rows and tried not in loop.tried:
+        try_out(kernels, loop.run_rows, params, max_episode_steps)
+        loop.tried.add(tried)
+    if is_compiled and is_new:
         warn_of_allocations(kernels)
         loop = loop._replace(attend=_compiled(kernels, functions, constants))
     # Without the compiler, Python code may close over what the fingerprint does not know.
@@ -133,15 +129,10 @@ def bind_loop(
     return loop
 
 
-def _try_out(
-    loop: Loop, kernels: EnvKernels, params: np.ndarray | None, max_episode_steps: int
-) -> None:
-    """Step one env in Python, unless its kernels are ours or were tried with these parameters."""
-    key = (None if params is None else hash(params.tobytes()), max_episode_steps)
-    if loop.run_rows is None or key in loop.tried:
-        return
-    try_out(kernels, loop.run_rows, params, max_episode_steps)
-    loop.tried.add(key)
+def _calls_users_code(run_rows: Any) -> bool:
+    """Whether the loop over envs calls any function that does not belong to this package."""
+    found = {(one.__module__ or "").partition(".")[0] for one in reached(run_rows)}
+    return not found <= {"vecenv", *FIXED_PACKAGES}
 
 
 def play_episodes(
@@ -156,16 +147,11 @@ def play_episodes(
     Raises:
         KernelIndexError, KernelResultError: What was found.
     """
-    loop = bind_loop(kernels, params, max_episode_steps=max_episode_steps, debug=True)
-    assert loop.run_rows is not None
-    functions, constants = functions_of(kernels), constants_of(kernels, _dtype(params))
-    if not calls_users_code(bound_scope(functions, constants, lambda one: one)["run_rows"]):
+    functions, constants = functions_of(kernels), constants_of(kernels, params)
+    run_rows = bound_scope(functions, constants, lambda function: function)["run_rows"]
+    if not _calls_users_code(run_rows):
         return None
-    return try_out(kernels, loop.run_rows, params, max_episode_steps, seconds)
-
-
-def _dtype(params: np.ndarray | None) -> np.dtype | None:
-    return None if params is None else params.dtype
+    return try_out(kernels, interpretable(run_rows, kernels), params, max_episode_steps, seconds)
 
 
 def functions_of(kernels: EnvKernels) -> dict[str, Any]:
@@ -179,9 +165,9 @@ def functions_of(kernels: EnvKernels) -> dict[str, Any]:
     return functions
 
 
-def constants_of(kernels: EnvKernels, params_dtype: np.dtype | None) -> dict[str, Any]:
+def constants_of(kernels: EnvKernels, params: np.ndarray | None) -> dict[str, Any]:
     """Return the global constants of the templates."""
-    mask_space = kernels.action_space if kernels.action_mask is not None else None
+    is_masked = kernels.action_mask is not None
     return {
         "STATE_DTYPE": kernels.state_dtype,
         "RUN_DTYPE": RUN_DTYPE,
@@ -189,8 +175,8 @@ def constants_of(kernels: EnvKernels, params_dtype: np.dtype | None) -> dict[str
         "OBS_SHAPE": kernels.observation_space.shape,
         "ACTION_DTYPE": kernels.action_space.dtype,
         "ACTION_SHAPE": kernels.action_space.shape,
-        "PARAMS_DTYPE": params_dtype,
-        "NUM_MASKED_ACTIONS": 0 if mask_space is None else mask_width(mask_space),
+        "PARAMS_DTYPE": None if params is None else params.dtype,
+        "NUM_MASKED_ACTIONS": mask_width(kernels.action_space) if is_masked else 0,
     }
 
 
@@ -199,6 +185,8 @@ def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[st
     compiled = {name: as_njit(function) for name, function in functions.items()}
     scope = bound_scope(compiled, constants, lambda function: njit(function, inline="always"))
     attend = cached_njit(rebound(driver.attend, scope), nogil=True)
+    job_array = numba_types.Array(from_dtype(JOB_DTYPE), 1, "C")
+    words = numba_types.Array(numba_types.int64, 1, "C")
     try:
         with announced(
             kernels.name,
@@ -206,19 +194,12 @@ def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[st
             is_compiling=lambda: bool(attend.stats.cache_misses),
             is_kept=lambda: attend._cache.cache_path is not None,
         ):
-            _compile_or_load(attend)
+            attend.compile((words, job_array, numba_types.int64, numba_types.int64))
+            tidy(attend)
     except Exception as error:  # Numba lets KeyError and others through
         explain(kernels, compiled, constants, error)
     attend.disable_compile()
     return attend
-
-
-def _compile_or_load(attend: Any) -> None:
-    """Compile `attend` for its only signature."""
-    job_array = numba_types.Array(from_dtype(JOB_DTYPE), 1, "C")
-    words = numba_types.Array(numba_types.int64, 1, "C")
-    attend.compile((words, job_array, numba_types.int64, numba_types.int64))
-    tidy(attend)
 
 
 def tidy(dispatcher: Any) -> None:
@@ -233,19 +214,14 @@ def tidy(dispatcher: Any) -> None:
         return
     folder = Path(dispatcher._cache.cache_path)
     name = dispatcher.py_func.__qualname__
-    function = name.partition("-")[0]
     with contextlib.suppress(OSError):  # other processes delete too, or the folder is read-only
         for index in folder.glob(f"*.{name}-*.nbi"):
             os.utime(index)
         if not dispatcher.stats.cache_hits:
-            indices = sorted(folder.glob(f"*.{function}-*.nbi"), key=_last_use, reverse=True)
-            for index in indices[NUM_KEPT:]:
+            indices = folder.glob(f"*.{name.partition('-')[0]}-*.nbi")
+            for index in sorted(indices, key=lambda one: -one.stat().st_mtime)[NUM_KEPT:]:
                 for file in (*folder.glob(f"{index.stem}.*.nbc"), index):
                     file.unlink(missing_ok=True)
-
-
-def _last_use(index: Path) -> float:
-    return index.stat().st_mtime
 
 
 def bound_scope(
@@ -265,11 +241,8 @@ def bound_scope(
     scope["env_sampler"] = finish(rebound(episodes.keep_params, {}))
     adapters = {"step": step_adapter, "sampler": episodes.sample_params}
     for name, kernel in functions.items():
-        adapter = rebound(
-            adapters.get(name, pair_adapter),
-            {"kernel": kernel, "own_params": episodes.own_params},
-        )
-        scope[_KERNEL_NAMES[name]] = finish(adapter)
+        names = {"kernel": kernel, "own_params": episodes.own_params}
+        scope[_KERNEL_NAMES[name]] = finish(rebound(adapters.get(name, pair_adapter), names))
     scope["obs_row"] = episodes.scalar_row if constants["OBS_SHAPE"] == () else episodes.array_row
     scope["action_row"] = episodes.array_row
     for template in (episodes.run_rows, driver.unpack):
@@ -285,17 +258,22 @@ def rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
     return copy
 
 
-def _check_arguments(kernels: EnvKernels, name: str, function: Any, has_params: bool) -> None:
-    """Refuse a kernel that can't be called with the arguments of the loop."""
-    arguments = (ARGUMENTS if kernels.groups is None else GAME_ARGUMENTS)[name]
-    expected = (*arguments, *(("params",) if has_params else ()))
-    if name == "sampler":
-        expected = ("params", "rng")
-    signature = inspect.signature(getattr(function, "py_func", function))
-    try:
-        signature.bind(*expected)
-    except TypeError as error:
-        why = f" ({'with params, as' if has_params else 'no'} `params` was given)"
-        raise TypeError(
-            f"{kernels.name}: kernel {name}{signature} must take ({', '.join(expected)}){why}"
-        ) from error
+def _check_arguments(kernels: EnvKernels, has_params: bool) -> None:
+    """Refuse kernels that can't be called with the arguments of the loop."""
+    for name, arguments in (ARGUMENTS if kernels.groups is None else _GAME_ARGUMENTS).items():
+        expected = (*arguments, "params") if has_params else arguments
+        if name == "sampler":
+            expected = ("params", "rng")
+        given = getattr(kernels, name)
+        for function in given.values() if isinstance(given, Mapping) else [given]:
+            if function is None:
+                continue
+            signature = inspect.signature(getattr(function, "py_func", function))
+            try:
+                signature.bind(*expected)
+            except TypeError as error:
+                why = f" ({'with params, as' if has_params else 'no'} `params` was given)"
+                raise TypeError(
+                    f"{kernels.name}: kernel {name}{signature} must take "
+                    f"({', '.join(expected)}){why}"
+                ) from error

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from vecenv.core.arguments import check_choice
 from vecenv.core.compiling import cached_njit
@@ -23,8 +22,6 @@ __all__ = [
     "refuse_branches",
     "take_records",
 ]
-
-_LUCKS = "same", "fresh"
 
 
 class Branch(NamedTuple):
@@ -75,7 +72,7 @@ def read_sources(
     Raises:
         TypeError, ValueError: Ids are out of range, or the numbers differ.
     """
-    check_choice("luck", luck, _LUCKS)
+    check_choice("luck", luck, ("same", "fresh"))
     sources = read_rows("source", source, num_sources)
     targets = read_rows("target", target, num_envs)
     if len(sources) == 1:
@@ -87,6 +84,42 @@ def read_sources(
     return sources, targets
 
 
+def refuse_branches(
+    calls: CallProtocol, call: str, sources: np.ndarray, targets: np.ndarray, over: np.ndarray
+) -> None:
+    """Refuse envs that are in flight, or were never reset, and sources that have ended.
+
+    `over` bool (B,) says which sources' episodes have ended.
+    """
+    if len(targets):
+        calls.check_env_ids(targets, call)  # which must differ
+    if len(sources) and (calls.num_in_flight or calls.unreset):
+        calls.check_env_ids(np.unique(sources), call)
+    if over.any():
+        ended = np.unique(sources[over])
+        raise ValueError(
+            f"{call} of envs {', '.join(map(str, ended[:8].tolist()))}, whose episodes have ended: "
+            "branches are of episodes that go on; take other envs, or step or reset these first"
+        )
+
+
+def read_branch(branch: Any, name: str, dtype: np.dtype, params: np.dtype | None) -> Branch:
+    """Return a branch for envs of this name and state record; `params` are theirs, if each has own.
+
+    Raises:
+        TypeError, ValueError: It is none, or of another kind of env.
+    """
+    if not isinstance(branch, Branch):
+        raise TypeError(f"branch is a {type(branch).__name__}, expected what snapshot returned")
+    own = None if branch.params is None else branch.params.dtype
+    if (branch.name, branch.states.dtype, own) != (name, dtype, params):
+        raise ValueError(
+            f"the branch is of {branch.name}, of another kind than {name} here, or one of them has "
+            "parameters per env and the other has not"
+        )
+    return branch
+
+
 def copy_records(
     records: np.ndarray, targets: np.ndarray, given: np.ndarray, sources: np.ndarray
 ) -> None:
@@ -95,57 +128,9 @@ def copy_records(
     records.view(whole)[targets] = given.view(whole)[sources]
 
 
-def refuse_branches(
-    calls: CallProtocol, call: str, sources: np.ndarray, targets: np.ndarray, over: np.ndarray
-) -> None:
-    """Refuse envs that are in flight, or were never reset, and sources that have ended.
-
-    `over` bool (N,) says whose episodes have ended.
-    """
-    if len(targets):
-        calls.check_env_ids(targets, call)  # which must differ
-    if len(sources) and (calls.num_in_flight or calls.unreset):
-        calls.check_env_ids(np.unique(sources), call)
-    if over[sources].any():
-        ended = np.unique(sources[over[sources]])
-        raise ValueError(
-            f"{call} of envs {', '.join(map(str, ended[:8].tolist()))}, whose episodes have ended: "
-            "branches are of episodes that go on; take other envs, or step or reset these first"
-        )
-
-
-def read_branch(branch: Any, name: str, dtype: np.dtype, params: np.ndarray | None) -> Branch:
-    """Return a branch for envs of this name and state record; `params` are theirs, if each has own.
-
-    Raises:
-        TypeError, ValueError: It is none, or of another kind of env.
-    """
-    if not isinstance(branch, Branch):
-        raise TypeError(f"branch is a {type(branch).__name__}, expected what snapshot returned")
-    is_same = branch.name == name and branch.states.dtype == dtype
-    if branch.params is None or params is None:
-        is_same &= branch.params is params
-    else:
-        is_same &= branch.params.dtype == params.dtype
-    if not is_same:
-        raise ValueError(
-            f"the branch is of {branch.name}, of another kind than {name} here, or one of them has "
-            "parameters per env and the other has not"
-        )
-    return branch
-
-
 def take_records(records: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return copies of `records[rows]`, (B,), taken as bytes."""
     return records.view(np.dtype((np.void, records.dtype.itemsize)))[rows].view(records.dtype)
-
-
-@njit
-def _draw_seeds(streams, env_ids, out):
-    for k in range(env_ids.shape[0]):
-        stream = streams[k]
-        word = word_of(stream.key, ~stream.counter)
-        out[k] = mix(word ^ seed_key(np.uint64(env_ids[k])))
 
 
 def draw_seeds(runs: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
@@ -154,8 +139,13 @@ def draw_seeds(runs: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
     `runs` (B,) are their streams.
     """
     seeds = np.zeros(len(env_ids), np.uint64)
-    _compiled_draw(runs.view(np.recarray), env_ids, seeds)
+    _draw_seeds(runs.view(np.recarray), env_ids, seeds)
     return seeds
 
 
-_compiled_draw = cached_njit(_draw_seeds)
+@cached_njit
+def _draw_seeds(streams, env_ids, out):
+    for k in range(env_ids.shape[0]):
+        stream = streams[k]
+        word = word_of(stream.key, ~stream.counter)
+        out[k] = mix(word ^ seed_key(np.uint64(env_ids[k])))

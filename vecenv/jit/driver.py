@@ -1,14 +1,16 @@
-"""The driver on CPU threads: one thread does a job, or hands parts of it to helper threads.
+"""The driver on CPU threads: one thread does a job, or shares it with helper threads.
 
-A *job* is a record that says what to do (`op`) to which envs and where the arrays are, as
-addresses, so that a thread that never touches a Python object can do it. The *control* words say
-how far threads are.
+    caller                        job record, control words         helper t
+      describes the job  ------>  addresses, counts
+      `publish`          ------>  parts, OPEN = 1, TICKET + 1 --->  `join`: counts itself in
+      `attend`: claims   <----->  next row of each part  <------->  `attend`: claims chunks
+      `settle`: closes   ------>  OPEN = 0
+                waits    <------  ACTIVE = 0              <-------  counts itself out
 
-The caller publishes a job under a new ticket and opens it. A helper that sees the ticket first
-counts itself in and then checks that the job is (still) open; the caller first closes it and then
-waits until no helper is counted in. So no helper ever reads a job that is being changed, and a
-helper that wakes late finds it closed and delays no one. Rows are claimed in chunks, so the caller
-does the rows that no helper has claimed.
+A *job* says what to do (`op`) to which envs and where the arrays are, as addresses, so that a
+thread that never touches a Python object can do it. A helper counts itself in before it looks
+whether the job is open, and the caller closes a job before it waits until no helper is counted in.
+So no helper ever reads a record that is being changed, and one that wakes late delays no one.
 
 `unpack` and `attend` are templates, as `episodes.run_rows` is: `binding` copies them for each kind
 of env, with the global names below bound to its dtypes and shapes.
@@ -20,25 +22,13 @@ import numpy as np
 from numba import njit
 
 from vecenv.core.atomics import address_of, array_at, exchange, fetch_add, load, pause, store
-from vecenv.jit.arrays import copy_checked
+from vecenv.jit.arrays import find_invalid_row
 from vecenv.jit.episodes import STEP, Batch
 
 ADDRESSES = (
-    "states",
-    "runs",
-    "params",
-    "env_ids",
-    "actions",
-    "own_actions",
-    "obs",
-    "rewards32",
-    "rewards64",
-    "terminations",
-    "truncations",
-    "final_obs",
-    "masks",
+    *("states", "runs", "params", "env_ids", "actions", "obs", "rewards32", "rewards64"),
+    *("terminations", "truncations", "final_obs", "masks"),
 )
-
 JOB_DTYPE = np.dtype(
     [
         ("op", np.int64),
@@ -50,7 +40,6 @@ JOB_DTYPE = np.dtype(
         ("num_params", np.int64),  # 1: all envs share them
         ("num_parts", np.int64),  # threads that may take part
         ("chunk_rows", np.int64),  # rows that a thread claims at a time
-        ("may_wake", np.int64),  # 1: wake sleeping helpers
         *((name, np.int64) for name in ADDRESSES),
     ]
 )
@@ -62,8 +51,7 @@ OPEN = 1 * LINE  # 1 while helper threads may join it
 ACTIVE = 2 * LINE  # helper threads that are inside it
 ENDED = 3 * LINE  # episodes that ended in it
 STOP = 4 * LINE  # 1: helper threads must return
-CALLER = 5 * LINE  # 1 while the calling thread does its part; stays 1 if a kernel raises
-FIRST_PART = 6 * LINE  # then one line per part: next row to claim
+FIRST_PART = 5 * LINE  # then one line per part: next row to claim
 # ... then one line per helper thread: 1 while it sleeps.
 
 
@@ -96,14 +84,11 @@ def sleep_word(control, thread):
 def publish(control, jobs, bounds, actions, obs, rewards, terminations, truncations):
     """Check the actions, fill in the job and, if it has several parts, open it to helpers.
 
-    Actions with bounds are copied, and the copies are checked and used: another thread may change
-    the caller's array at any time.
-
     This is compiled for each combination of dtypes and axes; what it calls is not.
 
     Args:
         control: Control words int64.
-        jobs: JOB_DTYPE (1,); op, num_rows, num_parts and chunk_rows are set.
+        jobs: JOB_DTYPE (1,); op, counts and the arrays of all calls are set.
         bounds: int64 (2, K) with K > 0, see `first_invalid_row`; None if any action is allowed.
         actions: (R, ...).
         obs: (R, ...), written by the job, as the next three.
@@ -116,15 +101,12 @@ def publish(control, jobs, bounds, actions, obs, rewards, terminations, truncati
         that row is out of bounds; the job is not open then.
     """
     job = jobs[0]
-    source = address_of(actions)
+    job.actions = address_of(actions)
     if bounds is not None and job.op == STEP:
-        given = array_at(source, (actions.size,), actions.dtype)
-        source = job.own_actions
-        own = array_at(source, (actions.size,), actions.dtype)
-        bad_row = copy_checked(own, given, bounds, job.num_rows)
+        given = array_at(job.actions, (actions.size,), actions.dtype)
+        bad_row = find_invalid_row(given, bounds, job.num_rows)
         if bad_row >= 0:
             return -1 - bad_row
-    job.actions = source
     job.obs = address_of(obs)
     is_float32 = rewards.itemsize == 4
     job.rewards32 = address_of(rewards) if is_float32 else 0
@@ -136,11 +118,7 @@ def publish(control, jobs, bounds, actions, obs, rewards, terminations, truncati
 
 @njit
 def open_job(control, jobs):
-    """Let all parts of a job begin; open it to helpers if there are several.
-
-    Returns:
-        The helpers to wake, as `publish`.
-    """
+    """Let all parts of a job begin; return the helpers to wake, as `publish`."""
     job = jobs[0]
     store(control, ENDED, 0)
     for part in range(job.num_parts):
@@ -150,7 +128,7 @@ def open_job(control, jobs):
         store(control, OPEN, 1)
         fetch_add(control, TICKET, 1)
         for thread in range(1, job.num_parts):
-            if job.may_wake != 0 and exchange(control, sleep_word(control, thread), 0) == 1:
+            if exchange(control, sleep_word(control, thread), 0) == 1:
                 to_wake |= 1 << thread
     return to_wake
 
@@ -246,8 +224,6 @@ def attend(control, jobs, thread, num_spins):
             ticket = join(control, jobs, thread, ticket, num_spins)
             if ticket < 0:
                 return 0
-        else:
-            control[CALLER] = 1
         job = jobs[0]
         batch = unpack(job)
         parts, rows, chunk = job.num_parts, job.num_rows, job.chunk_rows
@@ -261,6 +237,5 @@ def attend(control, jobs, thread, num_spins):
                 start = fetch_add(control, FIRST_PART + part * LINE, chunk)
         fetch_add(control, ENDED, num_ended)
         if thread == 0:
-            control[CALLER] = 0
             return settle(control, num_spins)
         fetch_add(control, ACTIVE, -1)

@@ -2,36 +2,29 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
-import itertools
 import linecache
 import os
 import re
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numba
 from numba import from_dtype
 from numba import types as numba_types
 
 from vecenv.core.compiling import fresh_njit
-from vecenv.core.function_copies import Copies, python_function
+from vecenv.core.function_copies import python_function
 from vecenv.jit import random
 from vecenv.jit.episodes import RUN_DTYPE
-from vecenv.jit.kernels import EnvKernels
+from vecenv.jit.errors import KernelCompileError, Place
+from vecenv.jit.kernels import ARGUMENTS, EnvKernels
+from vecenv.jit.reading import reached, reads
 
-__all__ = ["ARGUMENTS", "KernelCompileError", "KernelResultError", "explain", "reached"]
+__all__ = ["explain"]
 
-ARGUMENTS = {
-    "reset": ("state", "rng"),
-    "step": ("state", "action", "rng"),
-    "observe": ("state", "out"),
-    "action_mask": ("state", "out"),
-    "sampler": ("rng",),  # behind the parameters, which it writes
-}
 _REASON_LINES = 6
 _LINE_LENGTH = 240
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -53,49 +46,7 @@ _NOISE = (
     *("Operator Overload", "Type Restricted", "* (", "Rejected as", "raised from"),
 )  # lines about Numba's own passes
 _END = ("File ", "During:")
-
-
-class KernelCompileError(RuntimeError):
-    """A kernel can't be compiled, or must not be; begins with the file, the line and the reason.
-
-    Attributes:
-        filename: File of the kernel, or of the function that it calls, with the line at fault.
-        lineno: That line.
-        numba_message: Numba's whole message, without colours.
-    """
-
-    def __init__(
-        self, message: str, *, filename: str = "", lineno: int = 0, numba_message: str = ""
-    ) -> None:
-        super().__init__(message)
-        self.filename = filename
-        self.lineno = lineno
-        self.numba_message = numba_message
-
-
-class KernelResultError(RuntimeError):
-    """A kernel returns something else than it must, or leaves memory unwritten that it must write.
-
-    Attributes:
-        filename: File of the kernel.
-        lineno: Line at fault; the first one of the kernel if it lacks one.
-    """
-
-    def __init__(self, message: str, filename: str = "", lineno: int = 0) -> None:
-        super().__init__(message)
-        self.filename = filename
-        self.lineno = lineno
-
-
-class _Place(NamedTuple):
-    filename: str
-    lineno: int
-    function: str
-
-    def __str__(self) -> str:
-        source = linecache.getline(self.filename, self.lineno).strip()
-        inside = f", in {self.function}" if self.function else ""
-        return f"{self.filename}:{self.lineno}{inside}" + (f"\n    {source}" if source else "")
+_LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def explain(
@@ -114,48 +65,34 @@ def explain(
         compiled: Their Numba functions, by name.
         constants: Global constants of the templates, see `binding`.
         error: Numba's error.
-        compile_one: Compiles a kernel for types of arguments and returns its signature; None for
-            the processor.
-        where: What it was compiled for, in the message.
+        compile_one: Compiles a kernel for types of arguments; None for the processor.
+        where: " for ..." what it was compiled, in the message.
     """
-    compile_one = compile_one or _compile_for_processor
+    compile_one = compile_one or (lambda kernel, given: kernel.compile(given))
     for name, types_all in _signatures(constants).items():
         if getattr(kernels, name) is None:
             continue
         kernel = fresh_njit(compiled[name])
+        function = python_function(kernel)
         names = [*ARGUMENTS[name], "params"] if name != "sampler" else ["params", "rng"]
         listed = ", ".join(f"{a}: {_type_text(t)}" for a, t in zip(names, types_all, strict=False))
-        title = f"{kernels.name}: kernel {name}({listed})"
-        if name == "step":
-            _refuse_five(kernels, python_function(kernel), str(error))
-        given = _with_star(python_function(kernel), types_all)
         try:
-            signature = compile_one(kernel, given)
+            compile_one(kernel, _with_star(function, types_all))
         except Exception as failure:
-            text = _plain(failure)
+            text = _COLOURS.sub("", str(failure))
             place, reason = _place_and_reason(failure, text, kernel, constants)
-            raise KernelCompileError(
-                f"{place}\n{reason}\n{title} can't be compiled{where and f' {where}'}; all that "
-                "Numba says is in the attribute numba_message",
-                filename=place.filename,
-                lineno=place.lineno,
+            raise KernelCompileError.at(
+                place,
+                f"{reason}\n{kernels.name}: kernel {name}({listed}) can't be compiled{where}; all "
+                "that Numba says is in the attribute numba_message",
                 numba_message=text,
             ) from None
-        if name == "step":
-            returned = signature.return_type
-            _check_step_result(kernels, python_function(kernel), returned)
-    text = _plain(error)
+    text = _COLOURS.sub("", str(error))
     raise KernelCompileError(
-        f"{kernels.name}: each kernel can be compiled{where and f' {where}'}, the loop over them "
-        f"can't: {_reason(text)}",
+        f"{kernels.name}: each kernel can be compiled{where}, the loop over them can't: "
+        f"{_reason(text)}",
         numba_message=text,
     ) from None
-
-
-def _compile_for_processor(kernel: Any, given: tuple[Any, ...]) -> Any:
-    """Compile a kernel and return its signature."""
-    kernel.compile(given)
-    return kernel.overloads[given].signature
 
 
 def _signatures(constants: dict[str, Any]) -> dict[str, list[Any]]:
@@ -165,9 +102,8 @@ def _signatures(constants: dict[str, Any]) -> dict[str, list[Any]]:
     action = from_dtype(constants["ACTION_DTYPE"])
     if constants["ACTION_SHAPE"]:
         action = numba_types.Array(action, len(constants["ACTION_SHAPE"]), "C")
-    obs = numba_types.Array(
-        from_dtype(constants["OBS_DTYPE"]), max(1, len(constants["OBS_SHAPE"])), "C"
-    )
+    obs_ndim = max(1, len(constants["OBS_SHAPE"]))
+    obs = numba_types.Array(from_dtype(constants["OBS_DTYPE"]), obs_ndim, "C")
     mask = numba_types.Array(numba_types.boolean, 1, "C")
     return {
         "reset": [state, rng, *params],
@@ -187,69 +123,25 @@ def _with_star(function: types.FunctionType, types_all: list[Any]) -> tuple[Any,
     return *types_all[:count], rest
 
 
-def _refuse_five(kernels: EnvKernels, step: types.FunctionType, text: str) -> None:
-    """Refuse a step that returns Gymnasium's five values."""
-    instructions = list(dis.get_instructions(step))
-    line = step.__code__.co_firstlineno
-    for one, after in itertools.pairwise(instructions):
-        line = _line_of(one) or line
-        if one.opname == "BUILD_TUPLE" and one.arg == 5 and after.opname == "RETURN_VALUE":
-            _refuse_result(kernels, step, "five values", line, text)
-
-
-def _check_step_result(kernels: EnvKernels, step: types.FunctionType, returned: Any) -> None:
-    """Refuse a step that does not return a number and two bools."""
-    parts = getattr(returned, "types", ()) if isinstance(returned, numba_types.BaseTuple) else ()
-    is_number = [isinstance(part, numba_types.Number | numba_types.Boolean) for part in parts]
-    if is_number == [True, True, True]:
-        return
-    text = "five values" if len(parts) == 5 else str(returned)
-    line = step.__code__.co_firstlineno
-    for one in dis.get_instructions(step):
-        line = _line_of(one) or line
-    _refuse_result(kernels, step, text, line, "")
-
-
-def _refuse_result(
-    kernels: EnvKernels, step: types.FunctionType, returned: str, line: int, text: str
-) -> NoReturn:
-    place = _Place(step.__code__.co_filename, line, step.__name__)
-    hint = ""
-    if returned == "five values":
-        hint = (
-            ", as a step of Gymnasium does; here `observe` writes the observation, "
-            "and there are no infos"
-        )
-    raise KernelCompileError(
-        f"{place}\n{kernels.name}: kernel step returns {returned}{hint}; expected a tuple "
-        "(reward, terminated, truncated) of a number and two bools",
-        filename=place.filename,
-        lineno=place.lineno,
-        numba_message=text,
-    ) from None
-
-
 def _place_and_reason(
     failure: Exception, text: str, kernel: Any, constants: dict[str, Any]
-) -> tuple[_Place, str]:
+) -> tuple[Place, str]:
     """Return the line at fault and the reason."""
-    functions = list(reached(kernel))
-    own = python_function(kernel).__code__
-    place = _named_place(text, functions)
+    functions = [one for one in reached(kernel) if not _is_foreign(one.__code__.co_filename)]
+    place, reason = _named_place(text, functions), ""
     if isinstance(failure, KeyError):  # Numba looks a field up
         name = str(failure.args[0]) if failure.args else ""
-        place = _line_with(name, functions, ("LOAD_ATTR", "STORE_ATTR", "LOAD_METHOD")) or place
-        place, reason = _about_field(name, place, constants)
+        place = _line_with(name, functions, (*_LOADS, "STORE_ATTR")) or place
+        reason = _about_field(name, place, constants)
     else:
         reason = _reason(text)
         if (found := _UNDEFINED.search(text)) is not None:
             place = _line_with(found[1], functions, ("LOAD_GLOBAL", "LOAD_NAME")) or place
         elif (found := _UNTYPED.search(text)) is not None:
             reason = f"{found[1]} is a plain function; decorate it with @numba.njit"
-    arrays = [name for name, (kind, *_) in constants["STATE_DTYPE"].fields.items() if kind.subdtype]
     if not reason or "to nestedarray(" in reason:
-        for name in arrays:
-            stored = _line_with(name, functions, ("STORE_ATTR",))
+        for name, (kind, *_) in constants["STATE_DTYPE"].fields.items():
+            stored = _line_with(name, functions, ("STORE_ATTR",)) if kind.subdtype else None
             if stored is not None and place in (None, stored):
                 place = stored
                 reason = (
@@ -259,86 +151,60 @@ def _place_and_reason(
                 break
     if "Cannot bind" in reason and place is not None:
         source = linecache.getline(place.filename, place.lineno)
-        called = re.findall(r"\b(\w+)\s*\(\s*rng\b", source)
-        for name in [one for one in called if one in random.__all__]:
-            given = inspect.signature(getattr(random, name).py_func)
-            reason = f"{name} of vecenv.jit.random takes {given}"
-            reason += ": write low + (high - low) * uniform(rng)" * (name == "uniform")
-            reason += ": write mean + deviation * normal(rng)" * (name == "normal")
-    reason = reason or f"Numba says no more than {type(failure).__name__}"
+        for name in re.findall(r"\b(\w+)\s*\(\s*rng\b", source):
+            if name in random.__all__:
+                given = inspect.signature(getattr(random, name).py_func)
+                reason = f"{name} of vecenv.jit.random takes {given}"
+                reason += ": write low + (high - low) * uniform(rng)" * (name == "uniform")
+                reason += ": write mean + deviation * normal(rng)" * (name == "normal")
     if place is None and (found := _BUILT_IN.search(text)) is not None:
         # numba-cuda does not always say where.
-        place = _line_with(found[1], functions, ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL"))
-    return place or _Place(own.co_filename, own.co_firstlineno, own.co_name), reason
+        place = _line_with(found[1], functions, (*_LOADS, "LOAD_GLOBAL"))
+    reason = reason or f"Numba says no more than {type(failure).__name__}"
+    return place or Place.of(python_function(kernel)), reason
 
 
-def _about_field(
-    name: str, place: _Place | None, constants: dict[str, Any]
-) -> tuple[_Place | None, str]:
+def _about_field(name: str, place: Place | None, constants: dict[str, Any]) -> str:
     """Return the reason where a record has no such field, by what it is called in the line."""
     source = "" if place is None else linecache.getline(place.filename, place.lineno)
     if re.search(rf"\brng\s*\.\s*{re.escape(name)}\b", source):
-        return place, (
+        return (
             f"rng has no {name!r}: it is drawn from with functions of vecenv.jit.random, such as "
             "uniform(rng), integers(rng, n), normal(rng)"
         )
     records = {"state": constants["STATE_DTYPE"], "params": constants["PARAMS_DTYPE"]}
     told = "; ".join(f"{k} has {', '.join(x.names)}" for k, x in records.items() if x is not None)
-    return place, f"a record has no field {name!r}; {told}"
+    return f"a record has no field {name!r}; {told}"
 
 
-def reached(kernel: Any) -> Iterator[types.FunctionType]:
-    """Yield the kernel and the functions it calls, without those of this package or Numba."""
-    found: list[types.FunctionType] = []
-
-    def note(_: Any, copy: types.FunctionType) -> types.FunctionType:
-        found.append(copy)
-        return copy
-
-    Copies(note, with_plain=True).copy(kernel)
-    return (one for one in found if not one.__code__.co_filename.startswith(_FOREIGN))
+def _is_foreign(filename: str) -> bool:
+    return filename.startswith(_FOREIGN)
 
 
-def _named_place(text: str, functions: list[types.FunctionType]) -> _Place | None:
+def _named_place(text: str, functions: list[types.FunctionType]) -> Place | None:
     """Return the first line in Numba's message outside this package and Numba: the innermost."""
     for found in _PLACES.finditer(text):
-        filename = found[1] or found[3]
+        filename, line = found[1] or found[3], int(found[2] or found[4])
         if not filename.startswith("<"):
             filename = os.path.abspath(filename)
-        if filename.startswith(_FOREIGN):
-            continue
-        line = int(found[2] or found[4])
-        names = [
-            one.__name__
-            for one in functions
-            if one.__code__.co_filename == filename
-            and one.__code__.co_firstlineno <= line
-            and any(line == number for *_, number in one.__code__.co_lines())
-        ]
-        return _Place(filename, line, names[0] if names else "")
+        if not _is_foreign(filename):
+            for one in functions:
+                lines = [number for *_, number in one.__code__.co_lines()]
+                if one.__code__.co_filename == filename and line in lines:
+                    return Place(filename, line, one.__name__)
+            return Place(filename, line, "")
     return None
 
 
 def _line_with(
     name: str, functions: list[types.FunctionType], operations: tuple[str, ...]
-) -> _Place | None:
+) -> Place | None:
     """Return the first line with one of these operations on this name."""
     for function in functions:
-        line = function.__code__.co_firstlineno
-        for one in dis.get_instructions(function):
-            line = _line_of(one) or line
-            if one.opname in operations and one.argval == name:
-                return _Place(function.__code__.co_filename, line, function.__name__)
+        for one in reads(function):
+            if one.operation in operations and one.name == name:
+                return Place.of(function, one.line)
     return None
-
-
-def _line_of(instruction: dis.Instruction) -> int | None:
-    """Return its line; `starts_line` is a number before Python 3.13 and a bool from then on."""
-    return instruction.positions.lineno if instruction.positions else None
-
-
-def _plain(error: Exception) -> str:
-    return _COLOURS.sub("", str(error))
 
 
 def _reason(text: str) -> str:

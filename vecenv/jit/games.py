@@ -136,38 +136,28 @@ class GameLayout(NamedTuple):
             )
         found: dict[str, GroupLayout] = {}
         places: dict[str, str] = {}
-        first = obs_start = action_start = mask_start = 0
+        starts = np.zeros(4, np.int64)  # of agents, observations, actions and masks
         for name, given in groups.items():
             agents = _agent_names(name, given)
             for agent in agents:
                 if agent in places:
                     raise ValueError(f"agent {agent!r} is in {places[agent]!r} and in {name!r}")
                 places[agent] = name
-            obs_shape = _shape(name, "observation_space", given.observation_space)
-            action_shape = _shape(name, "action_space", given.action_space)
-            is_masked = can_be_masked(given.action_space) and not isinstance(
-                given.action_space, MultiBinary
-            )
-            width = mask_width(given.action_space) if is_masked else 0
+            obs_space, action_space = given.observation_space, given.action_space
+            obs_shape = _shape(name, "observation_space", obs_space)
+            action_shape = _shape(name, "action_space", action_space)
+            is_masked = can_be_masked(action_space) and not isinstance(action_space, MultiBinary)
+            width = mask_width(action_space) if is_masked else 0
+            first, obs_start, action_start, mask_start = starts.tolist()
             found[name] = GroupLayout(
-                agents,
-                given.observation_space,
-                given.action_space,
-                first,
-                obs_start,
-                action_start,
-                mask_start,
-                obs_shape,
-                action_shape,
-                width,
-            )
-            first += len(agents)
-            obs_start += len(agents) * int(np.prod(obs_shape))
-            action_start += len(agents) * int(np.prod(action_shape))
-            mask_start += len(agents) * width
+                agents, obs_space, action_space, first, obs_start, action_start, mask_start,
+                obs_shape, action_shape, width,
+            )  # fmt: skip
+            sizes = 1, int(np.prod(obs_shape)), int(np.prod(action_shape)), width
+            starts += len(agents) * np.array(sizes)
         obs_space = _joined("observe", [(g.observation_space, g.agents) for g in found.values()])
         action_space = _joined("act in", [(g.action_space, g.agents) for g in found.values()])
-        return cls(found, first, obs_space, action_space)
+        return cls(found, len(places), obs_space, action_space)
 
 
 def _agent_names(group: str, given: Any) -> tuple[str, ...]:
@@ -235,32 +225,15 @@ def _batched(space: Space, count: int) -> Space:
 def with_columns(dtype: np.dtype, num_agents: int) -> np.dtype:
     """Return a state record with the fields of `COLUMNS`; unchanged if it has them already."""
     columns = {name: np.dtype((base, (num_agents,))) for name, base in COLUMNS.items()}
-    taken = [name for name in COLUMNS if name in (dtype.names or ())]
-    fields: Any = dtype.fields  # None without names, which are looked at first
-    if taken:
-        if len(taken) == len(columns) and all(fields[k][0] == columns[k] for k in taken):
-            return dtype
-        raise ValueError(
-            f"state_dtype has fields {taken}, which a game with groups has already: one entry per "
-            f"agent, {', '.join(COLUMNS)}; call yours something else"
-        )
-    names, formats, offsets = [], [], []
-    for name in dtype.names or ():
-        field = fields[name]
-        names.append(name)
-        formats.append(field[0])
-        offsets.append(field[1])
-    end = dtype.itemsize
-    for name, column in columns.items():
-        end = -(-end // column.base.itemsize) * column.base.itemsize
-        names.append(name)
-        formats.append(column)
-        offsets.append(end)
-        end += column.itemsize
-    size = -(-end // 8) * 8
-    return np.dtype(
-        {"names": names, "formats": formats, "offsets": offsets, "itemsize": size},
-        align=dtype.isalignedstruct,
+    fields = {name: dtype[name] for name in dtype.names or ()}
+    taken = [name for name in columns if name in fields]
+    if not taken:
+        return np.dtype(list((fields | columns).items()), align=True)
+    if all(fields.get(name) == column for name, column in columns.items()):
+        return dtype
+    raise ValueError(
+        f"state_dtype has fields {taken}, which a game with groups has already: one entry per "
+        f"agent, {', '.join(COLUMNS)}; call yours something else"
     )
 
 
@@ -399,12 +372,8 @@ def _flat_observer(observe: Any, group: GroupLayout) -> Callable[..., None]:
 
 
 def _masker(mask: Any, group: GroupLayout) -> Callable[..., None]:
-    count, first, start, width = (
-        len(group.agents),
-        group.first,
-        group.mask_start,
-        group.mask_width,
-    )
+    count, first = len(group.agents), group.first
+    start, width = group.mask_start, group.mask_width
 
     def mask_group(state, out, *params):
         for k in range(count):

@@ -11,10 +11,20 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
+from vecenv.core.masks import mask_width
+from vecenv.core.rows import aligned_zeros
+from vecenv.jit.episodes import NEXT_STEP, NO_LIMIT, RESET, RUN_DTYPE, Batch
 from vecenv.jit.games import AgentsOf, GameLayout, with_columns
 
-__all__ = ["EnvKernels", "as_record", "draw", "pack_record"]
+__all__ = ["ARGUMENTS", "EnvKernels", "as_record", "draw", "empty_batch", "pack_record"]
 
+ARGUMENTS = {
+    "reset": ("state", "rng"),
+    "step": ("state", "action", "rng"),
+    "observe": ("state", "out"),
+    "action_mask": ("state", "out"),
+    "sampler": ("rng",),  # behind the parameters, which it writes
+}  # of the kernels; all but a sampler take the parameters last
 _PER_AGENT = ("observe", "action_mask")  # kernels that groups may have their own of
 _LEFT_OUT: Any = None  # by a game, which has groups instead, or by mistake
 _ARRAY_SPACES = (Box, Discrete, MultiBinary, MultiDiscrete)
@@ -92,32 +102,26 @@ class EnvKernels:
         object.__setattr__(self, "state_dtype", _state_dtype(self.state_dtype))
         if self.params is not None:
             object.__setattr__(self, "params", as_record(self.params))
-        if self.sampler is not None and not callable(self.sampler):
-            raise TypeError(f"sampler must be a function or None, got {self.sampler!r}")
         if self.groups is not None:
             self._lay_out(GameLayout.of(self.groups))
-        if (self.central_state is not None or self.state_space is not None) and (
-            self.groups is None
-            or not callable(self.central_state)
-            or not isinstance(self.state_space, Box)
+        _check_space("observation_space", self.observation_space)
+        _check_space("action_space", self.action_space)
+        for name in ("reset", "step", "observe", "action_mask", "sampler", "render"):
+            self._check_function(name, is_optional=name in ("action_mask", "sampler", "render"))
+        if self.action_mask is not None and not isinstance(
+            self.action_space, Discrete | MultiDiscrete
         ):
+            raise TypeError(
+                f"action_mask needs a Discrete or MultiDiscrete action space, got "
+                f"{self.action_space}"
+            )
+        is_central = callable(self.central_state) and isinstance(self.state_space, Box)
+        has_any = self.central_state is not None or self.state_space is not None
+        if has_any and (self.groups is None or not is_central):
             raise TypeError(
                 "central_state must be a function of a game with groups and come with state_space, "
                 f"a Box, got {self.central_state!r} and {self.state_space!r}"
             )
-        _check_space("observation_space", self.observation_space)
-        _check_space("action_space", self.action_space)
-        for name in ("reset", "step", "observe"):
-            self._check_function(name)
-        if self.render is not None and not callable(self.render):
-            raise TypeError(f"render must be a function or None, got {self.render!r}")
-        if self.action_mask is not None:
-            self._check_function("action_mask")
-            if not isinstance(self.action_space, Discrete | MultiDiscrete):
-                raise TypeError(
-                    "action_mask needs a Discrete or MultiDiscrete action space, got "
-                    f"{self.action_space}"
-                )
 
     def having(self, **changed: Any) -> EnvKernels:
         """Return these kernels with other `params` or another `sampler`."""
@@ -139,18 +143,17 @@ class EnvKernels:
                 )
             object.__setattr__(self, name, space)
 
-    def _check_function(self, name: str) -> None:
+    def _check_function(self, name: str, *, is_optional: bool) -> None:
         """Refuse a kernel that is no function, and of a game no dict of functions by group."""
         found = getattr(self, name)
         if self.groups is not None and isinstance(found, Mapping) and name in _PER_AGENT:
-            if found.keys() == self.groups.keys() and all(map(callable, found.values())):
-                return
-            raise TypeError(
-                f"{name} must be a function, or one for each of the groups {list(self.groups)}, "
-                f"got {dict(found)!r}"
-            )
-        if not callable(found):
-            wanted = "a function or None" if name == "action_mask" else "a function"
+            if found.keys() != self.groups.keys() or not all(map(callable, found.values())):
+                raise TypeError(
+                    f"{name} must be a function, or one for each of the groups "
+                    f"{list(self.groups)}, got {dict(found)!r}"
+                )
+        elif not callable(found) and not (is_optional and found is None):
+            wanted = "a function or None" if is_optional else "a function"
             raise TypeError(f"{name} must be {wanted}, got {found!r}")
 
 
@@ -253,6 +256,30 @@ def as_record(params: Any) -> np.ndarray:
         )
     plain = np.dtype((np.void, array.dtype))  # without the Python class of np.record
     return array.reshape(1).astype(plain)
+
+
+def empty_batch(kernels: EnvKernels, num_rows: int = 0) -> Batch:
+    """Return the job of resetting so many envs, in zeros; it has no parameters."""
+    space, obs_space = kernels.action_space, kernels.observation_space
+    width = 0 if kernels.action_mask is None else mask_width(space)
+    obs = np.zeros((num_rows, *(obs_space.shape or ())), obs_space.dtype)
+    return Batch(
+        op=RESET,
+        autoreset_mode=NEXT_STEP,
+        max_episode_steps=NO_LIMIT,
+        states=aligned_zeros((num_rows,), kernels.state_dtype),
+        runs=aligned_zeros((num_rows,), RUN_DTYPE),
+        params=None,
+        env_ids=np.zeros(0, np.int64),
+        actions=np.zeros((num_rows, *(space.shape or ())), space.dtype),
+        obs=obs,
+        rewards32=np.zeros(0, np.float32),
+        rewards64=np.zeros(num_rows),
+        terminations=np.zeros(num_rows, np.bool_),
+        truncations=np.zeros(num_rows, np.bool_),
+        final_obs=obs[:0],
+        masks=np.zeros((num_rows, width), np.bool_),
+    )
 
 
 def draw(kernels: EnvKernels, render_mode: str, *args: Any) -> str | np.ndarray:

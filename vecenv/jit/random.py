@@ -31,6 +31,7 @@ from numba import njit
 
 # For kernels; the rest of this module is the driver's.
 __all__ = [
+    "RNG_DTYPE",
     "binomial",
     "choice",
     "exponential",

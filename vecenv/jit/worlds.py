@@ -32,10 +32,10 @@ def read_params(
         TypeError, ValueError: They do not fit the kernels or the number of envs; names the field.
     """
     own = kernels.params
+    if params is None and own is None:
+        return None
     if params is None or isinstance(params, Mapping):
         if own is None:
-            if params is None:
-                return None
             raise TypeError(
                 f"params must be one record, as `pack_record` makes, or several: {kernels.name} "
                 f"has no defaults that a {type(params).__name__} could change"
@@ -43,7 +43,7 @@ def read_params(
         given = {} if params is None else params
         is_many = any(_is_per_env(own, name, value, num_envs) for name, value in given.items())
         found = _repeated(own, num_envs if is_many or per_env else 1)
-        write_params(found, slice(None), given, kernels.name)
+        write_params(found, given, kernels.name)
         return found
     records = np.asarray(params)
     if own is not None and records.dtype.names is not None and records.dtype.base != own.dtype.base:
@@ -84,12 +84,11 @@ def _is_per_env(own: np.ndarray, name: str, value: Any, num_envs: int) -> bool:
     return True
 
 
-def write_params(records: np.ndarray, rows: Any, values: Any, name: str) -> None:
-    """Write parameters into some rows of records (N,); nothing is written if one does not fit.
+def write_params(records: np.ndarray, values: Any, name: str) -> None:
+    """Write parameters into records (B,) of envs.
 
     Args:
-        records: (N,), of envs; written.
-        rows: What NumPy takes for an index of one axis.
+        records: (B,), written.
         values: A mapping from names of fields to values, one for all rows or one per row; or
             records of the same dtype.
         name: Of the kind of env, for messages.
@@ -97,20 +96,19 @@ def write_params(records: np.ndarray, rows: Any, values: Any, name: str) -> None
     Raises:
         TypeError, ValueError: A name, dtype or shape is wrong.
     """
-    chosen = records[rows]
     if not isinstance(values, Mapping):
         given = np.asarray(values)
-        if given.dtype.base != records.dtype.base or given.shape not in ((), (1,), chosen.shape):
+        if given.dtype.base != records.dtype.base or given.shape not in ((), (1,), records.shape):
             raise TypeError(
                 f"parameters of {name} are {given.dtype} {given.shape}, expected a dict, or "
-                f"records with the fields {_listed(records.dtype)}, one or {len(chosen)}"
+                f"records with the fields {_listed(records.dtype)}, one or {len(records)}"
             )
-        records[rows] = given.astype(records.dtype)
+        records[:] = given.astype(records.dtype)
         return
     for key, value in values.items():
         if key not in (records.dtype.names or ()):
             raise ValueError(f"{name} has no parameter {key!r}; it has {_listed(records.dtype)}")
-        field, array = chosen[key], np.asarray(value)
+        field, array = records[key], np.asarray(value)
         is_number = array.dtype.kind in "biuf" and not (
             array.dtype.kind == "f" and field.dtype.kind in "biu"
         )
@@ -119,13 +117,12 @@ def write_params(records: np.ndarray, rows: Any, values: Any, name: str) -> None
         if np.isnan(array).any() if array.dtype.kind == "f" else False:
             raise ValueError(f"parameter {key!r} of {name} is NaN")
         try:
-            chosen[key] = array  # a copy, or a view of what is being written anyway
+            field[...] = array
         except ValueError as error:
             raise ValueError(
                 f"parameter {key!r} of {name} has shape {array.shape}, expected "
                 f"{records.dtype[key].shape} for all, or {field.shape}: one per env"
             ) from error
-    records[rows] = chosen
 
 
 def flat_params(records: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@
 One policy plays all five agents. `Cage4Memory` keeps what an agent has seen and done, and offers
 choices when it is free to act: only these are decisions, and only these are learnt from. The
 network looks at every host with the same weights: what it learns about one it knows about all. One
-of its layers begins with weights by which agents follow the rules of `play.rules`, more or less.
+of its layers begins with weights by which agents follow the rules, `Rules`, more or less.
 
 All agents get the same reward, most of which others cause. In training an agent is told its own
 subnets' part and a small share of the rest, which the true state gives; the critic sees that, too.

@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import io
 import multiprocessing
-import multiprocessing.util  # noqa: F401  # before the hook below
+import multiprocessing.connection  # noqa: F401  # sets its own hook before the one below
 import os
 import pickle
 import signal

@@ -185,27 +185,3 @@ def test_replay_batches_always_have_discounts(kind):
         steps = (batch.discounts.log() / np.log(gamma)).round()
         torch.testing.assert_close(batch.rewards, (1 - gamma**steps) / (1 - gamma))
     assert batch._asdict().keys() >= {"discounts", "indices"}
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_discounts_without_gamma_are_zero_after_a_termination(staged):
-    buffer = SharedReplayBuffer(100, SPACES["flat"], Discrete(2), seed=0, staged=staged)
-    steps = step_of(SPACES["flat"], 40)
-    del steps["costs"], steps["plan"]
-    steps["terminations"][::2] = True
-    buffer.add(**steps)
-    batch = buffer.sample(50)
-    assert 0 < batch.terminations.sum() < 50
-    assert batch.discounts.equal((~batch.terminations).float())
-    buffer.sample(50, out=batch)
-    assert batch.discounts.equal((~batch.terminations).float()), "not those of the draw before"
-
-
-def test_a_batch_made_by_hand_may_lack_indices_and_extras():
-    ones = torch.ones(4)
-    batch = RolloutBatch(ones, ones, ones, ones, ones, ones)
-    assert batch.indices is None
-    assert batch.extras == {}
-    assert "indices" not in repr(batch)
-    obs, *_ = batch
-    assert obs is ones

@@ -1,14 +1,10 @@
 """Code on disk for one layout of rows beside code that is compiled for another."""
 
 import os
-import signal
 import subprocess
 import sys
 
 import pytest
-from numba import config
-
-from buffers.core.kernels import njit
 
 KERNEL = """
 import numpy as np
@@ -46,21 +42,3 @@ def test_a_full_disk_or_damaged_files_of_the_cache_are_not_in_the_way(tmp_path):
         file.write_bytes(file.read_bytes()[:60])
     assert run(LIMITED + KERNEL)[-1:] == whole  # damaged, and no room to mend it
     assert run(KERNEL) == whole
-
-
-@pytest.mark.skipif(config.DISABLE_JIT, reason="nothing is compiled")
-def test_ctrl_c_while_numba_loads_or_compiles_waits_until_that_is_done(monkeypatch):
-    @njit()
-    def plus_one(x):
-        return x + 1
-
-    def interrupted(signature, context):
-        signal.raise_signal(signal.SIGINT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(plus_one._cache, "load_overload", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            plus_one(1)
-    assert len(plus_one.signatures) == 1
-    plus_one.disable_compile()
-    assert plus_one(1) == 2

@@ -17,8 +17,6 @@ from buffers import (
     SharedReplayBuffer,
 )
 from buffers.core.memory import allocation, free_bytes
-from buffers.episodic.table import WINDOWS
-from buffers.rollout.storage import RolloutStorage
 
 OBS, ACTIONS = Box(-1, 1, (3,), np.float32), Discrete(2)
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:1")
@@ -116,84 +114,6 @@ def filled_rollout(**options):
     return rollout
 
 
-def test_what_a_user_changes_on_the_device_counts_as_on_the_cpu():
-    results = []
-    for staged in (False, True):
-        rollout = filled_rollout(staged=staged)
-        rollout.rewards /= 10
-        rollout.terminations.logical_or_(rollout.truncations)
-        rollout.truncations.zero_()
-        rollout.compute_advantages(np.ones(2, np.float32))
-        rollout.compute_advantages(np.ones(2, np.float32))
-        results.append((rollout.rewards.clone(), rollout.advantages.clone()))
-        rollout.advance()
-        assert rollout.slot(0).rewards.shape == (2,)
-    for name, plain, staged in zip(("rewards", "advantages"), *results, strict=True):
-        torch.testing.assert_close(plain, staged, msg=name)
-    assert results[0][0][:, 0].tolist() == pytest.approx([1.1, 0.2, 0.3])
-
-
-def test_a_step_that_is_made_again_counts_on_the_device():
-    plain, staged = (filled_rollout(staged=staged) for staged in (False, True))
-    for rollout in (plain, staged):
-        rollout.obs_at(3)
-        assert rollout.rewards[2].tolist() == [3, 3]
-        slot = rollout.slot(2)
-        slot.obs[:], slot.rewards[:] = 7, 8
-        assert rollout.rewards[2].tolist() == [8, 8]
-        rollout.compute_advantages(np.ones(2, np.float32))
-        assert rollout.obs[3].unique().tolist() == [7]
-    torch.testing.assert_close(plain.advantages, staged.advantages)
-
-
-def test_host_pages_are_written_when_the_copies_from_them_have_ended(monkeypatch):
-    rollout, order = filled_rollout(staged=True), []
-
-    def note(name, what):
-        function = getattr(RolloutStorage, name)
-        note = lambda *arguments: (order.append(what), function(*arguments))  # noqa: E731
-        monkeypatch.setattr(RolloutStorage, name, note)
-
-    note("wait_for_device", "wait")
-    note("write_obs", "write")
-    rollout.obs_at(1)
-    for t, expected in ((2, ["write"]), (1, ["wait", "write"])):  # nothing reads row 2 yet
-        order.clear()
-        rollout.write_obs(t, np.zeros((2, 3), np.float32))
-        assert order == expected
-    rollout.compute_advantages(np.zeros(2, np.float32))
-    for call in (rollout.advance, lambda: rollout.start(np.zeros((2, 3), np.float32))):
-        order.clear()
-        call()
-        assert order == ["wait", "write"]
-
-
-def test_draws_read_numbers_of_windows_on_the_device():
-    buffer = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, staged=True)
-    assert isinstance(buffer.generator, torch.Generator)
-    draws, places = [], []
-    for length in (5, 9):
-        buffer.add_episode({
-            "obs": np.zeros((length + 1, 3), np.float32), "actions": np.zeros(length, np.int64),
-            "rewards": np.zeros(length, np.float32),
-        })  # fmt: skip
-        buffer.sample_sequences(4, 4)
-        table, live = buffer._table.there, buffer._table.live_there
-        places.append([part.data_ptr() for part in (table, live)])
-        draws.append([live.tolist(), (table[WINDOWS, live[1]] - table[WINDOWS, live[0]]).item()])
-    assert places[0] == places[1] and draws == [[[0, 1], 2], [[0, 2], 8]]
-
-
-def test_numbers_of_a_policy_are_stored_as_the_space_has_them():
-    space = Box(-1, 1, (2,), np.float64)
-    rollout = make_rollout(1, 3, OBS, space, autoreset_mode="NextStep", staged=True)
-    rollout.start(np.zeros((3, 3), np.float32))
-    actions = torch.linspace(-1, 1, 6).view(3, 2)
-    given = rollout.put(0, actions=actions, log_probs=actions[:, 0], values=actions[:, 1])
-    assert given.dtype == np.float64
-    np.testing.assert_array_equal(given, actions.double().numpy())
-
-
 class Transfers(TorchDispatchMode):
     """Notes operations that wait, on tensors of some memory if that is given."""
 
@@ -242,28 +162,6 @@ def test_updates_and_minibatches_are_sent_without_waiting():
         for a, b in zip(list(make(first)), list(make(second)), strict=True):
             assert a.indices.equal(b.indices)
             torch.testing.assert_close(a.advantages, b.advantages)
-
-
-def test_tensors_of_another_device_are_refused():
-    buffer = PrioritizedReplayBuffer(16, OBS, ACTIONS, num_envs=4, seed=0, staged=True)
-    buffer.add(**columns(4))
-    elsewhere = torch.zeros(2, device="meta")
-    with pytest.raises(BufferMisuseError, match="lies on meta, expected the CPU"):
-        buffer.update_priorities(elsewhere.long(), elsewhere)
-    with pytest.raises(BufferMisuseError, match="lies on meta, expected the CPU"):
-        buffer.add(**{**columns(4), "rewards": torch.zeros(4, device="meta")})
-
-
-class Operations(TorchDispatchMode):
-    """Notes operations by name."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.found.append(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
 
 
 class Elsewhere(torch.Tensor):

@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from episodes import fill, make_buffer, make_episode, one_step
-from gymnasium import spaces
+from episodes import fill, make_buffer, make_episode
 from gymnasium.spaces import Box, Discrete
 
 from buffers import BufferMemoryError, BufferMisuseError, EpisodicReplayBuffer
-from buffers.episodic import draws
-from buffers.episodic.draws import offsets_below
 
 
 def slow_bound(length, boundaries, t):
@@ -72,19 +69,6 @@ def test_offsets_follow_the_truncated_geometric_law(discount, staged):
     assert chi_square_fits(np.bincount(steps, minlength=length), eligible)
 
 
-@pytest.mark.parametrize("discount", [1e-300, 0.5, 1 - 1e-12, np.nextafter(1, 0)])
-def test_offsets_stay_within_room_for_extreme_numbers(discount):
-    uniforms = torch.tensor([0.0, 0.3, 1 - 2.0**-53], dtype=torch.float64).repeat(4)
-    rooms = torch.tensor([1, 2, 10**6, 2**31 - 2]).repeat_interleave(3)
-    by_torch = offsets_below(uniforms, rooms, discount)
-    compiled = [
-        draws.offset_below(u, room, np.log(discount))
-        for u, room in zip(uniforms.tolist(), rooms.tolist(), strict=True)
-    ]
-    assert ((by_torch >= 1) & (by_torch <= rooms)).all()
-    np.testing.assert_allclose(by_torch.numpy(), compiled, rtol=1e-6, atol=1)  # of rounding
-
-
 def lengths_by_number(buffer):
     episodes = map(buffer.episode, range(buffer.num_episodes))
     return {int(e["obs"][0, 0]): len(e["rewards"]) for e in episodes}
@@ -104,32 +88,6 @@ def test_sequences_are_contiguous_and_stay_in_one_episode(length, staged):
     torch.testing.assert_close(batch.actions, steps)
     ends = torch.tensor([lengths[int(n)] for n in numbers[:, 0]])[:, None]
     torch.testing.assert_close(batch.terminations, steps == ends - 1)
-
-
-@pytest.mark.parametrize("over", ["steps", "episodes"])
-def test_all_windows_are_drawn_and_no_other_wherever_the_ring_begins(over, staged):
-    for offset in range(1, 8):
-        buffer = make_buffer(14, staged=staged)
-        lengths = [offset, 6, 5, 3]
-        for number, length in enumerate(lengths):
-            buffer.add_episode(make_episode(number, length))
-        wanted = {(n, step) for n in (1, 2, 3) for step in range(lengths[n] - 1)}
-        batch = buffer.sample_sequences(400, 2, over=over)
-        assert set(zip(*batch.obs[:, 0].long().T.tolist(), strict=True)) == wanted
-        assert torch.equal(batch.obs[:, 1], batch.next_obs[:, 0])
-
-
-def test_padded_sequences_end_with_the_episode(staged):
-    buffer = fill(make_buffer(150, staged=staged))
-    lengths = lengths_by_number(buffer)
-    batch = buffer.sample_sequences(400, 8, pad=True)
-    first = batch.steps[:, 0].long()
-    left = torch.tensor([lengths[int(n)] for n in batch.obs[:, 0, 0]]) - first
-    torch.testing.assert_close(batch.mask, torch.arange(8) < left[:, None])
-    outside = ~batch.mask
-    for field in (batch.obs, batch.next_obs, batch.actions, batch.rewards, batch.terminations):
-        assert not field[outside].any()
-    assert (batch.next_obs[batch.mask][:, 1] == batch.obs[batch.mask][:, 1] + 1).all()
 
 
 @pytest.mark.parametrize(("burn_in", "overlap", "pad"), [(0, 0, False), (2, 3, True), (3, 1, True)])
@@ -183,67 +141,6 @@ def test_stored_states_are_refreshed_where_their_episode_is_still_there(staged):
         buffer.refresh_states(batch, state=-batch.obs.repeat(1, 1, 2))
 
 
-def test_every_kind_of_space_comes_back(staged):
-    nested = spaces.Dict(
-        image=spaces.Box(0, 255, (3, 2, 2), np.uint8),
-        pair=spaces.Tuple([spaces.Discrete(5), spaces.Box(-1, 1, (), np.float64)]),
-        bits=spaces.MultiBinary(3),
-    )
-    extra = {"log_probs": spaces.Box(-9, 9, ()), "legal": spaces.MultiBinary(2)}
-    buffer = EpisodicReplayBuffer(
-        60,
-        nested,
-        spaces.Box(-1, 1, (3,), np.float16),
-        extra_columns=extra,
-        seed=1,
-        staged=staged,
-    )
-    nested.seed(0)
-    rng = np.random.default_rng(0)
-    episodes = []
-    for length in (20, 3, 30, 25):
-        obs = [nested.sample() for _ in range(length + 1)]
-        episode = {
-            "obs": {
-                "image": np.stack([o["image"] for o in obs]),
-                "pair": tuple(np.stack([o["pair"][i] for o in obs]) for i in range(2)),
-                "bits": np.stack([o["bits"] for o in obs]),
-            },
-            "actions": rng.normal(size=(length, 3)).astype(np.float16),
-            "rewards": rng.normal(size=length),
-            "log_probs": rng.normal(size=length).astype(np.float32),
-            "legal": rng.integers(0, 2, (length, 2), dtype=np.int8),
-        }
-        episodes.append(episode)
-        buffer.add_episode(episode)
-    assert buffer.episode_lengths.tolist() == [3, 30, 25]
-    for index, episode in enumerate(episodes[1:]):
-        found = buffer.episode(index)
-        np.testing.assert_array_equal(found["obs"]["image"], episode["obs"]["image"])
-        for i in range(2):
-            np.testing.assert_array_equal(found["obs"]["pair"][i], episode["obs"]["pair"][i])
-        for name in ("actions", "log_probs", "legal"):
-            np.testing.assert_array_equal(found[name], episode[name])
-        assert found["truncations"].tolist() == [False] * (len(episode["rewards"]) - 1) + [True]
-    batch = buffer.sample(16, 0.9)
-    assert batch.obs["image"].shape == batch.future_obs["image"].shape == (16, 3, 2, 2)
-    assert batch.obs["pair"][1].dtype == torch.float64
-    assert (batch.extras["legal"].shape, batch.extras["log_probs"].shape) == ((16, 2), (16,))
-
-
-def test_draws_depend_on_the_seed_alone(staged):
-    torch.manual_seed(3)
-    first, second = (fill(make_buffer(staged=staged, seed=5)) for _ in range(2))
-    state = torch.get_rng_state()
-    np.random.default_rng(0)
-    a, b = first.sample(32, 0.9), second.sample(32, 0.9)
-    assert all(map(torch.equal, a, b))
-    assert not torch.equal(first.sample(32, 0.9).obs, a.obs)
-    other = fill(make_buffer(staged=staged, seed=6)).sample(32, 0.9)
-    assert not torch.equal(other.obs, a.obs)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_bytes_are_listed_and_refused_if_too_many(staged, set_free_bytes):
     buffer = make_buffer(500, staged=staged)
     held = sum(buffer.memory()[name] for name in ("rows", "table"))
@@ -254,24 +151,6 @@ def test_bytes_are_listed_and_refused_if_too_many(staged, set_free_bytes):
     ):
         make_buffer(500, staged=staged)
     make_buffer(499, staged=staged)
-
-
-def test_an_episode_as_long_as_the_capacity_is_stored_in_pieces(staged):
-    buffer = make_buffer(5, staged=staged)
-    for step in range(12):
-        buffer.add(**one_step(1, step, over=step == 11))
-    assert buffer.episode_lengths.tolist() == [2]
-    assert buffer.episode(0)["obs"][:, 0].tolist() == [10, 11, 12]
-
-
-def test_more_steps_than_capacity_ending_at_once_leave_the_newest_episodes(staged):
-    buffer = make_buffer(50, staged=staged)
-    for step in range(20):
-        columns = one_step(6, step, over=step == 19)
-        columns["actions"][:] = np.arange(6)
-        buffer.add(**columns)
-    assert buffer.episode_lengths.tolist() == [20, 20]
-    assert [buffer.episode(i)["actions"][0].item() for i in range(2)] == [4, 5]
 
 
 @pytest.mark.gpu

@@ -28,46 +28,6 @@ def filled(**options):
     return buffer
 
 
-def chi_square_fits(counts, law):
-    """Whether chance gives counts so far from the law more often than once in 10 000 times."""
-    counts, law = np.asarray(counts, float), np.asarray(law, float)
-    assert counts[law == 0].sum() == 0
-    expected = counts.sum() * law / law.sum()
-    often = expected > 5
-    freedom = max(often.sum() - 1, 1)
-    found = ((counts - expected)[often] ** 2 / expected[often]).sum()
-    return found < freedom + 5 * np.sqrt(2 * freedom) + 10
-
-
-@pytest.mark.parametrize("staged", [False, True], ids=["compiled", "staged"])
-@pytest.mark.parametrize("strategy, discount, over", [
-    ("future", 0.7, "steps"), ("future", 0.0, "episodes"), ("bound", 0.7, "episodes"),
-    ("bound", 1.0, "steps"),
-])  # fmt: skip
-def test_distances_follow_the_truncated_geometric_law(strategy, discount, over, staged):
-    buffer = filled(staged=staged)
-    batch = buffer.sample_goals(60_000, strategy, discount=discount, over=over)
-    numbers, steps = batch.obs.numpy().astype(int).T
-    torch.testing.assert_close(batch.goal_obs[:, 1], batch.obs[:, 1] + batch.goal_offsets)
-    assert (batch.goal_obs[:, 0] == batch.obs[:, 0]).all()
-    drawn, wanted = [], []
-    for number, length in enumerate(LENGTHS):
-        rooms = np.array([slow_room(strategy, length, t) for t in range(length)])
-        share = (rooms > 0) / (1 if over == "steps" else max((rooms > 0).sum(), 1))
-        wanted += share.tolist()
-        drawn += np.bincount(steps[numbers == number], minlength=length).tolist()
-        for t, room in enumerate(rooms):
-            offsets = batch.goal_offsets[(numbers == number) & (steps == t)].numpy()
-            law = np.zeros(room + 1)
-            law[1:] = float(discount) ** np.arange(room)
-            assert (
-                len(offsets) == 0
-                if room == 0
-                else chi_square_fits(np.bincount(offsets, minlength=room + 1), law)
-            )
-    assert chi_square_fits(drawn, wanted)
-
-
 @pytest.mark.parametrize("strategy, discount", [
     ("future", 1.0), ("future", 0.9), ("final", 1.0), ("episode", 1.0), ("bound", 0.5),
 ])  # fmt: skip
@@ -171,23 +131,3 @@ def test_goals_that_are_not_alike_are_refused():
         buffer = make_buffer()
         buffer.add_episode(make_episode(0, 1))
         buffer.sample_goals(4, "bound")
-
-
-@pytest.mark.parametrize("draw", [
-    lambda b: b.sample_goals(4), lambda b: b.sample_goals(4, "bound"), lambda b: b.sample(4),
-    lambda b: b.sample_sequences(4, 2), lambda b: b.sample_stacks(4, 2),
-], ids=["goals", "bound", "pairs", "sequences", "stacks"])  # fmt: skip
-def test_without_a_whole_episode_the_draw_says_so(draw):
-    buffer = EpisodicReplayBuffer(
-        100, spaces.Box(-9, 9, (6,), np.float64), ACTIONS, num_envs=2, seed=0
-    )
-    obs, no = np.zeros((2, 6)), np.zeros(2, bool)
-    for _ in range(3):
-        buffer.add(
-            obs=obs, next_obs=obs, actions=np.zeros(2, int), rewards=np.ones(2), terminations=no,
-            truncations=no,
-        )  # fmt: skip
-    with pytest.raises(BufferMisuseError, match="holds no whole episode yet"):
-        draw(buffer)
-    buffer.cut_episodes()
-    draw(buffer)

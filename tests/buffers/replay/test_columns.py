@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import pickle
 from typing import Any
 
@@ -14,7 +13,6 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from buffers import (
     BufferMisuseError,
-    EpisodicReplayBuffer,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
@@ -115,24 +113,6 @@ def test_columns_are_those_of_a_whole_batch(case, staged):
         assert repr(clone) == repr(found)
 
 
-def test_columns_that_are_none_are_refused():
-    buffer = fill(
-        SharedReplayBuffer(30, FLAT, Discrete(4), extra_columns={"costs": Box(-9, 9, (2,))})
-    )
-    wrong: Any = ("obs", (), ("obs", "no"), ("env_ids",), ("weights",), [["obs"]], 3, {"obs": 1})
-    for columns in wrong:
-        with pytest.raises(BufferMisuseError, match="columns is"):
-            buffer.sample(4, columns=columns)
-    out = buffer.new_batch(4, ("obs",))
-    with pytest.raises(BufferMisuseError, match="and the same columns"):
-        buffer.sample(4, out, columns=("actions",))
-    with pytest.raises(AttributeError):
-        _obs, *_others = buffer.sample(4, columns=("obs",))
-    assert buffer.sample(4, out, columns=["obs"]) is out
-    for names in itertools.islice(itertools.combinations(("obs", "actions", "rewards"), 2), 60):
-        assert buffer.sample(4, columns=names)._asdict().keys() == {*names, "indices"}
-
-
 def test_sequences_of_some_columns_are_those_of_all():
     options = {"num_envs": NUM_ENVS, "track_episodes": True, "seed": 1}
     extras = {"costs": Box(-9, 9, (2,))}
@@ -155,30 +135,3 @@ def test_sequences_of_some_columns_are_those_of_all():
         whole.update_sequence_priorities(expected, np.ones((9, 3)))
     with pytest.raises(BufferMisuseError, match="columns is"):
         part.sample_sequences(9, **how, columns=("discounts",))
-
-
-def test_episodes_have_some_columns_of_sequences():
-    buffers = [
-        EpisodicReplayBuffer(50, FLAT, Discrete(4), seed=1, extra_columns={"costs": Box(-9, 9)})
-        for _ in range(2)
-    ]
-    rng = np.random.default_rng(0)
-    for length in (5, 9):
-        episode = {
-            "obs": make_obs(FLAT, rng, length + 1), "actions": rng.integers(0, 4, length),
-            "rewards": rng.random(length), "terminations": np.zeros(length, bool),
-            "truncations": np.arange(length) == length - 1,
-            "costs": rng.random((length, 1)).astype(np.float32),
-        }  # fmt: skip
-        for buffer in buffers:
-            buffer.add_episode(episode)
-    whole, part = buffers
-    for columns in (("next_obs",), ["costs", "steps"], {"obs", "terminations"}):
-        expected, found = whole.sample_sequences(6, 3), part.sample_sequences(6, 3, columns=columns)
-        for name in {*columns, "steps"}:
-            assert_equal(getattr(found, name), getattr(expected, name))
-        with pytest.raises(AttributeError, match="columns="):
-            _ = found.actions
-        assert len(found) == 6
-    with pytest.raises(BufferMisuseError, match="columns is"):
-        part.sample_sequences(6, 3, columns="obs")

@@ -93,24 +93,6 @@ def test_draws_are_those_of_memory_also_after_reopening(kind, tmp_path):
             assert buffer.num_added == memory.num_added
 
 
-def test_an_add_of_several_pieces_and_laps(tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "_FEW_BYTES", 200)  # a few rows
-    envs, model = CountingEnvs(3), ListModel(7, 3, per_env=False)
-    buffer = make(tmp_path / "f", track_env=True)
-    assert buffer._folder.limit < 7
-    for ids in ([0, 1, 2] * 8, [2, 2, 0], [1]):
-        made = envs.random_steps(ids)
-        buffer.add(**columns_of(made), env_ids=np.array(ids))
-        model.add(made)
-        check(buffer, model)
-    made = envs.random_steps([0, 1, 2])
-    buffer.add(**columns_of(made), valid=np.array([True, False, True]))
-    model.add([made[0], made[2]])
-    envs.numbers[1] = 0
-    fill([buffer], envs, model)
-    check(buffer, model)
-
-
 @pytest.mark.parametrize("stage", ["begun", "half a row", "written"])
 @pytest.mark.parametrize("kind", CLASSES)
 def test_a_process_that_dies_in_an_add_leaves_what_it_has_committed(
@@ -258,67 +240,9 @@ def test_a_power_loss_leaves_what_was_flushed_and_says_what_is_lost(tmp_path, mo
     assert len(other) == 90
 
 
-def test_after_a_power_loss_a_small_ring_can_be_drawn_from_at_once(tmp_path, monkeypatch):
-    buffer, envs = make(tmp_path / "f", capacity=90), CountingEnvs(3)
-    fill([buffer], envs, steps=30)
-    buffer.flush()
-    fill([buffer], envs, steps=1)
-    shutil.copytree(tmp_path / "f", tmp_path / "later")
-    monkeypatch.setattr(folders, "_boot_id", lambda: "another start")
-    with pytest.warns(UserWarning, match="was stopped"):
-        other = make(tmp_path / "later", capacity=90)
-    assert len(other) == 0
-    model = ListModel(90, 3, per_env=False)
-    fill([other], CountingEnvs(3, 5), model, 2)
-    assert len(other) == 6
-    assert set(other.sample(20).obs[:, 0].tolist()) <= {made.obs for made in model.rings[0]}
-
-
 def test_a_folder_has_no_priorities(tmp_path):
     with pytest.raises(BufferMisuseError, match="no priorities"):
         PrioritizedReplayBuffer(7, OBS, ACTIONS, storage="memmap", folder=tmp_path / "f")
-
-
-PROCESSES = """
-import os, shutil, sys, time
-sys.path.insert(0, sys.argv[2])
-from buffers import SharedReplayBuffer
-from buffers.replay import folder as folders
-from replay_model import ACTIONS, OBS, CountingEnvs, columns_of
-
-def make(**options):
-    return SharedReplayBuffer(
-        1000, OBS, ACTIONS, storage="memmap", folder=sys.argv[1], num_envs=3, **options
-    )
-
-def fill(buffer):
-    buffer.add(**columns_of(CountingEnvs(3).random_steps(range(3))))
-
-def told(function):
-    if not os.fork():
-        try:
-            print(function(), flush=True)
-        except Exception as error:
-            print(type(error).__name__, str(error).replace(" ", "_"), flush=True)
-        os._exit(0)
-    os.wait()
-
-def another(**options):
-    return len(make(**options))
-
-buffer = make()
-fill(buffer)
-told(another)
-told(lambda: fill(buffer))
-shutil.copytree(sys.argv[1], sys.argv[1] + " copied")
-told(another)
-sleeper = os.fork()
-if not sleeper:
-    time.sleep(60)
-buffer.close()
-told(another)
-os.kill(sleeper, 9)
-"""
 
 
 def test_a_folder_has_one_writer(tmp_path):
@@ -330,16 +254,6 @@ def test_a_folder_has_one_writer(tmp_path):
     with pytest.raises(BufferMisuseError, match="was closed"):
         buffer.sample(1)
     make(tmp_path / "own")
-
-
-@pytest.mark.slow
-def test_what_other_processes_may_do_with_a_folder(tmp_path):
-    path = os.path.dirname(__file__) + "/../.."
-    found = printed(PROCESSES, tmp_path / "f", path, kind="buffers")
-    assert found[0] == found[2] == found[4] == "BufferMisuseError"
-    assert "written_to_by_another_buffer" in found[1] and "was_forked" in found[3]
-    # A copy of the folder, which closes its files, and a child that lives on change nothing.
-    assert "written_to_by_another_buffer" in found[5] and found[6:] == ["3"]
 
 
 def test_a_folder_of_another_buffer_is_refused_and_stays(tmp_path):
@@ -359,20 +273,6 @@ def test_a_folder_of_another_buffer_is_refused_and_stays(tmp_path):
         make(tmp_path / "g")
     assert [path.name for path in (tmp_path / "g").iterdir()] == ["thesis.tex"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "f").iterdir()} == before
-
-
-def test_rows_without_a_header_are_not_overwritten(tmp_path):
-    buffer = make(tmp_path / "f")
-    fill([buffer], CountingEnvs(3), steps=2)
-    buffer.close()
-    header = (tmp_path / "f" / "header.json").read_bytes()
-    (tmp_path / "f" / "header.json").unlink()
-    with pytest.raises(CheckpointError, match=r"rows without header\.json"):
-        make(tmp_path / "f")
-    (tmp_path / "f" / "header.json").write_bytes(header)
-    buffer = make(tmp_path / "f")
-    assert buffer.num_added == 6
-    buffer.close()
 
 
 def test_states_of_other_storage_are_refused_and_of_other_folders_warned_of(tmp_path):
@@ -477,16 +377,3 @@ def test_arguments_that_do_not_go_together(options, tmp_path, monkeypatch):
     with pytest.raises(BufferMisuseError, match="needs storage='memmap', which needs device='cpu'"):
         SharedReplayBuffer(7, PICTURE, ACTIONS, num_envs=2, **options)
     assert not os.listdir(tmp_path)
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-def test_calls_after_close_are_refused(kind, tmp_path):
-    buffer = make(tmp_path / "f", kind)
-    fill([buffer], CountingEnvs(3))
-    buffer.close()
-    make(tmp_path / "f", kind)
-    calls = [buffer.order, buffer.state_dict, buffer.cut_episodes, lambda: buffer.get([0])]
-    calls += [lambda: buffer.sample(1), lambda: fill([buffer], CountingEnvs(3))]
-    for call in calls:
-        with pytest.raises(BufferMisuseError, match="was closed"):
-            call()

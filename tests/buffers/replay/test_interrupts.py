@@ -6,12 +6,10 @@ from gymnasium.spaces import Box, Discrete
 from replay_model import ACTIONS, OBS, CountingEnvs, TornModel, check_against, columns_of
 
 from buffers import (
-    BufferMisuseError,
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
 )  # fmt: skip
-from buffers.replay import sequences
 from buffers.replay import table as tables
 from buffers.replay.table import write_columns
 
@@ -61,40 +59,6 @@ def test_what_is_drawn_after_an_interrupt_is_what_was_added_before(kind, option,
         assert buffer.priorities.sum() == len(held)
 
 
-@pytest.mark.parametrize("name", ["commit", "choose", "let_go", "before commit"])
-def test_an_interrupt_around_slots_loses_none(name, monkeypatch):
-    buffer = SharedReplayBuffer(9, OBS, ACTIONS, num_envs=3, store_next=False)
-    envs, model = CountingEnvs(3), TornModel(9, 3, False)
-    once = buffer._table.once
-    for turn in range(40):
-        made = envs.random_steps(range(3), 0.4)
-        if turn % 3 == 2:
-            is_counted, method = "commit" in name, name.split()[-1]
-            whole = getattr(once, method)
-
-            def stop(*arguments, whole=whole):
-                if name != "before commit":
-                    whole(*arguments)
-                raise KeyboardInterrupt
-
-            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(once, method, stop)
-                buffer.add(**columns_of(made))
-            if is_counted:  # all was written
-                model.add(made)
-                check_against(buffer, model)
-                continue
-            if name == "let_go":
-                model.tear(made)
-            check_against(buffer, model)
-        buffer.add(**columns_of(made))
-        model.add(made)
-        check_against(buffer, model)
-    before = sorted(once.free[: once.num_free[0]].tolist())
-    buffer.load_state_dict(buffer.state_dict())  # which finds out anew what is free
-    assert before == sorted(once.free[: once.num_free[0]].tolist())
-
-
 def rows_of(begin, count, *, is_over=True):
     obs = np.arange(begin, begin + count, dtype=np.float32)[:, None]
     return {
@@ -106,34 +70,6 @@ def rows_of(begin, count, *, is_over=True):
 
 def interrupt(*args):
     raise KeyboardInterrupt
-
-
-@pytest.mark.parametrize("options", [{}, {"staged": True}])
-@pytest.mark.parametrize("count", [10, 1000])
-def test_after_an_interrupted_add_of_a_whole_ring_the_next_rows_can_be_drawn(
-    count, options, monkeypatch
-):
-    buffer = SharedReplayBuffer(10, WIDE, Discrete(2), **options)
-    buffer.add(**rows_of(0, 10))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(buffer._table, "_write", interrupt)
-        buffer.add(**rows_of(100, count))
-    with pytest.raises(BufferMisuseError, match="the buffer is empty"):
-        buffer.sample(4)
-    for begin in range(0, 4):
-        buffer.add(**rows_of(begin, 1))
-        assert buffer.get(buffer.order()).obs[:, 0].tolist() == [*range(begin + 1)]
-
-
-def test_sequences_after_an_interrupt_behind_the_rows(monkeypatch):
-    buffer = SharedReplayBuffer(4, WIDE, Discrete(2), num_envs=1, track_episodes=True, seed=0)
-    for begin in range(4):
-        buffer.add(**rows_of(begin, 1, is_over=False))
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(sequences, "number_rows", interrupt)
-        buffer.add(**rows_of(100, 1))
-    drawn = buffer.sample_sequences(40, 2).obs[..., 0].tolist()
-    assert set(map(tuple, drawn)) <= {(1, 2), (2, 3), (3, 100)}
 
 
 @pytest.mark.parametrize("options", [{"store_next": False}, {"staged": True}])

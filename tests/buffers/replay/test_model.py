@@ -40,68 +40,6 @@ def check(buffer, model, option):
     check_against(buffer, model, choice.get("n_step", 1), choice.get("gamma"))
 
 
-def no_rows(columns):
-    if isinstance(columns, dict):
-        return {name: no_rows(column) for name, column in columns.items()}
-    return columns[:0]
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("capacity", [1, 7])
-def test_several_laps_of_whole_steps(kind, option, capacity):
-    envs, model = CountingEnvs(3), ListModel(capacity, 3, kind == "per_env")
-    staged = (kind == "shared") is (capacity == 1)
-    buffer = make(kind, capacity, 3, option, staged=staged)
-    for _ in range(3 * capacity):
-        made = envs.random_steps(range(3))
-        buffer.add(**columns_of(made))
-        model.add(made)
-        check(buffer, model, option)
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("space", [OBS, NESTED], ids=["flat", "nested"])
-def test_ragged_adds_also_larger_than_the_capacity(kind, option, space):
-    rng = np.random.default_rng(1)
-    staged = (kind == "shared") is (space is OBS)
-    envs, model = CountingEnvs(4, seed=1), ListModel(10, 4, kind == "per_env")
-    buffer = make(kind, 10, 4, option, space, staged)
-    for size in (0, 3, 9, 1, 10, 11, 0, 25, 4, 100, 2, 1):
-        ids = rng.integers(0, 4, size)
-        made = envs.random_steps(ids)
-        columns = columns_of(made or CountingEnvs(1).random_steps([0]), space)
-        buffer.add(**(columns if made else no_rows(columns)), env_ids=ids)
-        model.add(made)
-        check(buffer, model, option)
-
-
-def test_an_env_that_pauses_for_a_lap_is_not_linked_to_what_took_its_rows():
-    for option in ("three steps", "stored once"):
-        envs, model = CountingEnvs(2), ListModel(5, 2, False)
-        buffer = make("shared", 5, 2, option)
-        for env in (0, 1, 1, 1, 1, 1, 0, 1, 0, 0):
-            made = [envs.step(env, False, False)]
-            buffer.add(**columns_of(made), env_ids=[env])
-            model.add(made)
-            check(buffer, model, option)
-
-
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("kind", CLASSES)
-def test_many_final_observations_make_room_for_themselves(kind, staged):
-    envs, model = CountingEnvs(2), ListModel(200, 2, kind == "per_env")
-    buffer = make(kind, 200, 2, "stored once", staged=staged)
-    before = buffer.nbytes
-    for _ in range(40):
-        made = [envs.step(env % 2, False, True) for env in range(14)]
-        buffer.add(**columns_of(made))
-        model.add(made)
-    check(buffer, model, "stored once")
-    assert buffer.nbytes > before
-
-
 class ReplayMachine(RuleBasedStateMachine):
     """Any sequence of adds, cuts and checkpoints leaves what the lists have."""
 

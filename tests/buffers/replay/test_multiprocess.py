@@ -18,8 +18,6 @@ from buffers import (
     SharedReplayBuffer,
 )
 from buffers.replay import multiprocess as module
-from buffers.replay import table as tables
-from buffers.replay.table import write_columns
 
 
 def simple(capacity=100, num_writers=1, **options):
@@ -135,81 +133,6 @@ def test_all_committed_rows_are_drawn_alike_and_no_others():
         again.sample(20, columns=("weights",))
 
 
-@pytest.mark.parametrize("stage", ["begun", "half written", "written"])
-def test_a_writer_that_dies_in_an_add_leaves_what_it_has_committed(stage, monkeypatch):
-    options = {"num_envs": 1, "n_step": 3, "gamma": 1.0}
-    buffer, torn = simple(48, **options), rows(*[-3] * 6)
-    writer = buffer.writer()
-    for number in range(100):
-        writer.add(**(rows(number) | {"terminations": np.zeros(1, bool)}), valid=[True])
-    before = buffer._memory.rows.clone()
-
-    def stop(*args):
-        raise SystemExit
-
-    table = writer._table
-
-    def write_half(columns, *rest):
-        write_columns(dict([*columns.items()][:3]), *rest)
-        stop()
-
-    owner, name, instead = {
-        "begun": (table, "_write", stop), "half written": (tables, "write_columns", write_half),
-        "written": (table, "_commit", stop),
-    }[stage]  # fmt: skip
-    monkeypatch.setattr(owner, name, instead)
-    with pytest.raises(SystemExit):
-        writer.add(**torn, valid=np.ones(6, bool))
-    monkeypatch.undo()
-    die(writer)
-    assert (before != buffer._memory.rows).any() == (stage != "begun")
-    assert buffer.num_added == 100
-    assert buffer.counts.tolist() == [42]
-
-    def firsts(size=2000):
-        batch = buffer.sample(size)
-        found = batch.obs[:, 0].numpy().astype(int)
-        ends = zip(found, batch.rewards.tolist(), batch.next_obs[:, 0].tolist(), strict=True)
-        for first, reward, last in ends:
-            window = list(range(first, min(first + 3, 100)))
-            over = [n for n in window if n % 7 == 0]
-            window = window[: window.index(over[0]) + 1] if over else window
-            if 0 <= first < 1000:
-                assert reward == sum(window) and last == window[-1] + 0.5
-        return set(found.tolist())
-
-    new = set()
-    assert firsts() == set(range(58, 100))
-    other = buffer.writer()  # goes on behind what was committed, first over rows that may be torn
-    for number in range(1000, 1020):
-        other.add(**(rows(number) | {"terminations": np.zeros(1, bool)}))
-        new, begun = new | {number}, max(106, 100 + number - 999)
-        assert firsts() == set(range(begun - 48, 100)) | new
-    assert buffer.counts.tolist() == [48]
-
-
-def test_rows_overwritten_while_they_are_copied_are_drawn_anew(monkeypatch):
-    buffer, number = simple(16), 100
-    writer, gather = buffer.writer(), buffer._reader.fill
-    writer.add(**rows(*range(16)))
-    calls = []
-
-    def gather_late(batch):
-        nonlocal number
-        gather(batch)
-        if len(calls) < 3:
-            writer.add(**rows(number, number + 1))
-            number += 2
-        gather(batch)  # what is copied now is partly of other rows
-        calls.append(batch.memory.indices.clone())
-
-    monkeypatch.setattr(buffer._reader, "fill", gather_late)
-    batch = buffer.sample(256)
-    assert len(calls) > 1
-    found = numbers_in(batch)
-    assert set(found) <= {*range(2, 16), *range(100, number)}
-
-
 def test_draws_from_rings_that_are_overwritten_faster_than_they_are_copied_end(monkeypatch):
     buffer, number = simple(4), 100
     writer, gather = buffer.writer(), buffer._reader.fill
@@ -308,15 +231,6 @@ def test_two_processes_are_not_one_writer_and_none_writes_to_what_it_does_not_kn
     for refused in (lambda: buffer.sample(1), buffer.writer):
         with pytest.raises(BufferMisuseError, match="was closed"):
             refused()
-
-
-def test_a_buffer_that_nobody_has_is_closed():
-    buffer = simple()
-    writer = buffer.writer()
-    writer.add(**rows(1))
-    del buffer
-    with pytest.raises(BufferClosedError):
-        writer.add(**rows(1))
 
 
 PROGRAM = """
@@ -451,54 +365,3 @@ def test_two_hundred_kills_of_writers_tear_no_row(n_step):
     torn, added = map(int, printed(KILLS, n_step, 200, kind="buffers", timeout=280))
     assert torn > 10, "kills that came in the middle of an add"
     assert added > 10_000
-
-
-ENDS = (
-    PROGRAM
-    + """
-def spawn(function):
-    sys.stdout.flush()
-    if pid := os.fork():
-        return pid
-    try:
-        function()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(0)
-
-reading, writing = os.pipe()
-started, done = os.pipe()
-def learn():
-    buffer = make(1)
-    def add():
-        writer = buffer.writer()
-        writer.add(**columns(0, 0, 3))
-        print(len(buffer.sample(1).rewards) == 1)
-        os.write(writing, b"ready")
-        deadline = time.monotonic() + 30
-        try:
-            while time.monotonic() < deadline:
-                writer.add(**columns(0, 0, 3))
-                time.sleep(0.01)
-        except BufferClosedError:
-            os.write(writing, b"ended")
-    pid = spawn(add)
-    assert os.read(reading, 5) == b"ready"
-    assert buffer.writer_pids == [pid, 0]
-    os.write(done, b"ready")
-    time.sleep(60)
-
-learner = spawn(learn)
-assert os.read(started, 5) == b"ready"
-os.kill(learner, signal.SIGKILL)
-os.waitpid(learner, 0)
-print(os.read(reading, 5).decode())
-"""
-)
-
-
-@pytest.mark.slow
-def test_a_writer_ends_soon_after_the_learner_was_killed():
-    assert printed(ENDS, kind="buffers") == ["True", "ended"]

@@ -1,14 +1,11 @@
 """Prioritized sampling: its law, its sums after many updates, and the order of calls."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from replay_model import ACTIONS, OBS, CountingEnvs, check_law, columns_of
 
 from buffers import BufferMisuseError, PrioritizedReplayBuffer
-from buffers.replay.priorities import DeviceValues, SumTree
 
 STAGED = pytest.mark.parametrize("staged", [False, True], ids=["tree", "blocks"])
 
@@ -102,35 +99,6 @@ def test_when_all_priorities_are_zero_nothing_can_be_drawn():
 def test_exponents_are_checked(options):
     with pytest.raises(BufferMisuseError, match=next(iter(options))):
         filled(3, **options)
-
-
-def test_sums_do_not_drift_in_a_million_updates():
-    tree, rng = SumTree(1000), np.random.default_rng(0)
-    leaves = rng.integers(0, 1000, (1000, 1000))
-    values = 10.0 ** rng.uniform(-8, 8, (1000, 1000))
-    for k in range(1000):
-        tree.update(leaves[k], values[k])
-    tree.update(np.arange(1000), np.linspace(0, 1, 1000))
-    fresh = SumTree(1000)
-    fresh.update(np.arange(1000), np.linspace(0, 1, 1000))
-    assert (tree._tree == fresh._tree).all()
-    assert tree.total == pytest.approx(500)
-
-
-@pytest.mark.parametrize(
-    ("row", "priority"), [(500, 7.0), (-1, 7.0), (0, math.nan), (0, -1.0), (0, 1e300)]
-)
-def test_what_is_refused_on_a_device_leaves_the_rest_of_the_update_alone(row, priority):
-    sums = DeviceValues(100, torch.device("cpu"), 1.0, 1e9)
-    sums.insert(torch.arange(100))
-    rows, priorities = torch.tensor([0, row, 99]), torch.tensor([5.0, priority, 2.0])
-    live = torch.tensor([0]), torch.tensor([100])
-    sums.update(rows, priorities.double(), live)
-    assert sums.leaves(live).tolist() == [5.0, *[1.0] * 98, 2.0]
-    found, weights = torch.zeros(1050, dtype=torch.int64), torch.zeros(1050)
-    sums.draw(torch.Generator().manual_seed(0), found, weights, 1.0, live)
-    assert abs(int((found == 0).sum()) - 50) <= 1  # of a sum of 105
-    assert (int(sums.num_refused), float(sums.largest)) == (1, 5.0)
 
 
 def test_every_pattern_of_zeros_in_a_node_keeps_the_law():

@@ -1,14 +1,11 @@
 """Drawing from replay buffers: laws, reproducibility, caller's memory, checkpoints."""
 
 import copy
-import gc
-import weakref
 
 import numpy as np
 import pytest
 import torch
 from choices import fast_are, product
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, check_law, columns_of, decode
 
 from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, ReplayBatch, SharedReplayBuffer
@@ -91,13 +88,6 @@ def test_every_order_of_every_choice_is_drawn_equally_often(size, count, kind, s
     check_law(total.reshape(-1), np.array(different, float))
 
 
-@pytest.mark.parametrize(("size", "count"), [(700, 1000), (1000, 1000), (1, 7)])
-def test_large_draws_without_replacement_are_different(size, count):
-    buffer = filled(rows=count, capacity=count)
-    for _ in range(20):
-        assert len(set(buffer.sample(size, replace=False).indices.tolist())) == size
-
-
 @STAGED
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("space", [OBS, NESTED], ids=["flat", "nested"])
@@ -111,15 +101,6 @@ def test_out_and_fresh_batches_are_alike_and_fields_belong_together(kind, space,
         assert_same(batch, out)
         assert_same(batch, out if kind == "prioritized" else fresh.get(batch.indices))
         assert (batch.actions.numpy() == decode(batch.obs) % 5).all()
-
-
-def test_memory_of_a_batch_is_not_used_again_while_anything_refers_to_it():
-    buffer = filled()
-    obs = buffer.sample(8).obs[2:]
-    before = obs.clone()
-    for _ in range(10):
-        buffer.sample(8)
-    assert obs.equal(before)
 
 
 @STAGED
@@ -190,50 +171,3 @@ WITH_DTYPES += [
     for dtype in ("bool", "float64")
     for store_next, staged in ((True, True), (False, True), (False, False))
 ]
-
-
-@pytest.mark.parametrize(("dtype", "store_next", "staged"), WITH_DTYPES)
-def test_every_dtype_comes_back_as_it_went_in(dtype, store_next, staged):
-    info = np.dtype(dtype)
-    low, high = (0, 1) if info.kind == "b" else (0, 100)
-    space = MultiBinary(5) if info.kind == "b" else Box(low, high, (5,), info.type)
-    space = Dict({"a": space, "b": MultiDiscrete([3, 4]), "c": Discrete(9)})
-    extra = {"noise": Box(-9, 9, (2,), np.float64)}
-    buffer = SharedReplayBuffer(
-        6, space, Box(-1, 1, (3,), np.float64), num_envs=1, store_next=store_next,
-        extra_columns=extra, seed=0, staged=staged,
-    )  # fmt: skip
-    rng = np.random.default_rng(0)
-
-    def obs():
-        values = rng.integers(low, high + 1, (10, 5)).astype(space["a"].dtype)
-        return {"a": values, "b": rng.integers(0, 3, (10, 2)), "c": rng.integers(0, 9, 10)}
-
-    columns = {"obs": obs(), "next_obs": obs(), "actions": rng.random((10, 3))}
-    columns |= {"noise": rng.random((10, 2)), "rewards": rng.random(10)}
-    columns |= {name: rng.random(10) < 0.5 for name in ("terminations", "truncations")}
-    buffer.add(**columns)
-    batch = buffer.get(buffer.order())
-    for name in ("obs", "next_obs"):
-        for key in "abc":
-            found = getattr(batch, name)[key].numpy()
-            assert found.dtype == space[key].dtype
-            np.testing.assert_array_equal(found, columns[name][key][-6:])
-    np.testing.assert_array_equal(batch.noise, columns["noise"][-6:])
-    np.testing.assert_array_equal(batch.actions, columns["actions"][-6:])
-    np.testing.assert_array_equal(batch.rewards, columns["rewards"][-6:].astype(np.float32))
-    np.testing.assert_array_equal(batch.terminations, columns["terminations"][-6:])
-
-
-def test_a_buffer_nobody_has_is_gone_at_once_with_the_memory_of_its_batches():
-    buffer = filled()
-    gc.collect()
-    gc.disable()
-    try:
-        batch = buffer.sample(3)
-        pages, whole = weakref.ref(batch.memory.pages), weakref.ref(buffer)
-        assert pages() is not None
-        del buffer, batch
-        assert whole() is None and pages() is None
-    finally:
-        gc.enable()

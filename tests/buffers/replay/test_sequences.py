@@ -329,46 +329,6 @@ def test_sequences_are_those_of_the_model(kind, tmp_path):
     Fuzz(kind, 0).go(150, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_sequences_are_those_of_the_model_over_many_calls(kind, tmp_path):
-    for seed in range(100, 120):
-        Fuzz(kind, seed).go(1000, tmp_path)
-
-
-@pytest.mark.parametrize("kind", ["shared", "stored once", "staged"])
-def test_numbers_of_steps_go_on_behind_rows_that_others_overwrote(kind):
-    buffer, model, rng = make(kind, 6, 3), Model(6, 3, is_per_env=False), np.random.default_rng(0)
-
-    def add(*ids):
-        was_cut = list(model.is_cut)
-        steps = model.columns(ids, rng, 0.0)
-        buffer.add(**as_columns(steps))
-        model.add(steps, was_cut)
-
-    def numbers():
-        batch = buffer.sample_sequences(40, 1)
-        found = dict(zip(batch.indices[:, 0].tolist(), batch.steps[:, 0].tolist(), strict=True))
-        assert found == {step.row: step.number for step in model.held()}
-        return [found[step.row] for step in model.held()]
-
-    add(0, 0, 0, 1, *[2] * 6)  # also rows that were in one add with those that took their place
-    assert numbers() == [0, 1, 2, 3, 4, 5]
-    add(0, 1)
-    assert numbers() == [2, 3, 4, 5, 3, 1]
-    add(*[2] * 7)
-    state = buffer.state_dict()
-    buffer.cut_episodes([1])  # while nothing of it is held
-    model.is_cut[1] = True
-    add(0, 1, 2)
-    assert numbers()[-3:] == [4, 0, 13]
-    buffer.load_state_dict(state)
-    buffer.add(**as_columns(model.columns([1, 0], rng, 0.0)))
-    batch = buffer.get(buffer.order())
-    assert batch.env_ids[-2:].tolist() == [1, 0]
-    assert buffer._sequences._steps[batch.indices[-2:].numpy()].tolist() == [2, 4]
-
-
 def filled(kind, capacity=40, num_steps=40, num_envs=2, **options):
     """A buffer of two envs whose episodes have 7 and 9 steps, and its model."""
     buffer, rng = make(kind, capacity, num_envs, **options), np.random.default_rng(0)
@@ -455,24 +415,3 @@ def test_constructors_refuse_what_has_no_sequences(tmp_path):
             SharedReplayBuffer(
                 10, **made, num_envs=1, track_episodes=True, extra_columns={name: HIDDEN}
             )
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    {
-        "sequence_steps": lambda a: a.fill_(-1),
-        "sequence_options": lambda a: a[0].fill_(1e18),
-        "sequence_priorities": lambda a: a.fill_(-1.0),
-    }.items(),
-)  # fmt: skip
-def test_states_that_contradict_themselves_are_refused(name, change):
-    buffer, _ = filled("prioritized")
-    buffer.update_sequence_priorities(buffer.sample_sequences(4, 4), np.ones((4, 4)))
-    state = buffer.state_dict()
-    change(state[name])
-    with pytest.raises(BufferMisuseError):
-        buffer.load_state_dict(state)
-    with pytest.raises(BufferMisuseError, match="before a state was loaded"):
-        batch = buffer.sample_sequences(4, 4)
-        buffer.load_state_dict(buffer.state_dict())
-        buffer.refresh_states(batch, hidden=np.ones((4, 4, 2)))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from agent_games import DISABLED, MODES, NEXT_STEP, SAME_STEP, AgentGames
+from agent_games import DISABLED, MODES, NEXT_STEP, AgentGames
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -240,22 +240,6 @@ def test_valid_that_is_written_in_part_is_refused_with_step_and_rows(method):
         getattr(rollout, method)(*arguments)
     rollout.slot(2).valid[:] = [True, False, True]
     getattr(rollout, method)(*arguments)
-
-
-@pytest.mark.parametrize("mode", [SAME_STEP, DISABLED])
-def test_a_missing_final_value_of_a_game_that_was_reset_is_named(mode):
-    ends, valid = np.zeros((4, 3), bool), np.ones((4, 3), bool)
-    ends[1, [0, 2]] = True
-    valid[2:, 0] = False  # its game goes on without it; the other one's was reset
-    rollout = filled(made(mode), valid, truncations=ends)
-    with pytest.raises(BufferMisuseError, match=r"env 2 was truncated in step 1.*call set_final"):
-        rollout.compute_advantages(torch.zeros(3))
-    rollout.set_final_values(1, [2], [7.0])
-    rollout.compute_advantages(torch.zeros(3))
-    assert rollout.final_values[1, [0, 2]].tolist() == [2.0, 7.0]  # that of the next row, V = t
-    rollout.values[2] = 9.0
-    rollout.compute_advantages(torch.zeros(3))  # again, after values have changed
-    assert rollout.final_values[1, [0, 2]].tolist() == [9.0, 7.0]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box, Discrete
 from staged_rollouts import make_rollout
 
-from buffers.core import kernels as core_kernels
 from buffers.rollout import minibatches
-from buffers.rollout.minibatches import _normalize
 
 RATES = [0.0, 0.3, 1.0]
 SHAPES = [(1, 1), (1, 5), (6, 1), (5, 4)]
@@ -61,16 +58,6 @@ def test_rows_that_count_and_episodes(shape, rate, mode):
         rollout.advance()
 
 
-def test_words_are_those_of_splitmix64(load_kernels):
-    """Whose first words of the seed 0 are published; with the key 0 a word is a mixed counter."""
-    words = [16294208416658607535, 7960286522194355700, 487617019471545679]
-    golden = 0x9E3779B97F4A7C15
-    module = load_kernels(core_kernels)
-    for number, word in enumerate(words, 1):
-        counter = np.uint64(number * golden % 2**64)
-        assert int(module.random_word(np.uint64(0), counter)) == word
-
-
 def test_shuffle_is_fair():
     """Each of 4 numbers is as often in each place: 24 000 draws, five standard deviations."""
     generator, counts = np.zeros(2, np.uint64), np.zeros((4, 4), int)
@@ -81,10 +68,3 @@ def test_shuffle_is_fair():
         minibatches.shuffle(rows, generator)
         counts[np.arange(4), rows] += 1
     assert np.abs(counts - draws / 4).max() < 5 * np.sqrt(draws * 3 / 16)
-
-
-def test_normalised_advantages_keep_their_signs_however_small_they_are():
-    advantages = torch.tensor([-1e-9, 0, 1e-9, 5, 5, 5])
-    _normalize(advantages, [3, 3])
-    np.testing.assert_allclose(advantages[:3], [-1 / 11, 0, 1 / 11], rtol=1e-5)
-    assert advantages[3:].tolist() == [0, 0, 0]

@@ -192,19 +192,6 @@ def test_a_seed_gives_one_order_and_epochs_differ():
     assert drawn(filled(seed=6), 2) != orders[0]
 
 
-def test_changing_a_batch_in_place_leaves_the_gradients_of_others_alone():
-    """Small batches lie in one piece of memory, but are tensors of their own for autograd."""
-    weight = torch.ones((), requires_grad=True)
-    loss, expected = torch.zeros(()), 0.0
-    for batch in filled(6, 5).minibatches(3):
-        batch.advantages.sub_(batch.advantages.max())
-        loss, expected = loss + (weight * batch.advantages).sum(), expected + batch.advantages.sum()
-        batch.returns.mul_(weight)
-    loss.backward()
-    assert weight.grad is not None
-    torch.testing.assert_close(weight.grad, expected)
-
-
 @pytest.mark.parametrize("change", ["pass", "advantages", "rollout"])
 def test_going_on_with_minibatches_that_are_over_is_refused(change):
     rollout = filled()

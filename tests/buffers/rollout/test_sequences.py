@@ -165,59 +165,11 @@ def test_sequences_are_those_of_the_rollout(
         rollout.advance()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_where_episodes_begin_is_part_of_the_state(mode):
-    first, envs, policy = made(mode, 4, 3, 1), Ages(mode, 3, 5), Policy()
-    first.start(envs.obs())
-    state = torch.zeros(3, 4)
-    for _ in range(4):
-        last_values, state = collect(first, envs, policy, state)
-        first.compute_advantages(last_values)
-        next(first.sequences(2))
-        first.advance()
-        second = made(mode, 4, 3, 9)
-        second.load_state_dict(first.state_dict())
-        assert second.is_first_at(0).equal(first.is_first_at(0))
-        if mode == "NextStep":  # known before the step is made
-            assert second.is_first_at(1).equal(first.is_first_at(1))
-
-
 def complete(**options):
     rollout, envs = made("NextStep", 6, 4, 0, **options), Ages("NextStep", 4, 1)
     rollout.start(envs.obs())
     rollout.compute_advantages(collect(rollout, envs, Policy(), torch.zeros(4, 4))[0])
     return rollout
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_advantages_are_normalised_over_the_rows_of_weight_1(staged):
-    rollout = complete(staged=staged)
-    for batch in rollout.sequences(2, length=4, normalize_advantages=True):
-        raw = rollout.advantages.flatten()[batch.indices].double()
-        own = raw[batch.weights > 0]
-        expected = (raw - own.mean()) / (own.std() + 1e-8)
-        torch.testing.assert_close(batch.advantages.double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_what_is_over_is_refused_and_what_was_not_written_is_zero():
-    rollout, envs = made("NextStep", 2, 2, 0), Ages("NextStep", 2, 1)
-    rollout.start(envs.obs())
-    with pytest.raises(BufferMisuseError, match="sequences needs a complete rollout"):
-        rollout.sequences(1)
-    with pytest.raises(BufferMisuseError, match="is_first_at: step 3 is out of range"):
-        rollout.is_first_at(3)
-    for t in range(2):
-        envs.step(rollout.slot(t))
-        rollout.values[t] = 0.0
-        rollout.log_probs[t, 1] = 0.0
-    rollout.valid_pages[:, 0] = False  # and its log_probs are marked as not written
-    rollout.compute_advantages(torch.zeros(2))
-    (batch,) = rollout.sequences(1)
-    assert batch.log_probs.isfinite().all()
-    first = rollout.sequences(2)
-    rollout.advance()
-    with pytest.raises(BufferMisuseError, match="these minibatches are over"):
-        next(first)
 
 
 @pytest.mark.parametrize(

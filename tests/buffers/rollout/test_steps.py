@@ -66,22 +66,6 @@ def test_slots_are_views_of_the_tensors():
         assert slot is rollout.slot(t), "made once"
 
 
-def test_allocate_supplies_what_the_environment_touches():
-    given = {}
-
-    def allocate(shape, dtype=np.float32):
-        array = np.zeros(shape, dtype)
-        given[shape, np.dtype(dtype).name] = array
-        return array
-
-    rollout = make(3, 2, allocate=allocate, actions=Box(-1, 1, (5,)))
-    assert set(given) == {
-        ((4, 2, 2), "float32"), ((3, 2, 5), "float32"), ((3, 2), "float32"), ((3, 2), "bool"),
-    }  # fmt: skip
-    assert np.shares_memory(rollout.obs.numpy(), given[(4, 2, 2), "float32"])
-    assert np.shares_memory(rollout.rewards.numpy(), given[(3, 2), "float32"])
-
-
 @pytest.mark.parametrize(
     ("allocate", "message"),
     [
@@ -96,15 +80,6 @@ def test_bad_allocate_is_refused(allocate, message):
 
 
 # Writing.
-
-
-def test_final_values_by_index_and_by_mask():
-    rollout = started(2, 4, autoreset_mode="SameStep")
-    rollout.set_final_values(0, [3, 1], torch.tensor([30.0, 10.0]))
-    rollout.set_final_values(1, np.array([True, False, False, True]), np.array([1.0, 2.0]))
-    rollout.set_final_values(1, np.zeros(4, bool), [])
-    rollout.set_final_values(1, [], [])
-    assert rollout.final_values.tolist() == [[0.0, 10.0, 0.0, 30.0], [1.0, 0.0, 0.0, 2.0]]
 
 
 # Refusals.
@@ -184,28 +159,6 @@ def test_bad_policy_outputs_change_nothing(changes, message, staged):
     assert_same(contents(rollout), before)
 
 
-def test_nothing_works_before_start():
-    rollout = make(autoreset_mode="SameStep")
-    calls = {
-        "put": lambda: put(rollout, 0),
-        "slot": lambda: rollout.slot(0),
-        "obs_at": lambda: rollout.obs_at(0),
-        "write_obs": lambda: rollout.write_obs(0, np.zeros((2, 2))),
-        "env_actions": lambda: rollout.env_actions(0),
-        "set_final_values": lambda: rollout.set_final_values(0, [0], [1.0]),
-        "compute_advantages": lambda: rollout.compute_advantages([0.0, 0.0]),
-        "episodes": rollout.episodes,
-    }
-    for name, call in calls.items():
-        with pytest.raises(
-            BufferMisuseError, match=rf"{name} before the first rollout; call start"
-        ):
-            call()
-    for call in (rollout.advance, rollout.state_dict, lambda: rollout.minibatches(1)):
-        with pytest.raises(BufferMisuseError):
-            call()
-
-
 def fill(rollout, **outputs):
     for t in range(rollout.num_steps):
         put(rollout, t, **outputs)
@@ -249,43 +202,6 @@ def test_what_no_environment_wrote_is_never_learned_from(staged):
     assert rollout.slot(1).rewards.tolist() == [1, 1], "asking again does not take back"
     rollout.compute_advantages([0.0, 0.0])
     assert rollout.num_valid == 6
-
-
-@pytest.mark.parametrize("reward", [np.nan, np.inf, -np.inf])
-def test_rewards_that_are_not_finite_are_refused_where_they_count(reward):
-    rollout = started(3, 2)
-    fill(rollout)
-    rollout.slot(2).rewards[1] = reward
-    for call in (rollout.episodes, lambda: rollout.compute_advantages([0.0, 0.0])):
-        with pytest.raises(BufferMisuseError, match="env 1 in step 2 had a reward that is not"):
-            call()
-    rollout.valid_pages[2, 1] = False
-    rollout.compute_advantages([0.0, 0.0])
-    assert rollout.advantages.isfinite().all()
-    assert rollout.num_valid == 5
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_policy_outputs_of_the_rollout_before_are_not_used_again(staged):
-    rollout = started(2, 2, staged=staged)
-    go_through(rollout)
-    for t in range(2):
-        write(rollout.slot(t), t)
-    with pytest.raises(BufferMisuseError, match="env 0 in step 0 had no log_probs; call put"):
-        rollout.compute_advantages([0.0, 0.0])
-    rollout.log_probs[:] = -1.0
-    with pytest.raises(BufferMisuseError, match="env 0 in step 0 had no values; call put"):
-        rollout.compute_advantages([0.0, 0.0])
-    rollout.values[0], rollout.values[1, 1] = 3.0, 3.0
-    with pytest.raises(BufferMisuseError, match="env 0 in step 1 had no values; call put"):
-        rollout.compute_advantages([0.0, 0.0])
-    rollout.compute_advantages([0.0, 0.0], policy_outputs=False)
-    assert rollout.values.tolist() == [[3.0, 3.0], [0.0, 3.0], [0.0, 0.0]]
-    rollout.advance()
-    for t in range(2):
-        write(rollout.slot(t), t)
-    rollout.actions[:], rollout.log_probs[:], rollout.values[:-1] = 1, -1.0, 2.0
-    rollout.compute_advantages([0.0, 0.0])  # written directly, all of them
 
 
 # Extra columns.
@@ -355,12 +271,6 @@ def test_an_extra_column_of_some_steps_only_is_an_error():
         rollout.compute_advantages([0.0, 0.0])
 
 
-@pytest.mark.parametrize("name", ["obs", "values", "rows", "indices", "extras", "t", "a b"])
-def test_names_of_extra_columns_that_are_taken_are_refused(name):
-    with pytest.raises(BufferMisuseError, match=f"extra column '{name}' has a name that is taken"):
-        make(extra_columns={name: Discrete(2)})
-
-
 @pytest.mark.parametrize(
     ("env_ids", "values", "message"),
     [
@@ -376,34 +286,3 @@ def test_bad_final_values_change_nothing(env_ids, values, message):
     with pytest.raises(BufferMisuseError, match=message):
         rollout.set_final_values(0, env_ids, values)
     assert_same(contents(rollout), before)
-
-
-def test_put_copies_tensors_arrays_and_lists():
-    rollout = started()
-    given = torch.tensor([1, 2])
-    actions = put(rollout, 0, actions=given)
-    given.zero_()
-    assert actions.tolist() == [1, 2]
-    put(rollout, 1, actions=np.array([3, 0], np.int32), values=np.array([1.5, 2.5]))
-    put(rollout, 2, actions=[0, 1], log_probs=[-1.0, -2.0], values=torch.ones(2).double())
-    assert rollout.actions.tolist() == [[1, 2], [3, 0], [0, 1]]
-    assert rollout.values[1:3].tolist() == [[1.5, 2.5], [1.0, 1.0]]
-    assert rollout.log_probs[2].tolist() == [-1.0, -2.0]
-
-
-@pytest.mark.parametrize("t", [-1, 3, 100])
-def test_steps_out_of_range_are_refused(t):
-    rollout = started(autoreset_mode="SameStep")
-    calls = {
-        "put": lambda: put(rollout, t),
-        "slot": lambda: rollout.slot(t),
-        "env_actions": lambda: rollout.env_actions(t),
-        "set_final_values": lambda: rollout.set_final_values(t, [0], [1.0]),
-    }
-    for name, call in calls.items():
-        with pytest.raises(BufferMisuseError, match=f"{name}: step {t} is out of range, .* 0 to 2"):
-            call()
-    assert rollout.obs_at(3).shape == (2, 2)
-    for call in (rollout.obs_at, lambda t: rollout.write_obs(t, np.zeros((2, 2)))):
-        with pytest.raises(BufferMisuseError, match="is out of range, expected 0 to 3"):
-            call(t if t != 3 else 4)

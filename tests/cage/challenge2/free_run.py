@@ -5,7 +5,7 @@ from numba import njit
 
 from vecenv.cage import Cage2VectorEnv
 from vecenv.cage.challenge2.network.tables import compile_tables
-from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST, RED_AGENT_NAMES
+from vecenv.cage.challenge2.rules.codes import RED_AGENT_NAMES
 from vecenv.jit.random import integers
 
 
@@ -54,8 +54,7 @@ class FreeRun:
         return self.rewards
 
     def _see(self, obs):
-        self.extended, num_bits = obs, BITS_PER_HOST * len(self.scenario.hosts)
-        self.obs = obs[:, :num_bits].astype(np.uint8)
+        self.obs = obs.astype(np.uint8)
 
     def play(self, policy, num_steps):
         """Rewards (num_steps, num_envs) of the policy."""

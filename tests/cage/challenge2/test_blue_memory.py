@@ -17,19 +17,19 @@ def play(red_agent, num_steps, *, seed=1, restores=True):
     allowed = [k for k, c in enumerate(memory.choices) if restores or c.name != "Restore"]
     obs, _ = envs.reset(seed=seed)
     for _ in range(num_steps):
-        features = memory.features(obs)
         obs, *_ = envs.step(memory.act(rng.choice(allowed, NUM_ENVS)))
         memory.note(obs)
-        yield memory, envs, features
+        yield memory, envs, obs
     envs.close()
 
 
 @pytest.mark.parametrize("red_agent", ["b_line", pytest.param("meander", marks=pytest.mark.slow)])
 def test_it_knows_which_decoys_are_in_place(red_agent):
     names = [host.name for host in cage2_scenario().hosts]
-    for memory, envs, _ in play(red_agent, 60):
+    for memory, envs, obs in play(red_agent, 60):
         in_place = host_bits(envs.decoded_state()["decoys"], 8).sum(-1)
-        assert (in_place == memory._placed).all()
+        placed = memory.features(obs)[:, 52 + 2 * 13 : 52 + 3 * 13] * 2
+        assert (in_place == placed).all()
         useless = memory.useless()
         for number, choice in enumerate(memory.choices):
             if choice.name == "Decoy":
@@ -53,10 +53,11 @@ def test_a_decoy_that_is_chosen_can_always_be_placed():
 
 @pytest.mark.parametrize("agent", ["b_line", "meander", "sleep"])
 def test_attackers_give_themselves_away(agent):
-    *_, (memory, *_) = play(agent, 50)
-    assert (memory._is_wandering == (agent == "meander")).all()
+    *_, (memory, _, obs) = play(agent, 50)
+    is_wandering, is_direct = memory.features(obs)[:, memory.step_column - 2 :][:, :2].T
+    assert (is_wandering == (agent == "meander")).all()
     # A decoy may have caught the first exploit.
-    assert (memory._is_direct.mean() > 0.8) if agent == "b_line" else not memory._is_direct.any()
+    assert (is_direct.mean() > 0.8) if agent == "b_line" else not is_direct.any()
 
 
 def test_features_are_what_was_seen_and_remembered():

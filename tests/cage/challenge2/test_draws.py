@@ -7,7 +7,7 @@ import pytest
 from cage.challenge2.free_run import FreeRun, own_red
 
 from vecenv.cage.challenge2.network.state import decode
-from vecenv.cage.challenge2.play.policies import make_policy
+from vecenv.cage.challenge2.play.policies import find_policy
 from vecenv.cage.challenge2.replay import options_rows
 from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, NO_RED
 
@@ -48,7 +48,7 @@ def watch(run, policy, num_steps):
 @pytest.mark.parametrize("agent", [B_LINE, MEANDER])
 def test_draws_have_the_right_frequencies(agent):
     run = FreeRun(1200, (agent,), seed=21)
-    policy = make_policy("uniform", seed=4)
+    policy = find_policy("uniform", seed=4)
     ranks, choices = {}, {}
     num_detected = num_shells = 0
     for _, types, options, after in watch(run, policy, 80):
@@ -81,7 +81,7 @@ def test_draws_have_the_right_frequencies(agent):
 
 def test_b_line_draws_its_user_host_once_per_episode():
     run = FreeRun(4000, (B_LINE,), seed=1)
-    policy = make_policy("uniform", seed=1)
+    policy = find_policy("uniform", seed=1)
     for before, *_, after in watch(run, policy, 40):
         drawn = before["first_host"] < 16
         np.testing.assert_array_equal(before["first_host"][drawn], after["first_host"][drawn])
@@ -111,7 +111,7 @@ def test_custom_red_policy_and_the_draw_of_a_session():
 @pytest.mark.parametrize("policy", ["uniform", "react_restore"])
 def test_invariants_of_any_episode(policy):
     run = FreeRun(600, (NO_RED, B_LINE, MEANDER), seed=6)
-    blue = make_policy(policy, seed=6)
+    blue = find_policy(policy, seed=6)
     has_restored = np.zeros(600, bool)
     is_calm = run.states["red_agent"] == NO_RED
     for _ in range(100):
@@ -133,12 +133,12 @@ def test_invariants_of_any_episode(policy):
 def test_a_reset_leaves_nothing_behind():
     run = FreeRun(50, (B_LINE, MEANDER), seed=8)
     fresh = run.states.copy()
-    first = run.play(make_policy("uniform", seed=2), 60)
+    first = run.play(find_policy("uniform", seed=2), 60)
     again = FreeRun(50, (B_LINE, MEANDER), seed=8)
     again.states[:] = run.states  # dirty
     again.reset(seed=8)
     assert again.states.tobytes() == fresh.tobytes()
-    np.testing.assert_array_equal(again.play(make_policy("uniform", seed=2), 60), first)
+    np.testing.assert_array_equal(again.play(find_policy("uniform", seed=2), 60), first)
 
 
 def test_green_scans_its_hosts_half_of_the_time():

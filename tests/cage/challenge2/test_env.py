@@ -1,11 +1,7 @@
 """The CAGE 2 vector env and the single env."""
 
-import copy
 import hashlib
-import importlib
 import io
-import pickle
-import sys
 
 import gymnasium as gym
 import numpy as np
@@ -13,14 +9,11 @@ import pytest
 from cage.challenge2.free_run import own_red
 from cage.challenge2.harbour import HARBOUR
 from cage.golden import COMPACT_FIELDS
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
-from rich.console import Console
 
 import vecenv
-from vecenv import ActionError
 from vecenv.cage import (
     RULES_VERSION,
     Cage2Env,
@@ -117,15 +110,7 @@ def test_is_made_by_gymnasium():
     envs.close()
 
 
-def test_what_was_saved_before_finds_its_modules():
-    spec = gym.spec("Cage2-v0").to_json().replace("vecenv.cage:Cage2E", "vecenv.cage.single:Cage2E")
-    assert "vecenv.cage.single:Cage2Env" in spec
-    env = gym.make(EnvSpec.from_json(spec))
-    assert isinstance(env.unwrapped, Cage2Env)
-    assert importlib.import_module("vecenv.cage.scenario").Scenario is type(cage2_scenario())
-
-
-@pytest.mark.parametrize("options", [{}, {"red_agent": "mixed", "observation": "extended"}])
+@pytest.mark.parametrize("options", [{}, {"red_agent": "mixed", "observation": "memory"}])
 def test_single_env_passes_gymnasiums_check(options):
     env = gym.make("vecenv:Cage2-v0", **options)
     assert isinstance(env.unwrapped, Cage2Env)
@@ -154,9 +139,8 @@ def test_single_env_does_what_a_vector_env_does():
     env.close()
 
 
-@pytest.mark.parametrize("observation", ["bits", "extended"])
-def test_an_env_depends_on_its_seed_alone(observation):
-    options = {"red_agent": "mixed", "observation": observation}
+def test_an_env_depends_on_its_seed_alone():
+    options = {"red_agent": "mixed"}
     actions = random_actions(30, 50)
     frames = roll(Cage2VectorEnv(50, **options), actions)
     for env_id in (0, 31, 49):
@@ -264,61 +248,6 @@ def test_send_and_recv_report_steps_too():
                 np.testing.assert_array_equal(batch.infos[name], infos[name][batch.env_ids])
 
 
-def tables_of(envs):
-    console = Console(width=100, file=sys.stdout)
-    with console.capture() as capture:
-        console.print(envs.blue_table(0), envs.true_table(0))
-    return capture.get()
-
-
-def test_tables_for_people():
-    envs = Cage2VectorEnv(2, episode_length=40)
-    envs.reset(seed=[3, None])
-    envs.step([0, 0])
-    first = tables_of(envs)
-    for words in ("Activity", "Compromised", "Known", "Scanned", "Access", "Op_Server0", "10.0."):
-        assert words in first
-    rows = [line for line in first.splitlines() if "User0" in line]
-    assert "Privileged" not in rows[0], "blue does not see it"
-    assert "Privileged" in rows[1]
-    for _ in range(39):
-        envs.step([0, 0])
-    last = tables_of(envs)
-    address = rows[0].split("│")[2].strip()
-    assert address in last, "an episode keeps its addresses, also at its end"
-    envs.step([0, 0])
-    assert address not in tables_of(envs)
-
-
-BAD_ACTIONS = {
-    "too large": [0, 145],
-    "NaN": [np.nan, 0],
-    "too many": [0, 0, 0],
-    "huge": [2**63, 0],
-}
-
-
-@pytest.mark.parametrize("what", BAD_ACTIONS)
-@pytest.mark.parametrize("call", ["step", "send"])
-def test_bad_actions_are_refused_before_anything_runs(what, call):
-    envs = Cage2VectorEnv(2)
-    envs.reset(seed=0)
-    before = envs.true_state.tobytes()
-    with pytest.raises(ActionError, match="actions"):
-        getattr(envs, call)(BAD_ACTIONS[what])
-    assert envs.true_state.tobytes() == before
-    envs.step([0, 0])
-
-
-@pytest.mark.parametrize("action", [145, 1.0, None, [[1], [2, 3]]])
-def test_single_env_refuses_bad_actions(action):
-    env = Cage2Env()
-    env.reset(seed=0)
-    with pytest.raises(ActionError, match="action is"):
-        env.step(action)
-    assert env.true_state["step"] == 0
-
-
 BAD_OPTIONS = [
     ({"red_agent": "bline"}, ValueError, "red_agent is 'bline'.*'b_line'"),
     ({"red_agent": []}, ValueError, "red_agent is empty"),
@@ -332,7 +261,7 @@ BAD_OPTIONS = [
     ({"rules": "bugged"}, ValueError, "rules is 'bugged'.*faithful, debugged"),
     ({"rules": "faithful", "scenario": cage2_scenario()}, ValueError, "rules is 'faithful', but"),
     ({"scenario": "cage2"}, TypeError, "scenario is 'cage2'"),
-    ({"observation": "pixels"}, ValueError, "observation is 'pixels'.*bits, extended"),
+    ({"observation": "pixels"}, ValueError, "observation is 'pixels'.*bits, memory"),
     ({"episode_length": 0}, ValueError, "episode_length is 0"),
     ({"episode_length": []}, ValueError, "episode_length has 0 entries"),
     ({"episode_length": range(1, 400)}, ValueError, "episode_length has 399 entries"),
@@ -348,18 +277,6 @@ BAD_OPTIONS = [
 def test_bad_options_are_refused_by_name(options, error, message):
     with pytest.raises(error, match=message):
         Cage2VectorEnv(**options)
-
-
-def test_bad_numbers_of_envs_and_threads_are_refused_by_name():
-    for options in ({"num_envs": 0}, {"num_envs": 1.5}, {"num_threads": 0}):
-        with pytest.raises(ValueError, match=next(iter(options))):
-            Cage2VectorEnv(**options)
-    with pytest.raises(ValueError, match="Sometimes"):
-        Cage2VectorEnv(1, autoreset_mode="Sometimes")
-    with pytest.raises(TypeError, match="num_envs is for vector envs"):
-        Cage2Env(num_envs=2)
-    with pytest.raises(ValueError, match="options has"):
-        Cage2Env().reset(options={"x": 1})
 
 
 def test_no_episode_is_longer_than_max_episode_steps():
@@ -389,14 +306,6 @@ def play_on(env, num_steps):
     return [*frames, env.unwrapped.true_state.tobytes(), env.reset()[0].tobytes(), env.step(3)[:4]]
 
 
-def copied(env):
-    return copy.deepcopy(env)
-
-
-def pickled(env):
-    return pickle.loads(pickle.dumps(env))
-
-
 def restored(env):
     other = gym.make("vecenv:Cage2-v0", red_agent="mixed", episode_length=30, step_infos="red_type")
     other.reset(seed=99)
@@ -408,14 +317,13 @@ def restored(env):
     return other
 
 
-@pytest.mark.parametrize("again", [copied, pickled, restored])
-def test_a_single_env_goes_on_exactly_where_it_was(again):
+def test_a_single_env_goes_on_exactly_where_it_was():
     options = {"red_agent": "mixed", "episode_length": 30, "step_infos": "red_type"}
     env = gym.make("vecenv:Cage2-v0", **options)
     env.reset(seed=7)
     for action in range(12):
         obs, *_ = env.step(action)
-    other = again(env)
+    other = restored(env)
     np.testing.assert_array_equal(other.unwrapped.observe(), obs)
     assert repr(play_on(env, 17)) == repr(play_on(other, 17))
     assert repr(play_on(env, 17)) == repr(play_on(other, 17)), "and none touches the other"
@@ -445,27 +353,23 @@ def test_states_of_another_network_are_refused_and_of_other_rules_told():
     other = Cage2VectorEnv(2)
     with pytest.warns(UserWarning, match="state was made for 'CAGE Challenge 2' with 'debugged'"):
         other.load_state_dict(state)
-    extended = {"observation": "extended", "obs_dtype": np.uint8}  # compiled for other tests, too
-    network = Cage2VectorEnv(2, scenario=HARBOUR, **extended)
+    network = Cage2VectorEnv(2, scenario=HARBOUR, obs_dtype=np.uint8)
     with pytest.raises(ValueError, match=r"the hosts Defender.*; expected desk0, desk1"):
         network.load_state_dict(state)
-    del state["scenario"]  # from before it was kept
-    other.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
     ("rules", "play", "tables"),
     [
-        ("faithful", "32045bbbfc2ed0ad", "9b7a28894160398e"),
-        ("debugged", "56fceeff3fc8e33a", "d03d1923d0c044f1"),
+        ("faithful", "f5af160e3fef5ecc", "9b7a28894160398e"),
+        ("debugged", "fa4413969998986a", "d03d1923d0c044f1"),
     ],
 )
 def test_the_version_of_the_rules_is_raised_when_they_change(rules, play, tables):
     """If this fails, raise RULES_VERSION: scores and policies of before are not comparable."""
     scenario = cage2_scenario(rules)
     agents = ("mixed", "sleep")
-    options = {"green": True, "observation": "extended"}
-    envs = Cage2VectorEnv(20, red_agent=agents, scenario=scenario, **options)
+    envs = Cage2VectorEnv(20, red_agent=agents, scenario=scenario, green=True)
     obs, _ = envs.reset(seed=5)
     digest = hashlib.sha256(obs.astype(np.uint8).tobytes())
     rng = np.random.default_rng(6)

@@ -75,15 +75,9 @@ def test_a_policy_is_scored_by_the_tables_of_its_network(scenario, capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (
-            ["--scenario", "my_net:restore"],
-            "scenario is 'my_net:restore', which has none",
-        ),
+        (["--scenario", "my_net:restore"], "scenario is 'my_net:restore', which has none"),
         (["--scenario", "nowhere:office"], "No module named 'nowhere'"),
-        (
-            ["--scenario", "my_net:office", "--rules", "debugged"],
-            "the scenario 'Office' has its",
-        ),
+        (["--scenario", "my_net:office", "--rules", "debugged"], "the scenario 'Office' has its"),
     ],
 )
 def test_a_scenario_that_is_none_is_told(words, told, capsys):
@@ -131,9 +125,11 @@ def milliseconds_of(gif):
     [
         ["vecenv:Cage2-v0", "--policy", "sleep"],
         ["my_net:Office-v0"],
+        ["my_net:Office-v0", "--policy", "defender"],
+        ["Cage2-v0", "--policy", "my_net:restore", "--scenario", "my_net:office"],
         ["vecenv:Cage4-v0", "--policy", "sleep"],
     ],
-    ids=lambda words: words[0],
+    ids=" ".join,
 )
 def test_watch_writes_a_page_and_an_animation_of_two_pictures_a_second(env, capsys):
     """Both in one call, as `play` does."""

@@ -72,7 +72,7 @@ def test_a_table_tells_how_many_turns_were_impossible():
     turns = (("mine", 30, 34), ("mine", 70, 1200), ("sleep", 30, 0), ("sleep", 70, 0))
     cells = [Cell(name, length, 50, 0.0, 0.0, 0.0, count) for name, length, count in turns]
     result = Evaluation(
-        "sleep", "CAGE Challenge 2", "faithful", 1, None, "bits", False, 0, tuple(cells), 0.0, 0.0
+        "sleep", "CAGE Challenge 2", "faithful", 1, "", "bits", False, 0, tuple(cells), 0.0, 0.0
     )
     told = " ".join(str(result).split())
     assert told.endswith(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cage.golden import load_trace
 
-from vecenv.cage.challenge2.play.policies import POLICY_NAMES, ObservationPolicy, make_policy
+from vecenv.cage.challenge2.play.policies import POLICY_NAMES, ObservationPolicy, find_policy
 
 RECORDED_AS = {
     "sleep": "sleep",
@@ -24,7 +24,7 @@ def test_policy_decides_as_recorded(name, trace_name):
     assert rows.any()
     is_target = trace["red_target"][rows, :, None] == np.arange(13)
     alerts = (trace["red_detected"][rows, :, None] == 1) & is_target
-    policy = make_policy(name)
+    policy = find_policy(name)
     obs, seen = np.zeros((rows.sum(), 52)), np.zeros((rows.sum(), 13), bool)
     for t in range(100):
         np.testing.assert_array_equal(policy.act(obs, seen), trace["blue_action"][rows, t])
@@ -32,35 +32,33 @@ def test_policy_decides_as_recorded(name, trace_name):
 
 
 def test_uniform_policy_draws_every_action():
-    policy = make_policy("uniform", seed=1)
+    policy = find_policy("uniform", seed=1)
     actions = policy.act(np.zeros((20_000, 52)), np.zeros((20_000, 13), bool))
     assert actions.dtype == np.int64
     assert np.bincount(actions, minlength=145).min() > 70
-    again = make_policy("uniform", seed=1).act(np.zeros((20_000, 52)), np.zeros((20_000, 13), bool))
+    again = find_policy("uniform", seed=1).act(np.zeros((20_000, 52)), np.zeros((20_000, 13), bool))
     np.testing.assert_array_equal(actions, again)
 
 
 def test_reactive_policy_forgets_an_episode_that_ended():
     alerts = np.zeros((2, 13), bool)
     alerts[:, 3] = True
-    policy = make_policy("react_restore")
+    policy = find_policy("react_restore")
     policy.act(np.zeros((2, 52)), np.zeros((2, 13), bool))
-    policy.reset(np.array([True, False]))
-    assert policy.act(np.zeros((2, 52)), alerts).tolist() == [1, 132 + 3]
+    assert policy.act(np.zeros((2, 52)), alerts).tolist() == [132 + 3] * 2
+    policy.act(np.zeros((2, 52)), np.zeros((2, 13), bool))
     policy.reset()
     assert policy.act(np.zeros((2, 52)), alerts).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("name", POLICY_NAMES)
-def test_policies_leave_their_input_alone_and_take_extended_observations(name):
-    obs, alerts = np.ones((3, 81)), np.ones((3, 13), bool)
-    actions = make_policy(name, seed=0).act(obs, alerts)
+def test_policies_leave_their_input_alone(name):
+    obs, alerts = np.ones((3, 52)), np.ones((3, 13), bool)
+    actions = find_policy(name, seed=0).act(obs, alerts)
     assert actions.shape == (3,) and actions.dtype == np.int64
     assert (obs == 1).all() and alerts.all()
 
 
-def test_unknown_policies_are_refused():
-    with pytest.raises(ValueError, match=r"policy must be one of sleep, uniform.*got 'rest'"):
-        make_policy("rest")
+def test_unknown_treatments_are_refused():
     with pytest.raises(ValueError, match="action must be 'Remove' or 'Restore', got 'Reboot'"):
         ObservationPolicy("Reboot")

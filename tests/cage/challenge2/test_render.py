@@ -11,10 +11,9 @@ from PIL import Image
 from vecenv.cage import Cage2Env, Cage2VectorEnv, action_index, cage2_scenario, save_episode_gif
 from vecenv.cage import canvas as canvas_module
 from vecenv.cage.canvas import Canvas, save_gif
+from vecenv.cage.challenge2.picture import draw_snapshot
 from vecenv.cage.challenge2.replay import RecordedStep, Replay
-from vecenv.cage.challenge2.view.picture import draw_snapshot
-from vecenv.cage.challenge2.view.snapshot import Episode, draw_addresses, take_snapshot
-from vecenv.cage.challenge2.view.text import overview, to_text
+from vecenv.cage.challenge2.snapshot import overview, take_snapshot, to_text
 
 CRIMSON = (0xD6, 0x45, 0x45)
 BLUE, RED = (0x1F, 0x6F, 0xEB), (0xB3, 0x12, 0x2B)
@@ -62,7 +61,7 @@ def test_pictures_show_truth_and_belief_apart():
     pictures = []
     for belief in (0b0000, 0b1100):
         state["obs_bits"] = belief << 4
-        pictures.append(draw_snapshot(take_snapshot(state, scenario, Episode(100, 0.0))).to_array())
+        pictures.append(draw_snapshot(take_snapshot(state, scenario, 100, 0.0)).to_array())
     changed = (pictures[0] != pictures[1]).any(axis=-1)
     rows, columns = np.nonzero(changed)
     assert np.ptp(rows) < 30
@@ -99,15 +98,13 @@ def test_unknown_modes_and_envs_are_refused():
 def test_other_networks_are_drawn():
     spare = [replace(HARBOUR.hosts[-1], name=name, subnet=name) for name in ("Attic", "Cellar")]
     larger = replace(
-        HARBOUR,
-        subnets=(*HARBOUR.subnets, "Attic", "Cellar"),
-        hosts=(*HARBOUR.hosts, *spare),
+        HARBOUR, subnets=(*HARBOUR.subnets, "Attic", "Cellar"), hosts=(*HARBOUR.hosts, *spare)
     )
     sizes = []
     for scenario in (HARBOUR, larger):
         replay = Replay(1, scenario)
         replay.step(RecordedStep(blue_action=1, red_type=1, red_target=0))
-        snapshot = take_snapshot(replay.states[0], scenario, Episode(100, 0.0))
+        snapshot = take_snapshot(replay.states[0], scenario, 100, 0.0)
         words = to_text(overview(snapshot))
         assert all(name in words for name in (*scenario.subnets, "plc0", "DiscoverRemoteSystems"))
         sizes.append(draw_snapshot(snapshot).to_array().shape)
@@ -137,25 +134,10 @@ def test_everything_that_can_be_on_a_card_fits():
     state["scanned"] = state["known_ip"] = 2**13 - 1
     state["obs_bits"] = 0x5555555555555
     state["ot_running"] = 0
-    snapshot = take_snapshot(state, scenario, Episode(100, -123.4))
+    snapshot = take_snapshot(state, scenario, 100, -123.4)
     picture = draw_snapshot(snapshot).to_array()
     assert picture.shape == draw_snapshot(stepped(0).in_words()).to_array().shape
     assert "stopped" in to_text(overview(snapshot))
-
-
-def test_addresses_are_distinct_and_in_their_block():
-    scenario = cage2_scenario()
-    subnets, hosts = draw_addresses(scenario, (1, 2))
-    assert (subnets, hosts) == draw_addresses(scenario, (1, 2))
-    assert (subnets, hosts) != draw_addresses(scenario, (1, 3))
-    assert len(set(subnets.values())) == 3
-    assert len(set(hosts.values())) == 13
-    for host in scenario.hosts:
-        block, _, bits = subnets[host.subnet].partition("/")
-        assert bits == "28"
-        low, address = (int(text.split(".")[3]) for text in (block, hosts[host.name]))
-        assert block.rpartition(".")[0] == hosts[host.name].rpartition(".")[0]
-        assert low < address < low + 15
 
 
 @pytest.mark.slow

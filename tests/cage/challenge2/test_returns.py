@@ -8,7 +8,7 @@ from cage.challenge2.free_run import FreeRun
 from cage.golden import load_json
 from choices import fast_are
 
-from vecenv.cage.challenge2.play.policies import make_policy
+from vecenv.cage.challenge2.play.policies import find_policy
 from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, NO_RED
 
 LENGTHS = (30, 50, 100)
@@ -21,7 +21,7 @@ REFERENCE = load_json("reference_returns.json")["returns"]
 def play(cell, num_episodes, seed):
     policy, agent = cell.split("|")
     run = FreeRun(num_episodes, (AGENTS[agent],), seed=seed)
-    return run.play(make_policy(policy, seed=seed), 100)
+    return run.play(find_policy(policy, seed=seed), 100)
 
 
 def differences(cell, rewards):

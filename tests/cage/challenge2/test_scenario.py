@@ -14,7 +14,7 @@ from vecenv.cage import action_index, blue_actions, cage2_scenario
 from vecenv.cage.challenge2.network.scenario import RULE_SETS
 from vecenv.cage.challenge2.network.state import decode
 from vecenv.cage.challenge2.network.tables import compile_tables, tracked_ports
-from vecenv.cage.challenge2.play.policies import POLICY_NAMES, make_policy
+from vecenv.cage.challenge2.play.policies import POLICY_NAMES, find_policy
 from vecenv.cage.challenge2.replay import RecordedStep, Replay
 from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, RED_ACTION_NAMES
 
@@ -119,9 +119,9 @@ def test_traffic_rules_of_another_scenario_hold():
     ("agent", "policy"), [*zip(cycle((B_LINE, MEANDER)), POLICY_NAMES, strict=False)]
 )
 def test_another_scenario_runs_freely(agent, policy):
-    options = {"observation": "extended", "obs_dtype": np.uint8}  # compiled for other tests, too
+    options = {"obs_dtype": np.uint8}  # compiled for other tests, too
     run = FreeRun(200, (agent,), scenario=HARBOUR, seed=1, **options)
-    rewards = run.play(make_policy(policy, HARBOUR, seed=1), 60)
+    rewards = run.play(find_policy(policy, HARBOUR, seed=1), 60)
     assert run.obs.shape == (200, 28)
     assert (rewards <= 0).all() and rewards.min() >= -4.4 - 5.0 - 1.0
     state = decode(run.states, HARBOUR)

@@ -131,10 +131,7 @@ class Network:
         return [
             17 * zone + slot
             for zone in range(8)
-            for slot in (
-                *range(1, 1 + self.users[zone]),
-                *range(11, 11 + self.servers[zone]),
-            )
+            for slot in (*range(1, 1 + self.users[zone]), *range(11, 11 + self.servers[zone]))
         ]
 
 

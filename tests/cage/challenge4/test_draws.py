@@ -5,13 +5,10 @@ import json
 import numpy as np
 import pytest
 from cage.challenge4.lockstep import Games
-from cage.challenge4.tape_writer import TapeFed
 from cage.golden import FOLDER4
 
-from vecenv.cage.challenge4.env import vectors_of
 from vecenv.cage.challenge4.options import Cage4Options
 from vecenv.cage.challenge4.play.playing import play_episodes
-from vecenv.cage.challenge4.play.policies import make_policy
 from vecenv.cage.challenge4.rules import codes
 
 REFERENCE = json.loads((FOLDER4 / "reference_returns.json").read_text())
@@ -125,97 +122,3 @@ def test_mean_returns_match_the_original_and_its_twin(red, policy):
             if sd == 0:
                 assert (column == mean).all()
             assert abs(z_score(column, mean, sd, twin["n"])) < 3.5
-
-
-WHAT = ("work failed", "access failed", "exploit", "escalation", "phishing", "reassignment")
-
-
-def count_events(games, states, masks, policy, num_steps):
-    """Play; return how often each of `WHAT` happened on each host, int64 (6, games, 128)."""
-    num_games = len(states)
-    counts = np.zeros((len(WHAT), num_games, 128), np.int64)
-    held = phished_hosts(states)
-    policy.reset(masks)
-    for _ in range(num_steps):
-        games.step(policy.act(vectors_of(games.obs)))
-        counts[0] += bits(states["work_failed"]).reshape(num_games, 128)
-        counts[1] += bits(states["access_failed"]).reshape(num_games, 128)
-        for row, kind in ((2, codes.EXPLOIT), (3, codes.ESCALATE)):
-            is_it = states["done_type"] == kind
-            chosen, agents = np.nonzero(is_it & (states["done_success"] == codes.SUCCEEDED))
-            np.add.at(counts[row], (chosen, states["done_target"][chosen, agents]), 1)
-        handed = np.zeros((num_games, 128), bool)
-        places = np.arange(states["handed"].shape[2]) < states["num_handed"][..., None]
-        chosen, agents, entries = np.nonzero(places)
-        hosts = states["handed"][chosen, agents, entries]
-        handed[chosen, hosts] = True
-        np.add.at(counts[5], (chosen, hosts), 1)
-        now = phished_hosts(states)
-        counts[4] += now & ~held & ~handed
-        held = now
-    return counts
-
-
-def phished_hosts(states):
-    """Hosts with a session that no exploit opened, or that was handed over, bool (games, 128)."""
-    is_there = np.arange(states["session_host"].shape[2]) < states["num_sessions"][..., None]
-    chosen, agents, places = np.nonzero(is_there & (states["session_flags"] & codes.KIND_A != 0))
-    hosts = np.zeros((len(states), 128), bool)
-    hosts[chosen, states["session_host"][chosen, agents, places]] = True
-    return hosts
-
-
-def paired_chi2(fast, tape, rng, num_flips=2000):
-    """Chi-square of the means of paired counts (games, hosts), and its p by flipping pairs.
-
-    The hosts of a game depend on each other, so the statistic's law is that of the pairs with
-    their members exchanged at random: exact, as both are drawn alike if the paths are alike.
-
-    Returns:
-        The statistic, of how many hosts, p, and in standard errors the largest deviation of a host
-        and that of the sum over hosts.
-    """
-    differences = (fast - tape).astype(float)
-    sums = differences.sum(axis=1)
-    total = sums.sum() / max(np.sqrt((sums**2).sum()), 1e-9)
-    differences = differences[:, (differences != 0).sum(axis=0) >= 5]
-    squares = (differences**2).sum(axis=0)  # under any flips
-    scores = differences.sum(axis=0) / np.sqrt(squares)
-    signs = rng.choice([-1.0, 1.0], (num_flips, len(differences)))
-    flipped = ((signs @ differences) ** 2 / squares).sum(axis=1)
-    statistic = (scores**2).sum()
-    p = (1 + (flipped >= statistic).sum()) / (1 + num_flips)
-    return statistic, differences.shape[1], p, np.abs(scores).max(initial=0.0), total
-
-
-def compare_with_tapes(policy, num_games, seed, num_steps=499):
-    """Play the same networks from tapes and with own draws; return a row for each of `WHAT`."""
-    options = Cage4Options()
-    fast = Games(num_games, seed=seed, options=options)
-    tape = TapeFed(num_games, seed=seed, options=options)
-    assert (tape.states["services"] == fast.envs.states["services"]).all()
-    own = make_policy(policy, seed), make_policy(policy, seed + 1)
-    counts = count_events(fast, fast.envs.states, fast.masks, own[0], num_steps)
-    expected = count_events(tape, tape.states, tape.masks, own[1], num_steps)
-    assert not fast.overflows and not tape.states["overflow"].any()
-    fast.close()
-    rng = np.random.default_rng(seed)
-    return {
-        name: (
-            counts[row].sum(),
-            expected[row].sum(),
-            *paired_chi2(counts[row], expected[row], rng),
-        )
-        for row, name in enumerate(WHAT)
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("policy", ["random", "react_restore"])
-def test_counts_per_host_are_those_of_games_that_are_fed_with_tapes(policy):
-    rows = compare_with_tapes(policy, 60, seed=11)
-    for name, (fast, tape, _, num_hosts, p, largest, total) in rows.items():
-        assert p > 1e-3 and largest < 5 and abs(total) < 4, (name, fast, tape, p, largest, total)
-        if (policy, name) != ("react_restore", "access failed"):  # there are no blocks
-            assert min(fast, tape) > 20 and num_hosts > 0, (name, fast, tape)

@@ -7,7 +7,7 @@ from cage.challenge4.lockstep import Games, play
 from choices import fast_are
 
 from vecenv.cage.challenge4.options import Cage4Options
-from vecenv.cage.challenge4.play.policies import make_policy
+from vecenv.cage.challenge4.play.policies import find_policy
 from vecenv.cage.challenge4.rules import codes
 from vecenv.jit.random import integers
 
@@ -32,7 +32,7 @@ def test_a_game_depends_on_its_seed_alone():
 def test_a_reset_leaves_nothing_behind():
     games = Games(4, seed=1, options=Cage4Options(steps=40, phishing_rate=0.3))
     fresh = games.envs.states.tobytes()
-    for _ in play(games, make_policy("random", 3), 35):
+    for _ in play(games, find_policy("random", 3), 35):
         pass
     games.reset(seed=1)
     assert games.envs.states.tobytes() == fresh
@@ -101,7 +101,7 @@ def test_options_out_of_range_are_refused():
 def test_invariants_of_any_episode(red, policy):
     options = Cage4Options(steps=200, red=red, phishing_rate=0.05)
     games = Games(5, seed=2, options=options)
-    for step, _ in enumerate(play(games, make_policy(policy, 1), 199)):
+    for step, _ in enumerate(play(games, find_policy(policy, 1), 199)):
         if step % 7 == 0:
             check(games.envs.states)
     if red == "sleep":

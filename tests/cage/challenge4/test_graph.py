@@ -171,46 +171,14 @@ def test_compiled_graphs_of_agents_have_what_agents_are_told(pad):
     envs.close()
 
 
-@pytest.mark.parametrize("debug", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_graphs_with_red_have_its_sessions_and_what_it_degraded(debug):
-    steps = 12 if debug else 300
-    envs = Cage4VectorEnv(2, observation="graph_with_red", debug=debug, **RATES)
-    obs, _ = envs.reset(seed=1)
-    rng, num_sessions, num_lost = np.random.default_rng(0), 0, 0
-    for _ in range(steps):
-        for agent, rows in enumerate(envs.agent_obs(obs)):
-            nodes = Cage4Graph.of(rows).nodes
-            expected = np.zeros((2, nodes.shape[1], 3), int)
-            for game, state in enumerate(envs.states):
-                for unit, subnet in enumerate(codes.BLUE_SUBNETS[agent]):
-                    red = codes.RED_OF_SUBNET[subnet]
-                    for k in range(16):
-                        host, node = 16 * subnet + k, 16 * unit + (k + 6) % 16
-                        there = state["session_host"][red, : state["num_sessions"][red]] == host
-                        flags = state["session_flags"][red, : len(there)][there]
-                        is_root = flags & codes.PRIVILEGED != 0
-                        lost = 5 - (state["svc"][host] & 7)
-                        is_there = state["exists"][subnet] >> k & 1
-                        counts = (~is_root).sum(), is_root.sum(), lost if is_there else 0
-                        expected[game, node] = counts
-            np.testing.assert_array_equal(nodes[..., len(Cage4Graph.NODE_FEATURES) :], expected)
-            num_sessions += expected[..., :2].sum()
-            num_lost += expected[..., 2].sum()
-        assert envs.single_observation_space.contains(obs[1])
-        obs, *_ = envs.step(draw_actions(rng, 2))
-    assert num_sessions > 0 and (debug or num_lost > 0)
-    envs.close()
-
-
 def test_graphs_are_taken_apart_without_copies_and_only_graphs():
-    for observation, kinds in (("graph", (729, 1737)), ("graph_with_red", (804, 1908))):
-        with Cage4Env(observation=observation, debug=True) as env:
-            assert env.observation_space.shape == (4 * kinds[0] + kinds[1],)
-        for length in kinds:
-            rows = np.zeros((2, 3, length), np.uint8)
-            graph = Cage4Graph.of(rows)
-            assert all(np.shares_memory(part, rows) for part in graph)
-            assert sum(part[0, 0].size for part in graph) == length
+    with Cage4Env(observation="graph", debug=True) as env:
+        assert env.observation_space.shape == (4 * 729 + 1737,)
+    for length in (729, 1737):
+        rows = np.zeros((2, 3, length), np.uint8)
+        graph = Cage4Graph.of(rows)
+        assert all(np.shares_memory(part, rows) for part in graph)
+        assert sum(part[0, 0].size for part in graph) == length
     for wrong in (np.zeros((4, 92)), np.zeros(()), np.zeros(4653)):
         with pytest.raises(ValueError, match=r"expected .* one of the lengths 729, 1737"):
             Cage4Graph.of(wrong)
@@ -219,7 +187,7 @@ def test_graphs_are_taken_apart_without_copies_and_only_graphs():
 def test_what_is_no_kind_of_observation_is_refused():
     for make in (Cage4VectorEnv, lambda **options: make_vec_agents("Cage4-v0", 1, **options)):
         for wrong in ("Graph", None, ["graph"]):
-            with pytest.raises(ValueError, match="observation must be one of flat, graph, graph_w"):
+            with pytest.raises(ValueError, match="observation must be one of flat, graph, events"):
                 make(observation=wrong)
     with pytest.raises(TypeError, match="observation"):
         Cage4ParallelEnv(observation="graph")

@@ -21,11 +21,12 @@ from vecenv.cage import (
     save_cage4_defender,
 )
 from vecenv.cage.challenge4.play import player as player_module
-from vecenv.cage.challenge4.play.playing import episode_pictures, play_episodes, record_episode
+from vecenv.cage.challenge4.play.playing import play_episodes, seated
 from vecenv.cage.challenge4.play.policies import find_policy
 from vecenv.cage.challenge4.rules import codes
 from vecenv.command.cli import main
-from vecenv.page.episode import EpisodePage
+from vecenv.page.episode import EpisodePage, record
+from vecenv.page.names import action_names
 
 PLAYER = Path(player_module.__file__)
 
@@ -56,9 +57,12 @@ def test_a_page_says_what_every_agent_does_also_those_that_are_busy():
     page = EpisodePage("a game", {}, fps=2)
     chosen = [33, 17, 49, 49, 145]  # Restore and Remove of a server, Sleep
     actions = iter([chosen, *[[49, 49, 49, 49, 145]] * 2, [49, 33, 49, 49, 145]])
-    record_episode(
-        page, lambda obs, masks: np.array([next(actions)]), seed=0, num_steps=4, debug=True
-    )
+    policy, options = (lambda obs, masks: np.array([next(actions)])), {"render_mode": "rgb_array"}
+    with seated(policy, debug=True, **options) as seat:
+        names = action_names(seat.envs, "Cage4-v0")
+        names = names._replace(parts=names.parts[:5])
+        given = {"seed": 0, "num_steps": 4, "tell": seat.tell}
+        record(page, seat.envs, seat.act, names, lambda: seat.envs.render()[0], **given)
     data = json.loads(re.search(r'id="data">(.*?)</script>', page.to_html(), re.DOTALL)[1])
     shown = [step["action"].split("; ") for step in data["steps"][:-1]]
     assert [words[:2] for words in shown] == [
@@ -116,7 +120,7 @@ def test_policies_are_found_by_name_file_module_object_and_function(defender, mo
         f"class Mine(Cage4Player):\n    def __init__(self): super().__init__({str(defender)!r})\n"
     )
     assert evaluate_cage4("my_cage4:Mine", episodes=2, steps=20).policy == "my_cage4:Mine"
-    with pytest.raises(ValueError, match="no such file; expected a saved defender"):
+    with pytest.raises(ValueError, match="no such file; expected a file with a saved policy"):
         find_policy("nobody")
     with pytest.raises(TypeError, match="expected an object with reset"):
         find_policy(3)
@@ -368,8 +372,9 @@ def test_damaged_defenders_are_refused(tmp_path):
 
 
 def test_an_episode_becomes_pictures():
-    frames = list(episode_pictures("decoy-restore", seed=0, steps=25, phishing_rate=0.5))
-    assert len(frames) == 24 and frames[0].dtype == np.uint8
+    options = {"steps": 25, "phishing_rate": 0.5, "render_mode": "rgb_array"}
+    frames = list(seated("decoy-restore", **options).pictures(0))
+    assert len(frames) == 25 and frames[0].dtype == np.uint8
     assert frames[0].shape == (640, 1000, 3) and (frames[0] != frames[-1]).any()
 
 

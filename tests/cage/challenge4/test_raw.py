@@ -16,11 +16,13 @@ from vecenv.cage import (
     Cage4VectorEnv,
     RawName,
     TraceError,
+    evaluate_cage4,
     plain_raw,
     replay_traces,
 )
-from vecenv.cage.challenge4.play.policies import make_policy
+from vecenv.cage.challenge4.play.policies import find_policy
 from vecenv.cage.challenge4.play.raw_events import RawEvents
+from vecenv.cage.challenge4.rules.codes import action_labels
 
 RECORDINGS = [FOLDER4 / f"raw_{name}_80.npz" for name in ("mix_discovery", "hunt_fsm")]
 NAMES = Cage4Events.NODE_FEATURES
@@ -187,8 +189,12 @@ def test_the_first_observation_tells_the_agents_part_of_the_network():
 class Reader:
     """An agent of the original, which reads dicts: it restores hosts with files, else analyses."""
 
-    def __init__(self, name, labels):
-        self.name, self.labels, self.turn = name, labels, 0
+    def __init__(self, name):
+        self.labels = action_labels(int(name[-1]))
+        self.reset()
+
+    def reset(self):
+        self.turn = 0
 
     def get_action(self, observation, action_space):
         hosts = {name: entry for name, entry in observation.items() if "_host_" in name}
@@ -204,20 +210,44 @@ class Ternary(enum.Enum):
     TRUE, UNKNOWN, FALSE, IN_PROGRESS = range(1, 5)
 
 
-def test_an_agent_that_reads_dicts_plays():
-    env = Cage4ParallelEnv(raw=True, steps=300)
-    observations, _ = env.reset(seed=0)
-    agents = {name: Reader(name, env.action_labels(name)) for name in env.agents}
+def test_an_agent_that_reads_dicts_plays_and_is_evaluated():
+    """By hand, and as a policy: an object for each agent, made anew of its class or given."""
+    env, total = Cage4ParallelEnv(raw=True, steps=100), np.zeros(2)
+    agents = {name: Reader(name) for name in env.possible_agents}
     told = set()
-    while env.agents:
-        actions = {
-            name: agent.get_action(observations[name], env.action_space(name))
-            for name, agent in agents.items()
-        }
-        observations, *_ = env.step(actions)
-        told |= {observations[name].get("action", " ").split()[0:1] != [] for name in agents}
-        told |= {str(observation.get("action"))[:7] for observation in observations.values()}
+    for episode in range(2):
+        observations, _ = env.reset(seed=3 + episode)
+        for agent in agents.values():
+            agent.reset()
+        while env.agents:
+            actions = {
+                name: agent.get_action(observations[name], env.action_space(name))
+                for name, agent in agents.items()
+            }
+            observations, rewards, *_ = env.step(actions)
+            total[episode] += rewards["blue_agent_0"]
+            told |= {str(seen.get("action"))[:7] for seen in observations.values()}
     assert {"Restore", "Analyse"} <= told
+    for policy in (Reader, agents):
+        result = evaluate_cage4(policy, episodes=2, seed=3, steps=100)
+        assert result.total.mean == total.mean() and result.total.sd == total.std(ddof=1)
+    with pytest.raises(ValueError, match="policy has the agents blue_agent_0, expected blue_"):
+        evaluate_cage4({"blue_agent_0": Reader("blue_agent_0")}, episodes=2)
+
+
+class Still:
+    """An agent that reads vectors, and is told of no episode."""
+
+    observation = "flat"
+
+    def get_action(self, observation, action_space):
+        assert observation.dtype == np.int64 and len(observation) in (92, 210)
+        return 145 if action_space.n == 242 else 49
+
+
+def test_an_agent_of_the_original_may_read_vectors():
+    result, expected = (evaluate_cage4(p, episodes=2, steps=40) for p in (Still, "sleep"))
+    assert (result.policy, result.total) == ("Still", expected.total)
 
 
 def test_names_stand_for_members_of_enums():
@@ -345,7 +375,7 @@ def test_a_player_acts_on_dicts_as_it_does_on_rows():
     }
     hosts = {entry["Interface"][0]["ip_address"]: name for name, entry in entries.items()}
     readers = [RawEvents(agent, hosts, steps=100) for agent in range(5)]
-    of_dicts, of_rows = make_policy("defender"), make_policy("defender")
+    of_dicts, of_rows = find_policy("defender"), find_policy("defender")
     of_dicts.reset([env.action_mask(name) for name in env.agents])
     of_rows.reset(envs.agent_masks())
     families = set()

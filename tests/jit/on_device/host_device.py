@@ -1,14 +1,30 @@
 """Devices that are none: the driver of `vecenv.jit.cuda` in plain Python, in the host's memory."""
 
+import ctypes
 import types
 
+import numpy as np
 import torch
 
 from vecenv.jit.cuda import compiler, env
-from vecenv.jit.cuda.devices import TorchMemory
+from vecenv.jit.cuda.devices import Device
 
 
-class HostDevice(TorchMemory):
+def host_view(dtype, inner):
+    """Return a function from an address of the host's memory and a number of rows to an array."""
+    dtype = np.dtype(dtype)
+    row_bytes = dtype.itemsize * int(np.prod(inner, dtype=np.int64))
+
+    def view(address, count):
+        if not address or not count or not row_bytes:
+            return np.zeros((count if address else 0, *inner), dtype)
+        memory = (ctypes.c_char * (row_bytes * int(count))).from_address(int(address))
+        return np.frombuffer(memory, dtype).reshape(count, *inner)
+
+    return view
+
+
+class HostDevice(Device):
     """Runs the threads of a launch one after another."""
 
     def __init__(self, free_bytes=None):
@@ -24,7 +40,7 @@ class HostDevice(TorchMemory):
     def load(self, kernels, params):
         thread = [0]
         cuda = types.SimpleNamespace(grid=lambda ndim: thread[0])
-        run = compiler.bound_driver(kernels, params, cuda, compiler.host_view, is_compiled=False)
+        run = compiler.bound_driver(kernels, params, cuda, host_view, is_compiled=False)
 
         def launch(num_rows, arguments):
             for thread[0] in range(num_rows + 3):  # a block has more threads than there are rows

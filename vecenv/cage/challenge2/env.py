@@ -10,17 +10,9 @@ import numpy as np
 from gymnasium import logger
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
-from rich.table import Table
 
-from vecenv.cage.challenge2.kernels import (
-    LENGTH_FIELD,
-    OBSERVATIONS,
-    add_lengths,
-    cage_kernels,
-    with_drawn_lengths,
-)
-from vecenv.cage.challenge2.network.choices import blue_choices
-from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions
+from vecenv.cage.challenge2.kernels import OBSERVATIONS, cage_kernels
+from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions, blue_choices
 from vecenv.cage.challenge2.network.state import decode, shell_alerts
 from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.options import (
@@ -31,29 +23,17 @@ from vecenv.cage.challenge2.options import (
     read_scenario,
     read_step_infos,
 )
-from vecenv.cage.challenge2.remembering import add_choices
-from vecenv.cage.challenge2.rules.codes import (
-    MAX_HOSTS,
-    NONE,
-    RED_ACTION_NAMES,
-    RED_AGENT_NAMES,
-    SUCCESS_NAMES,
-)
-from vecenv.cage.challenge2.view import text
-from vecenv.cage.challenge2.view.snapshot import Episode, Snapshot, take_snapshot
+from vecenv.cage.challenge2.rules import codes
+from vecenv.cage.challenge2.snapshot import Snapshot, overview, take_snapshot, to_text
 from vecenv.cage.identity import describe_identity, warn_of_other
 from vecenv.core.arguments import check_choice
 from vecenv.core.base import StepBatch, StepResult
-from vecenv.files import read_entry
-from vecenv.jit import EnvKernels, JitVectorEnv
-from vecenv.jit.random import BLOCK_SIZE
-from vecenv.jit.single import JitEnv
+from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv
 
 __all__ = ["Cage2Env", "Cage2VectorEnv"]
 
 RENDER_MODES = ("ansi", "rgb_array")
 METADATA = {"render_modes": list(RENDER_MODES), "render_fps": 2}
-_MAX_FACTS = 1 << 20  # bytes of the text that says what a state is of
 
 
 class Cage2VectorEnv(JitVectorEnv):
@@ -75,9 +55,8 @@ class Cage2VectorEnv(JitVectorEnv):
         rules: "faithful", the challenge as it was run (the default), or "debugged", the corrected
             version. Scores under different rules are not comparable.
         scenario: Other tables, with rules of their own.
-        observation: "bits": the original's 52 values 0 and 1; "extended": these, and what blue may
-            remember, see `kernels.observation_space`; "memory": what a `BlueMemory` remembers, 152
-            values, with its 44 choices for actions.
+        observation: "bits": the original's 52 values 0 and 1; "memory": what a `BlueMemory`
+            remembers, 152 values, with its 44 choices for actions.
         green: Whether a green agent scans hosts at random; the challenge has none.
         obs_dtype: Of the observations.
         step_infos: Names of STEP_INFOS that infos report for every step, as arrays.
@@ -88,6 +67,20 @@ class Cage2VectorEnv(JitVectorEnv):
         render_mode: "ansi" or "rgb_array", what `render` returns.
         params: Records of `world`, one per env, for reds or networks that differ between envs.
         sampler: See `JitVectorEnv`.
+
+    What step infos and `true_state` say of the latest step, as numbers:
+
+    | field | |
+    |---|---|
+    | red_agent | 0 sleep, 1 b_line, 2 meander, 3 one of your own |
+    | red_type | 0 Sleep, 1 DiscoverRemoteSystems, 2 DiscoverNetworkServices |
+    | | 3 ExploitRemoteService, 4 PrivilegeEscalate, 5 Impact |
+    | red_target | the host, or the subnet of type 1, by its place in the scenario; -1 none |
+    | red_success, blue_success | 0 failed, 1 succeeded, 2 unknown: of Sleep |
+    | red_exploit | which of the scenario's exploits red used; -1 none |
+    | red_detected | whether blue's monitor noticed a reverse shell, 1 or 0; -1 if none was opened |
+    | red_pe_index | which session was escalated, from the oldest on the host, 0; -1 none |
+    | green_target | the host that green scanned; -1 none |
 
     Raises:
         TypeError, ValueError: An argument is not what it should be; the message names it.
@@ -138,7 +131,6 @@ class Cage2VectorEnv(JitVectorEnv):
             num_envs,
             params=tables if params is None else params,
             sampler=sampler,
-            max_episode_steps=self._lengths[0] if len(self._lengths) == 1 else None,
             autoreset_mode=autoreset_mode,
             num_threads=num_threads,
             episode_infos=episode_infos,
@@ -162,8 +154,7 @@ class Cage2VectorEnv(JitVectorEnv):
         )
         self._options = {"red_agent": red_agent, "green": green, "scenario": self.scenario}
         self._observation = observation
-        is_drawn = len(self._lengths) > 1
-        return with_drawn_lengths(kernels) if is_drawn else kernels, self.world()
+        return kernels, self.world()
 
     def world(self, **changed: Any) -> np.record:
         """Return the parameter record of these envs with another `red_agent`, `green`, `scenario`.
@@ -181,15 +172,12 @@ class Cage2VectorEnv(JitVectorEnv):
         agents, red_policy = read_red_agents(chosen["red_agent"])
         if red_policy is not self._red_policy:
             raise TypeError("a red of one's own is compiled: make another vector env for it")
-        tables = compile_tables(
+        return compile_tables(
             chosen["scenario"],
             red_agents=agents,
             green=bool(chosen["green"]),
-            tracks_scans=self._observation != "bits",
+            lengths=self._lengths,
         )
-        if self._observation == "memory":
-            tables = add_choices(tables, chosen["scenario"])
-        return tables if len(self._lengths) == 1 else add_lengths(tables, self._lengths)
 
     @property
     def true_state(self) -> np.ndarray:
@@ -213,35 +201,39 @@ class Cage2VectorEnv(JitVectorEnv):
     def check_state(self, state: Mapping[str, np.ndarray], states: np.ndarray) -> None:
         """Raise ValueError if a state is of a scenario with other hosts, or has invalid records.
 
-        Warns if it is of a scenario with the same hosts and other tables or rules. Older states
-        have no entry "scenario".
+        Warns if it is of a scenario with the same hosts and other tables or rules.
         """
-        facts = _read_facts(state) if "scenario" in state else {}
-        hosts = facts.get("hosts", _host_names(self.scenario))
+        try:
+            facts = json.loads(np.asarray(state["scenario"]).item())
+            made_for, hosts = dict(facts["made_for"]), list(map(str, facts["hosts"]))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ValueError(
+                "state['scenario'] says nothing of a scenario; it was changed"
+            ) from error
         if hosts != _host_names(self.scenario):
             raise ValueError(
-                f"state is of {describe_identity(facts.get('made_for') or {})}, with the hosts "
-                f"{', '.join(hosts)}; expected {', '.join(_host_names(self.scenario))}"
+                f"state is of {describe_identity(made_for)}, with the hosts {', '.join(hosts)}; "
+                f"expected {', '.join(_host_names(self.scenario))}"
             )
-        warn_of_other("state", facts.get("made_for"), self.scenario.identity())
+        warn_of_other("state", made_for, self.scenario.identity())
         super().check_state(state, states)
 
     def _check_states(self, states: np.ndarray) -> None:
         ends = {
-            "red_agent": len(RED_AGENT_NAMES),
+            "red_agent": len(codes.RED_AGENT_NAMES),
             "blue_action": len(blue_actions(self.scenario)),
-            "blue_success": len(SUCCESS_NAMES),
-            "red_type": len(RED_ACTION_NAMES),
-            "red_success": len(SUCCESS_NAMES),
-            "red_target": MAX_HOSTS,
+            "blue_success": len(codes.SUCCESS_NAMES),
+            "red_type": len(codes.RED_ACTION_NAMES),
+            "red_success": len(codes.SUCCESS_NAMES),
+            "red_target": codes.MAX_HOSTS,
             "red_exploit": len(self.scenario.exploits),
             "green_target": len(self.scenario.hosts),
             "length_index": len(self._lengths),
-            "first_host": MAX_HOSTS + 1,
+            "first_host": codes.MAX_HOSTS + 1,
         }
         for name, end in ends.items():
             found = states[name]
-            if found.min() < (NONE if found.dtype.kind == "i" else 0) or found.max() >= end:
+            if found.min() < (codes.NONE if found.dtype.kind == "i" else 0) or found.max() >= end:
                 raise ValueError(
                     f"state['states'] has {name} from {found.min()} to {found.max()}, expected "
                     f"numbers below {end}; it was changed after it was made"
@@ -256,23 +248,16 @@ class Cage2VectorEnv(JitVectorEnv):
 
     def episode_length_of(self, env_id: int) -> int:
         """Return how long the episode under way in an env will be."""
-        drawn = 0 if len(self._lengths) == 1 else int(self._true_state[LENGTH_FIELD][env_id])
-        return self._lengths[drawn]
+        return self._lengths[int(self._true_state["length_index"][env_id])]
 
     def in_words(self, env_id: int = 0) -> Snapshot:
         """Return one env spelled out in words."""
         self._calls.require_ready("in_words")
         if not 0 <= env_id < self.num_envs:
             raise IndexError(f"env_id is {env_id}, expected 0..{self.num_envs - 1}")
-        state, run = self._true_state[env_id], self._runs[env_id]
-        # Every reset and every step opens a block of the random stream.
-        begun_at = int(run["counter"]) // BLOCK_SIZE - int(state["step"])
-        episode = Episode(
-            self.episode_length_of(env_id),
-            float(run["episode_return"]),
-            (int(run["seed"]), max(0, begun_at)),
-        )
-        return take_snapshot(state, self.scenario, episode)
+        total = float(self._runs[env_id]["episode_return"])
+        length = self.episode_length_of(env_id)
+        return take_snapshot(self._true_state[env_id], self.scenario, length, total)
 
     def get_action_meanings(self) -> list[str]:
         """Return what each action is called, as Atari's envs do."""
@@ -280,14 +265,6 @@ class Cage2VectorEnv(JitVectorEnv):
             return [str(action) for action in actions]
         choices = blue_choices(self.scenario)
         return [c.name if c.host is None else f"{c.name} {c.host}" for c in choices]
-
-    def blue_table(self, env_id: int = 0) -> Table:
-        """Return what blue sees of one env, for people: print it with `rich`."""
-        return text.blue_table(self.in_words(env_id))
-
-    def true_table(self, env_id: int = 0) -> Table:
-        """Return what is true in one env, for people: print it with `rich`."""
-        return text.true_table(self.in_words(env_id))
 
     def render(self) -> tuple[Any, ...] | None:
         """Return a text or a picture of every env, as `render_mode` says."""
@@ -311,8 +288,8 @@ class Cage2VectorEnv(JitVectorEnv):
         check_choice("mode", mode, RENDER_MODES)
         snapshot = self.in_words(env_id)
         if mode == "ansi":
-            return text.to_text(text.overview(snapshot))
-        from vecenv.cage.challenge2.view.picture import draw_snapshot
+            return to_text(overview(snapshot))
+        from vecenv.cage.challenge2.picture import draw_snapshot
 
         return draw_snapshot(snapshot).to_array()
 
@@ -377,37 +354,6 @@ class Cage2Env(JitEnv):
         """Return the true state per host, see `state.decode`."""
         return {name: rows[0] for name, rows in self._envs.decoded_state().items()}
 
-    def blue_table(self) -> Table:
-        """Return what blue sees, for people: print it with `rich`."""
-        return self._envs.blue_table()
-
-    def true_table(self) -> Table:
-        """Return what is true, for people: print it with `rich`."""
-        return self._envs.true_table()
-
 
 def _host_names(scenario: Scenario) -> list[str]:
     return [host.name for host in scenario.hosts]
-
-
-def _read_facts(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a state says of the scenario it is of."""
-
-    def accepts(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
-        return dtype.kind == "U" and shape == () and dtype.itemsize <= _MAX_FACTS
-
-    facts: Any = None
-    try:
-        # Not `str` of the array: after a Ctrl-C in that of another one it may be "...".
-        facts = json.loads(read_entry(state, "scenario", accepts).item())
-        is_known = (
-            isinstance(facts, dict)
-            and isinstance(facts.get("made_for", {}), dict)
-            and isinstance(facts.get("hosts", []), list)
-            and all(isinstance(name, str) for name in facts.get("hosts", []))
-        )
-    except (ValueError, RecursionError):
-        is_known = False
-    if not is_known:
-        raise ValueError("state['scenario'] says nothing of a scenario; it was changed")
-    return facts

@@ -1,23 +1,23 @@
-"""Checks of what a CAGE environment is made with; messages name the argument."""
+"""Checks of what a CAGE environment is made with, and of what a red of one's own does.
+
+Messages name the argument.
+"""
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from vecenv.cage.challenge2.network.scenario import RULE_SETS, Scenario, cage2_scenario
-from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, MEANDER, NO_RED
+from vecenv.cage.challenge2.rules import codes
+from vecenv.cage.own_red import choice_problem, compiled_red, outside
 from vecenv.core.arguments import check_choice
 from vecenv.core.importing import import_object
 
 __all__ = [
     "MAX_EPISODE_LENGTH",
-    "MAX_LENGTHS",
     "RED_AGENTS",
     "STEP_INFOS",
     "EpisodeLength",
@@ -26,7 +26,7 @@ __all__ = [
     "read_red_agents",
     "read_scenario",
     "read_step_infos",
-    "red_agent_name",
+    "red_problem",
 ]
 
 RedPolicy = Callable[..., Any]
@@ -34,31 +34,17 @@ RedAgent = str | RedPolicy | Sequence[str | RedPolicy]
 EpisodeLength = int | Collection[int]
 
 RED_AGENTS = {
-    "b_line": (B_LINE,),
-    "meander": (MEANDER,),
-    "sleep": (NO_RED,),
-    "mixed": (B_LINE, MEANDER),
+    "b_line": (codes.B_LINE,),
+    "meander": (codes.MEANDER,),
+    "sleep": (codes.NO_RED,),
+    "mixed": (codes.B_LINE, codes.MEANDER),
 }
 MAX_EPISODE_LENGTH = 65535  # steps are counted in 16 bits
-MAX_LENGTHS = 256  # which one an episode has is kept in 8 bits
-STEP_INFOS = (
-    "red_agent",
-    "red_type",
-    "red_target",
-    "red_exploit",
-    "red_detected",
-    "red_pe_index",
-    "red_success",
-    "blue_success",
-    "green_target",
+_STEP_INFOS = (
+    "red_agent red_type red_target red_exploit red_detected red_pe_index red_success "
+    "blue_success green_target"
 )
-
-
-def red_agent_name(red_agent: Any) -> str:
-    """Return what a name of RED_AGENTS or a custom policy is called in tables."""
-    if isinstance(red_agent, str):
-        return red_agent.rpartition(":")[2]
-    return getattr(red_agent, "__name__", type(red_agent).__name__)
+STEP_INFOS = tuple(_STEP_INFOS.split())
 
 
 def read_red_agents(red_agent: Any) -> tuple[tuple[int, ...], RedPolicy | None]:
@@ -84,8 +70,8 @@ def read_red_agents(red_agent: Any) -> tuple[tuple[int, ...], RedPolicy | None]:
         if isinstance(one, str) and one in RED_AGENTS:
             agents.update(dict.fromkeys(RED_AGENTS[one]))
         elif callable(one):
-            agents[CUSTOM] = None
-            policies.append(_compiled(one))
+            agents[codes.CUSTOM] = None
+            policies.append(compiled_red("red_agent", one, ("state", "rng", "tables")))
         else:
             error_type = ValueError if isinstance(one, str) else TypeError
             raise error_type(f"red_agent is {one!r}, expected {_red_agent_choices()}")
@@ -94,21 +80,6 @@ def read_red_agents(red_agent: Any) -> tuple[tuple[int, ...], RedPolicy | None]:
     if len(policies) > 1:
         raise ValueError(f"red_agent has {len(policies)} compiled policies, expected at most one")
     return tuple(agents), policies[0] if policies else None
-
-
-@functools.cache
-def _compiled(policy: RedPolicy) -> RedPolicy:
-    """Return a custom policy as compiled code, the same for the same function."""
-    function = getattr(policy, "py_func", policy)
-    wanted = "a function of (state, rng, tables) for one env"
-    if not inspect.isfunction(function):
-        raise TypeError(f"red_agent is {policy!r}, expected {wanted}")
-    try:
-        inspect.signature(function).bind("state", "rng", "tables")
-    except TypeError as error:
-        came = f"{function.__name__}{inspect.signature(function)}"
-        raise TypeError(f"red_agent is {came}, expected {wanted}") from error
-    return njit(function) if function is policy else policy
 
 
 def _red_agent_choices() -> str:
@@ -140,8 +111,10 @@ def read_episode_lengths(episode_length: Any, max_episode_steps: Any = None) -> 
             raise ValueError(
                 f"episode_length is {length}, expected 1..{MAX_EPISODE_LENGTH} (steps)"
             )
-    if not 1 <= len(lengths) <= MAX_LENGTHS:
-        raise ValueError(f"episode_length has {len(lengths)} entries, expected 1..{MAX_LENGTHS}")
+    if not 1 <= len(lengths) <= codes.MAX_LENGTHS:
+        raise ValueError(
+            f"episode_length has {len(lengths)} entries, expected 1..{codes.MAX_LENGTHS}"
+        )
     if isinstance(episode_length, set | frozenset):
         lengths.sort()
     if max_episode_steps is not None:
@@ -187,3 +160,28 @@ def read_step_infos(step_infos: Any) -> tuple[str, ...]:
         if name not in STEP_INFOS:
             raise ValueError(f"step_infos has {name!r}, expected names of {', '.join(STEP_INFOS)}")
     return names
+
+
+_KINDS = ", ".join(f"{number} {name}" for number, name in enumerate(codes.RED_ACTION_NAMES))
+
+
+def red_problem(policy: str, choice: Any, state: Any, rng: Any, tables: Any) -> str | None:
+    """Return what is wrong with the choice of a policy, or None; see `step_with`.
+
+    Args:
+        policy: Its name.
+        choice: What it returned.
+        state, rng, tables: Its arguments.
+    """
+
+    def unknown(kind: int, target: int) -> str | None:
+        if not codes.RED_SLEEP <= kind <= codes.IMPACT:
+            return f"no kind of action {kind}, expected one of {_KINDS}"
+        if kind == codes.RED_SLEEP:
+            return None
+        if kind == codes.SWEEP:
+            return outside("subnet", target, tables.num_subnets)
+        return outside("host", target, tables.num_hosts)
+
+    expected = "two integers, a kind of red action and its target"
+    return choice_problem(policy, choice, 2, expected, unknown)

@@ -12,38 +12,24 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
-from vecenv.cage.challenge2.network.choices import blue_choices
-from vecenv.cage.challenge2.network.scenario import Scenario
+from vecenv.cage.challenge2.network.scenario import Scenario, blue_choices
 from vecenv.cage.challenge2.network.state import STATE_DTYPE
-from vecenv.cage.challenge2.network.tables import TABLES_DTYPE
+from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.bits import ONE, ZERO, count, every_fourth
-from vecenv.cage.challenge2.rules.codes import (
-    ANALYSE,
-    BITS_PER_HOST,
-    DECOY,
-    EARLY_STEPS,
-    EPISODE_LENGTHS,
-    FIRST_EXPLOIT_STEP,
-    HOST_BITS,
-    MANY_EXPLOITS,
-    MAX_ACTIONS,
-    MAX_DECOYS,
-    MAX_HOSTS,
-    OPENING_STEPS,
-    REMOVE,
-    RESTORE,
-    SLEEP,
-)
-from vecenv.jit.copying import write_bits
-from vecenv.jit.kernels import EnvKernels
+from vecenv.jit import EnvKernels, cached_njit, write_bits
 
-__all__ = ["add_choices", "memory_space", "with_memory"]
+__all__ = [
+    "MEMORY_STATE_DTYPE", "act_rows", "mask_rows", "memory_space", "note_rows", "show_rows",
+    "with_memory",
+]  # fmt: skip
 
-# In both records the new fields come first: Numba takes a record that another one begins with for
-# its subtype, and would run code compiled for the one with the other.
-_STATE_DTYPE = np.dtype(
+# The new fields come first: Numba takes a record that another one begins with for its subtype, and
+# would run code compiled for the one with the other.
+MEMORY_STATE_DTYPE = np.dtype(
     [
-        ("exploits_seen", np.uint8, (MAX_HOSTS,)),  # since the last Restore; saturates
+        ("seen_scanned", np.uint16),  # hosts that blue has seen scanned,
+        ("seen_last", np.uint16),  # and those in the latest step that had a scan
+        ("exploits_seen", np.uint8, (codes.MAX_HOSTS,)),  # since the last Restore; saturates
         ("is_stale", np.uint16),  # hosts changed by blue since it last saw them scanned
         ("is_wandering", np.uint8),  # B_line would not do this
         ("is_direct", np.uint8),  # Meander would not do this
@@ -51,28 +37,16 @@ _STATE_DTYPE = np.dtype(
     ],
     align=True,
 )
-_TABLES_DTYPE = np.dtype(
-    [
-        ("num_choices", np.uint16),
-        ("choice_kind", np.uint8, (MAX_ACTIONS,)),  # DECOY stands for all decoys
-        ("choice_host", np.uint8, (MAX_ACTIONS,)),
-        ("choice_actions", np.uint8, (MAX_ACTIONS, MAX_DECOYS + 1)),  # 0 where there is none
-        ("num_placeable", np.uint8, (MAX_HOSTS,)),  # decoys that a host takes
-        *((name, TABLES_DTYPE[name]) for name in TABLES_DTYPE.names or ()),
-    ],
-    align=True,
-)
-_KINDS = {"Sleep": SLEEP, "Analyse": ANALYSE, "Remove": REMOVE, "Restore": RESTORE, "Decoy": DECOY}
 _COLUMNS_PER_HOST = 7
 _FLAGS = 2  # whether red begins as only B_line does, or as B_line does not
-_STEP_COLUMNS = 2 * len(EPISODE_LENGTHS) + 1
-_LAST_LENGTH = np.float64(EPISODE_LENGTHS[-1])
-_SHORTER_LENGTHS = np.array(EPISODE_LENGTHS[:-1], np.float64)
-_EARLY = np.float64(EARLY_STEPS)
-_OPENING, _FIRST_EXPLOIT = np.uint64(OPENING_STEPS), np.uint64(FIRST_EXPLOIT_STEP)
-_MANY = np.uint64(MANY_EXPLOITS)
-_MAX_DECOYS = np.uint64(MAX_DECOYS)
-_RESTORE, _DECOY = np.uint64(RESTORE), np.uint64(DECOY)
+_STEP_COLUMNS = 2 * len(codes.EPISODE_LENGTHS) + 1
+_LAST_LENGTH = np.float64(codes.EPISODE_LENGTHS[-1])
+_SHORTER_LENGTHS = np.array(codes.EPISODE_LENGTHS[:-1], np.float64)
+_EARLY = np.float64(codes.EARLY_STEPS)
+_OPENING, _FIRST_EXPLOIT = np.uint64(codes.OPENING_STEPS), np.uint64(codes.FIRST_EXPLOIT_STEP)
+_MANY = np.uint64(codes.MANY_EXPLOITS)
+_MAX_DECOYS = np.uint64(codes.MAX_DECOYS)
+_RESTORE, _DECOY = np.uint64(codes.RESTORE), np.uint64(codes.DECOY)
 _LAST_STEP = 65535  # where the state's counter saturates
 # Equal envs share their code: by the step kernel of the simulator.
 _steps: dict[Any, Any] = {}
@@ -90,38 +64,23 @@ def memory_space(scenario: Scenario, dtype: Any = np.float32) -> Box:
             f"obs_dtype is {np.dtype(dtype)}, expected a floating one such as float32: the "
             "observation 'memory' has fractions in it"
         )
-    num_hosts, num_shorter = len(scenario.hosts), len(EPISODE_LENGTHS) - 1
-    per_host = [1, 1, MAX_DECOYS / 2, 1, 1, MANY_EXPLOITS / 2, 1]
-    high = [1.0] * (BITS_PER_HOST * num_hosts)
+    num_hosts, num_shorter = len(scenario.hosts), len(codes.EPISODE_LENGTHS) - 1
+    per_host = [1, 1, codes.MAX_DECOYS / 2, 1, 1, codes.MANY_EXPLOITS / 2, 1]
+    high = [1.0] * (codes.BITS_PER_HOST * num_hosts)
     high += [value for value in per_host for _ in range(num_hosts)]
-    high += [1.0] * _FLAGS + [_LAST_STEP / EPISODE_LENGTHS[-1], 1.0] + [1.0] * (2 * num_shorter + 1)
+    high += (
+        [1.0] * _FLAGS
+        + [_LAST_STEP / codes.EPISODE_LENGTHS[-1], 1.0]
+        + [1.0] * (2 * num_shorter + 1)
+    )
     return Box(np.zeros(len(high), dtype), np.array(high, dtype), dtype=dtype)
-
-
-def add_choices(tables: Any, scenario: Scenario) -> np.record:
-    """Return the tables of `compile_tables` with blue's choices, which `with_memory` needs."""
-    array = np.zeros(1, _TABLES_DTYPE).view(np.recarray)
-    for name in TABLES_DTYPE.names or ():
-        array[name][0] = tables[name]
-    record, choices = array[0], blue_choices(scenario)
-    record.num_choices = len(choices)
-    for number, choice in enumerate(choices):
-        record.choice_kind[number] = _KINDS[choice.name]
-        record.choice_actions[number, : len(choice.actions)] = choice.actions
-        if choice.host is not None:
-            host = record.choice_host[number] = scenario.host_index(choice.host)
-            if choice.name == "Decoy":
-                record.num_placeable[host] = len(choice.actions)
-    array.flags.writeable = False
-    return array[0]
 
 
 def with_memory(kernels: EnvKernels, scenario: Scenario) -> EnvKernels:
     """Return kernels that take blue's choices and show what it remembers.
 
     Args:
-        kernels: Those of the simulator, but for their observation space, which is `memory_space`;
-            the new ones need what `add_choices` returns as params, of tables with `tracks_scans`.
+        kernels: Those of the simulator, but for their observation space, which is `memory_space`.
         scenario: The one they are for.
     """
     if kernels.step not in _steps:
@@ -129,7 +88,7 @@ def with_memory(kernels: EnvKernels, scenario: Scenario) -> EnvKernels:
     if kernels.reset not in _resets:
         _resets[kernels.reset] = _make_reset(kernels.reset)
     return EnvKernels(
-        _STATE_DTYPE,
+        MEMORY_STATE_DTYPE,
         kernels.observation_space,
         Discrete(len(blue_choices(scenario))),
         _resets[kernels.reset],
@@ -144,8 +103,9 @@ def _make_reset(core_reset: Any) -> Any:
     @njit
     def reset_and_forget(state, rng, tables):
         core_reset(state, rng, tables)
-        for host in range(MAX_HOSTS):
+        for host in range(codes.MAX_HOSTS):
             state.exploits_seen[host] = ZERO
+        state.seen_scanned = state.seen_last = ZERO
         state.is_stale = state.is_wandering = state.is_direct = ZERO
 
     return reset_and_forget
@@ -154,19 +114,26 @@ def _make_reset(core_reset: Any) -> Any:
 def _make_step(core_step: Any) -> Any:
     @njit
     def choose(state, choice, rng, tables):
-        index = np.uint64(choice)
-        kind = host = action = ZERO
-        if index < tables.num_choices:
-            kind = np.uint64(tables.choice_kind[index])
-            host = np.uint64(tables.choice_host[index]) & HOST_BITS
-            number = num_placed(state, host) if kind == _DECOY else ZERO
-            action = np.uint64(tables.choice_actions[index, min(number, _MAX_DECOYS)])
+        kind, host, action = choice_of(state, choice, tables)
         note_own(state, kind, host, tables)
-        result = core_step(state, np.int64(action), rng, tables)
+        result = core_step(state, action, rng, tables)
         note_red(state, tables)
         return result
 
     return choose
+
+
+@njit
+def choice_of(state, choice, tables):
+    """Kind and host uint64 of a choice, and the env's action int64 that it is now; else Sleep."""
+    index = np.uint64(choice)
+    kind = host = action = ZERO
+    if index < tables.num_choices:
+        kind = np.uint64(tables.choice_kind[index])
+        host = np.uint64(tables.choice_host[index]) & codes.HOST_BITS
+        number = num_placed(state, host) if kind == _DECOY else ZERO
+        action = np.uint64(tables.choice_actions[index, min(number, _MAX_DECOYS)])
+    return kind, host, np.int64(action)
 
 
 @njit
@@ -193,8 +160,12 @@ def note_red(state, tables):
     bits = np.uint64(state.obs_bits)
     active, exploited = every_fourth(bits), every_fourth(bits >> ONE)
     first_hosts, step = np.uint64(tables.plan_first_hosts), np.uint64(state.step)
-    state.is_stale = np.uint64(state.is_stale) & ~(active & ~exploited)
-    for index in range(min(np.uint64(tables.num_hosts), np.uint64(MAX_HOSTS))):
+    scanned = active & ~exploited
+    if scanned != ZERO:
+        state.seen_last = scanned
+    state.seen_scanned = np.uint64(state.seen_scanned) | scanned
+    state.is_stale = np.uint64(state.is_stale) & ~scanned
+    for index in range(min(np.uint64(tables.num_hosts), np.uint64(codes.MAX_HOSTS))):
         host = np.uint64(index)
         seen = np.uint64(state.exploits_seen[host])
         state.exploits_seen[host] = min(seen + ((exploited >> host) & ONE), _MANY)
@@ -209,8 +180,8 @@ def note_red(state, tables):
 @njit
 def observe_memory(state, out, tables):
     """Write a row of `BlueMemory.features`."""
-    num_hosts = min(np.uint64(tables.num_hosts), np.uint64(MAX_HOSTS))
-    start = num_hosts * np.uint64(BITS_PER_HOST)
+    num_hosts = min(np.uint64(tables.num_hosts), np.uint64(codes.MAX_HOSTS))
+    start = num_hosts * np.uint64(codes.BITS_PER_HOST)
     per_host = num_hosts * np.uint64(_COLUMNS_PER_HOST)
     if np.uint64(out.shape[0]) < start + per_host + np.uint64(_FLAGS + _STEP_COLUMNS):
         return
@@ -251,6 +222,48 @@ def choice_mask(state, out, tables):
     """Write which choices are of use, bool (choices,): not decoys on hosts that have all theirs."""
     for index in range(min(out.shape[0], tables.num_choices)):
         choice = np.uint64(index)
-        host = np.uint64(tables.choice_host[choice]) & HOST_BITS
+        host = np.uint64(tables.choice_host[choice]) & codes.HOST_BITS
         is_full = num_placed(state, host) >= np.uint64(tables.num_placeable[host])
         out[index] = not (is_full and np.uint64(tables.choice_kind[choice]) == _DECOY)
+
+
+# --- a memory of its own, see `BlueMemory` ---
+
+
+@cached_njit
+def act_rows(states, choices, actions, tables):
+    """Write the env's actions int64 (N,) for choices int64 (N,)."""
+    for row in range(states.shape[0]):
+        actions[row] = choice_of(states[row], choices[row], tables)[2]
+
+
+@cached_njit
+def note_rows(states, choices, bits, tables):
+    """Take in what was chosen, int64 (N,), and what was seen then, uint64 (N,)."""
+    for row in range(states.shape[0]):
+        state = states[row]
+        kind, host, _ = choice_of(state, choices[row], tables)
+        note_own(state, kind, host, tables)
+        placed = num_placed(state, host)
+        if kind == _RESTORE:
+            state.decoys[host] = ZERO
+        elif kind == _DECOY and placed < np.uint64(tables.num_placeable[host]):
+            state.decoys[host] = (ONE << (placed + ONE)) - ONE  # which ones does not matter
+        state.obs_bits = bits[row]
+        state.step = np.uint64(state.step) + ONE
+        note_red(state, tables)
+
+
+@cached_njit
+def show_rows(states, bits, out, tables):
+    """Write the features (N, F) beside the latest observations, uint64 (N,)."""
+    for row in range(states.shape[0]):
+        states[row].obs_bits = bits[row]
+        observe_memory(states[row], out[row], tables)
+
+
+@cached_njit
+def mask_rows(states, out, tables):
+    """Write which choices are of use, bool (N, choices)."""
+    for row in range(states.shape[0]):
+        choice_mask(states[row], out[row], tables)

@@ -18,7 +18,7 @@ from vecenv.cage.challenge2.rules.codes import B_LINE, BITS_PER_HOST, MEANDER, N
 from vecenv.cage.challenge2.rules.dynamics import apply, begin_episode
 from vecenv.cage.challenge2.rules.observation import observe
 from vecenv.cage.challenge2.rules.red import red_commit, red_options
-from vecenv.core.compiling import cached_njit
+from vecenv.jit import cached_njit
 
 __all__ = ["RecordedStep", "Replay", "ReplayResult", "ReplayedStep", "replay_episodes"]
 

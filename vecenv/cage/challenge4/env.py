@@ -8,36 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.cage.challenge4.graph import FLAT, check_observation
+from vecenv.cage.challenge4.graph import FLAT, UNITS, check_observation
 from vecenv.cage.challenge4.kernels import game_kernels, row_length, team_kernels
-from vecenv.cage.challenge4.network.names import ZONE_NAMES, action_labels, host_name
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
-from vecenv.cage.challenge4.rules.codes import (
-    ACCESS_REWARD,
-    DISCOVER,
-    FAMILY_NAMES,
-    HOSTS_PER_SUBNET,
-    IMPACT,
-    IMPACT_REWARD,
-    IMPOSSIBLE,
-    MESSAGE_BITS,
-    NONE,
-    NUM_ACTIONS,
-    NUM_BLUE,
-    NUM_SUBNETS,
-    OBS_LENGTHS,
-    OBS_STARTS,
-    OVERFLOW_NAMES,
-    RED_ACTION_NAMES,
-    SUBNET_NAMES,
-    SUCCEEDED,
-    WORK_REWARD,
-)
-from vecenv.cage.challenge4.rules.graph import UNITS
+from vecenv.cage.challenge4.rules import codes
+from vecenv.cage.challenge4.rules.codes import ZONE_NAMES, action_labels, host_name
 from vecenv.core.arguments import take_options
-from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.kernels import EnvKernels
-from vecenv.jit.single import JitEnv
+from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv
 
 __all__ = [
     "Cage4AgentsVectorEnv",
@@ -84,19 +61,19 @@ class _Games(JitVectorEnv):
         """
         states = self.states
         phase = states["phase"].astype(np.int64)
-        out = np.zeros((self.num_envs, NUM_SUBNETS, 3), np.float32)
-        out[:, :, 0] = WORK_REWARD[phase] * np.bitwise_count(states["work_failed"])
-        out[:, :, 1] = ACCESS_REWARD[phase] * np.bitwise_count(states["access_failed"])
-        games, agents = np.nonzero((states["done_type"] == IMPACT) & (states["active"] > 0))
-        zones = states["done_target"][games, agents] // HOSTS_PER_SUBNET
+        out = np.zeros((self.num_envs, codes.NUM_SUBNETS, 3), np.float32)
+        out[:, :, 0] = codes.WORK_REWARD[phase] * np.bitwise_count(states["work_failed"])
+        out[:, :, 1] = codes.ACCESS_REWARD[phase] * np.bitwise_count(states["access_failed"])
+        games, agents = np.nonzero((states["done_type"] == codes.IMPACT) & (states["active"] > 0))
+        zones = states["done_target"][games, agents] // codes.HOSTS_PER_SUBNET
         impacts: np.ndarray = out[:, :, 2]
         places: Any = (games, zones)
-        np.add.at(impacts, places, IMPACT_REWARD[phase[games], zones])
+        np.add.at(impacts, places, codes.IMPACT_REWARD[phase[games], zones])
         return out
 
     def render(self) -> tuple[Any, ...]:
         """Return a picture of each game, uint8 (height, width, 3)."""
-        from vecenv.cage.challenge4.view.picture import draw_state
+        from vecenv.cage.challenge4.picture import draw_state
 
         return tuple(draw_state(state, self.options.steps).to_array() for state in self.states)
 
@@ -142,10 +119,8 @@ class Cage4VectorEnv(_Games):
         messages: Whether actions have a message of 8 bits for each agent, too. Without, none is
             sent, as in the challenge's own evaluation.
         observation: What agents see. "flat" is the original's vectors; "graph" the same and the
-            agent's own decoys and action under way as rows of a `Cage4Graph`; "graph_with_red" adds
-            true state, which no blue agent may know: red's sessions on the agent's hosts. "events"
-            is the vectors and what the original's raw observations tell, as rows of a
-            `Cage4Events`.
+            agent's own decoys and action under way as rows of a `Cage4Graph`; "events" is the
+            vectors and what the original's raw observations tell, as rows of a `Cage4Events`.
         steps, red, phishing_rate, alarm_rate, greens_one_by_one: See `Cage4Options`.
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
         num_threads: At most so many threads; None for one per processor.
@@ -153,6 +128,21 @@ class Cage4VectorEnv(_Games):
         mask_infos: Whether infos["action_mask"] has what `action_masks` returns.
         render_mode: "rgb_array" or None.
         debug: Whether kernels run as plain Python, with every index checked: slowly.
+
+    What `states` say of the latest step, as numbers:
+
+    | field | |
+    |---|---|
+    | blue_family | 0 Sleep, 1 Monitor, 2 Analyse, 3 Remove, 4 Restore, 5 AllowTraffic |
+    | | 6 BlockTraffic, 7 DeployDecoy: under way, or done in this step |
+    | blue_success | 0 failed, 1 succeeded, 2 unknown: of Sleep, 3 in progress |
+    | blue_left | steps until the action takes effect |
+    | choice_type, busy_type, done_type | what red chose, what is under way, what took effect |
+    | | 0 DiscoverRemoteSystems, 1 AggressiveServiceDiscovery, 2 StealthServiceDiscovery |
+    | | 3 DiscoverDeception, 4 ExploitRemoteService, 5 PrivilegeEscalate, 6 Impact |
+    | | 7 DegradeServices; 254 it is not active, 255 nothing |
+    | done_success | 0 failed, 1 succeeded, 4 dropped, as its session was gone; 255 nothing |
+    | red_exploit | 0 HTTP, 1 HTTPS, 2 SSH, 3 SQL, 4 mail; -1 none |
 
     Raises:
         TypeError, ValueError: An argument is not what it should be; the message names it.
@@ -205,22 +195,20 @@ class Cage4VectorEnv(_Games):
         They stay the same through an episode.
         """
         masks = self.action_masks().view(np.bool_)
-        stops = np.cumsum(NUM_ACTIONS)
+        stops = np.cumsum(codes.NUM_ACTIONS)
         return np.split(masks[:, : stops[-1]], stops[:-1], axis=1)
 
     def agent_obs(self, obs: np.ndarray) -> list[np.ndarray]:
         """Return what each agent sees, views of obs: (num_envs, 92) or (.., 210) of vectors."""
-        if self._observation == FLAT:
-            return vectors_of(obs)
         stops = np.cumsum([row_length(units, self._observation) for units in UNITS])
         return np.split(obs, stops[:-1], axis=1)
 
     def get_action_meanings(self) -> dict[str, list[str]]:
         """Return what each action of each agent is called; messages are "00000000" and so on."""
-        found = {f"blue {agent}": _short_labels(agent) for agent in range(NUM_BLUE)}
-        if len(self.single_action_space.nvec) > NUM_BLUE:  # type: ignore[attr-defined]  # a MultiDiscrete
-            messages = [f"{bits:0{MESSAGE_BITS}b}" for bits in range(1 << MESSAGE_BITS)]
-            found |= {f"message of blue {agent}": messages for agent in range(NUM_BLUE)}
+        found = {f"blue {agent}": _short_labels(agent) for agent in range(codes.NUM_BLUE)}
+        if len(self.single_action_space.nvec) > codes.NUM_BLUE:  # type: ignore[attr-defined]  # a MultiDiscrete
+            messages = [f"{bits:0{codes.MESSAGE_BITS}b}" for bits in range(1 << codes.MESSAGE_BITS)]
+            found |= {f"message of blue {agent}": messages for agent in range(codes.NUM_BLUE)}
         return found
 
     def get_busy_parts(self) -> dict[str, str]:
@@ -234,11 +222,11 @@ class Cage4VectorEnv(_Games):
             {'blue 1': 'busy with Restore OZA server 0, 3 more'}
         """
         state, found = self.states[0], {}
-        for agent in range(NUM_BLUE):
+        for agent in range(codes.NUM_BLUE):
             left = int(state["blue_left"][agent])
             if left:
                 what = _short(host_name(int(state["blue_target"][agent])))
-                what = f"{FAMILY_NAMES[int(state['blue_family'][agent])]} {what}"
+                what = f"{codes.FAMILY_NAMES[int(state['blue_family'][agent])]} {what}"
                 found[f"blue {agent}"] = (
                     f"busy with {what}, {left - 1} more" if left > 1 else f"finishes {what}"
                 )
@@ -247,11 +235,13 @@ class Cage4VectorEnv(_Games):
     def get_red_deeds(self) -> dict[str, str]:
         """Return which actions of red took effect in the latest step of the first game."""
         state, found = self.states[0], {}
-        for agent in np.flatnonzero(state["done_type"] != NONE).tolist():
+        for agent in np.flatnonzero(state["done_type"] != codes.NONE).tolist():
             kind, target = int(state["done_type"][agent]), int(state["done_target"][agent])
-            where = SUBNET_NAMES[target] if kind == DISCOVER else _short(host_name(target))
-            outcome = "succeeded" if state["done_success"][agent] == SUCCEEDED else "failed"
-            found[f"red {agent}"] = f"{RED_ACTION_NAMES[kind]} {where}, {outcome}"
+            where = (
+                codes.SUBNET_NAMES[target] if kind == codes.DISCOVER else _short(host_name(target))
+            )
+            outcome = "succeeded" if state["done_success"][agent] == codes.SUCCEEDED else "failed"
+            found[f"red {agent}"] = f"{codes.RED_ACTION_NAMES[kind]} {where}, {outcome}"
         return found
 
 
@@ -283,17 +273,14 @@ def _short_labels(agent: int) -> list[str]:
 
 
 def _short(label: str) -> str:
-    for long, short in zip(ZONE_NAMES, SUBNET_NAMES, strict=True):
+    for long, short in zip(ZONE_NAMES, codes.SUBNET_NAMES, strict=True):
         label = label.replace(long, short)
     return label.replace("_user_host_", " user ").replace("_server_host_", " server ")
 
 
 def vectors_of(obs: np.ndarray) -> list[np.ndarray]:
     """Return what each agent sees, views (N, 92) or (N, 210) of obs (N, 578)."""
-    return [
-        obs[:, start : start + length]
-        for start, length in zip(OBS_STARTS, OBS_LENGTHS, strict=True)
-    ]
+    return np.split(obs, codes.OBS_STARTS[1:], axis=1)
 
 
 def impossible_turns(states: np.ndarray) -> np.ndarray:
@@ -305,7 +292,7 @@ def impossible_turns(states: np.ndarray) -> np.ndarray:
     Returns:
         bool (N, 6); fresh memory.
     """
-    return (states["choice_type"] == NONE) & (states["choice_session"] == IMPOSSIBLE)
+    return (states["choice_type"] == codes.NONE) & (states["choice_session"] == codes.IMPOSSIBLE)
 
 
 def overflows(states: np.ndarray) -> dict[str, int]:
@@ -318,5 +305,5 @@ def overflows(states: np.ndarray) -> dict[str, int]:
         Numbers of games by capacity; empty if there is none.
     """
     flags = states["overflow"]
-    counts = {name: int((flags >> bit & 1).sum()) for bit, name in enumerate(OVERFLOW_NAMES)}
+    counts = {name: int((flags >> bit & 1).sum()) for bit, name in enumerate(codes.OVERFLOW_NAMES)}
     return {name: count for name, count in counts.items() if count}

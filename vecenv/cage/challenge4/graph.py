@@ -1,4 +1,13 @@
-"""Graph observations of CAGE Challenge 4: their space, and rows taken apart."""
+"""Graph observations of CAGE Challenge 4: hosts and zones as nodes, traffic as edges.
+
+A row is one array, part after part: features of nodes, mask of nodes, edge index, features of
+edges, mask of edges, context. Hosts are the nodes 0, 1, ... in the order of the agent's actions
+(SPEC 10.1), the nine zones follow in sorted order. First come the edges from each host to its zone,
+then those from each other zone into each of the agent's own, in the order of AllowTraffic.
+
+A row has room for one own zone or, of agent 4 and where rows are padded, for three. It follows
+from the agent's vectors, its mask and the actions that it has submitted.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +16,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Box
+from numba import njit
 
-from vecenv.cage.challenge4.rules import graph as rules
-from vecenv.cage.challenge4.rules.codes import HOSTS_PER_SUBNET, NUM_ZONES
-from vecenv.cage.challenge4.rules.graph import (
-    MAX_TICKS_LEFT,
-    MAX_UNITS,
-    NUM_CONTEXT,
-    NUM_EDGE_FEATURES,
-    NUM_NODE_FEATURES,
-    RED_HIGHS,
-    TICKS_LEFT,
-)
+from vecenv.cage.challenge4.rules import codes
+from vecenv.cage.challenge4.rules.bits import has
+from vecenv.cage.challenge4.rules.blue import acts_on_host
+from vecenv.cage.challenge4.rules.observation import BLUE_SUBNET_ORDER
 
 __all__ = [
     "EVENTS",
     "FLAT",
-    "GRAPH_WITH_RED",
+    "GRAPH",
     "Cage4Graph",
     "check_observation",
     "find_kind",
@@ -31,8 +34,169 @@ __all__ = [
     "graph_space",
 ]
 
-FLAT, GRAPH, GRAPH_WITH_RED, EVENTS = "flat", "graph", "graph_with_red", "events"
-_OBSERVATIONS = FLAT, GRAPH, GRAPH_WITH_RED, EVENTS
+# --- features of a node ---
+IS_USER, IS_SERVER, IS_ZONE, IS_OWN, FIRST_ZONE = range(5)
+PROCESS_EVENT = FIRST_ZONE + codes.NUM_ZONES
+CONNECTION_EVENT, HAS_DECOY, FIRST_BUSY = range(PROCESS_EVENT + 1, PROCESS_EVENT + 4)
+_BUSY_PLACE = np.zeros(8, np.int64)
+_BUSY_PLACE[[codes.ANALYSE, codes.REMOVE, codes.RESTORE, codes.DECOY]] = FIRST_BUSY + np.arange(4)
+NODE_FEATURES = (
+    "is_user",
+    "is_server",
+    "is_zone",
+    "is_own",
+    *(f"in_{codes.SUBNET_NAMES[zone]}" for zone in codes.SORTED_SUBNETS),
+    "process_event",
+    "connection_event",
+    "has_decoy",
+    "is_analysed",
+    "is_removed",
+    "is_restored",
+    "gets_decoy",
+)
+NUM_NODE_FEATURES = len(NODE_FEATURES)
+
+# --- features of an edge ---
+HOST_IN_ZONE, IS_ROUTE, IS_LINKED, IS_BLOCKED = range(4)
+EDGE_FEATURES = ("host_in_zone", "is_route", "is_linked", "is_blocked")
+NUM_EDGE_FEATURES = len(EDGE_FEATURES)
+
+# --- context ---
+NUM_PHASES = 3
+TICKS_LEFT = NUM_PHASES
+MAX_TICKS_LEFT = int(codes.BLUE_TICKS.max()) - 1
+FIRST_MESSAGE = TICKS_LEFT + 1
+NUM_CONTEXT = FIRST_MESSAGE + codes.MESSAGE_BITS * (codes.NUM_BLUE - 1)
+
+UNITS = (1, 1, 1, 1, 3)  # own zones of each agent
+MAX_UNITS = 3
+_OTHERS = codes.NUM_ZONES - 1
+
+# Zones whose routers are linked (SPEC 1.3), as sets by zone.
+_ROUTES = np.zeros(codes.NUM_ZONES, np.int64)
+for _a, _b in (
+    (codes.INT, 0),
+    (codes.INT, 2),
+    (codes.INT, 4),
+    (codes.INT, 5),
+    (0, 1),
+    (2, 3),
+    (5, 6),
+    (5, 7),
+):
+    _ROUTES[_a] |= 1 << _b
+    _ROUTES[_b] |= 1 << _a
+
+
+@njit
+def _write_hosts(state, subnet, unit, out, width, places):
+    """Write nodes and edges of the hosts of an own zone that exist."""
+    _, node_masks, edge_index, edges, edge_masks, num_nodes, num_edges = places
+    zone = num_nodes - codes.NUM_ZONES + codes.SORTED_PLACE[subnet]
+    exists = np.int64(state.exists[subnet])
+    processes = np.int64(state.process_events[subnet])
+    connections = np.int64(state.connection_events[subnet])
+    for i in range(codes.HOSTS_PER_SUBNET):
+        node = unit * codes.HOSTS_PER_SUBNET + i
+        out[edge_index + node] = node
+        out[edge_index + num_edges + node] = zone
+        k = i + codes.FIRST_SERVER if i < codes.MAX_SERVERS else i - codes.MAX_SERVERS
+        if not has(exists, k):
+            continue
+        out[node_masks + node] = 1
+        out[edge_masks + node] = 1
+        out[edges + node * NUM_EDGE_FEATURES + HOST_IN_ZONE] = 1
+        start = node * width
+        out[start + (IS_SERVER if i < codes.MAX_SERVERS else IS_USER)] = 1
+        out[start + IS_OWN] = 1
+        out[start + FIRST_ZONE + codes.SORTED_PLACE[subnet]] = 1
+        out[start + PROCESS_EVENT] = has(processes, k)
+        out[start + CONNECTION_EVENT] = has(connections, k)
+        out[start + HAS_DECOY] = state.decoys[subnet * codes.HOSTS_PER_SUBNET + k] != 0
+
+
+@njit
+def _write_traffic(state, subnet, unit, units, out, width, places):
+    """Write the zone as one of the agent's own, and the edges of traffic into it."""
+    _, _, edge_index, edges, edge_masks, num_nodes, num_edges = places
+    zones = num_nodes - codes.NUM_ZONES
+    own = codes.SORTED_PLACE[subnet]
+    out[(zones + own) * width + IS_OWN] = 1
+    blocked = np.int64(state.blocks[subnet])
+    edge = units * codes.HOSTS_PER_SUBNET + unit * _OTHERS
+    for place in range(codes.NUM_ZONES):
+        if place == own:
+            continue
+        out[edge_index + edge] = zones + place
+        out[edge_index + num_edges + edge] = zones + own
+        out[edge_masks + edge] = 1
+        start = edges + edge * NUM_EDGE_FEATURES
+        out[start + IS_ROUTE] = has(_ROUTES[subnet], codes.SORTED[place])
+        out[start + IS_LINKED] = not has(codes.NOT_LINKED[state.phase, subnet], place)
+        out[start + IS_BLOCKED] = has(blocked, codes.SORTED[place])
+        edge += 1
+
+
+@njit
+def _place(host):
+    """Place int64 of a host among the nodes of its zone: servers before users."""
+    k = host & 15
+    return k - codes.FIRST_SERVER if k >= codes.FIRST_SERVER else k + codes.MAX_SERVERS
+
+
+@njit
+def _write_context(state, agent, out, start):
+    out[start + np.int64(state.phase)] = 1
+    out[start + TICKS_LEFT] = state.blue_left[agent]
+    start += FIRST_MESSAGE
+    for sender in range(codes.NUM_BLUE):
+        if sender != agent:
+            message = np.int64(state.messages[sender])
+            for bit in range(codes.MESSAGE_BITS):
+                out[start + bit] = (message >> bit) & 1
+            start += codes.MESSAGE_BITS
+
+
+@njit
+def write_graph(state, agent, out, units):
+    """Write the graph that a blue agent sees.
+
+    Args:
+        state: STATE_DTYPE record.
+        agent: 0 to 4.
+        out: uint8 (length,); all of it is written.
+        units: int64, for how many own zones there is room.
+    """
+    for place in range(out.shape[0]):
+        out[place] = 0
+    width = NUM_NODE_FEATURES
+    num_nodes = units * codes.HOSTS_PER_SUBNET + codes.NUM_ZONES
+    num_edges = units * (codes.HOSTS_PER_SUBNET + _OTHERS)
+    node_masks = num_nodes * width
+    edge_index = node_masks + num_nodes
+    edges = edge_index + 2 * num_edges
+    edge_masks = edges + num_edges * NUM_EDGE_FEATURES
+    context = edge_masks + num_edges
+    places = (np.int64(0), node_masks, edge_index, edges, edge_masks, num_nodes, num_edges)
+    zones = num_nodes - codes.NUM_ZONES
+    for place in range(codes.NUM_ZONES):
+        out[node_masks + zones + place] = 1
+        out[(zones + place) * width + IS_ZONE] = 1
+        out[(zones + place) * width + FIRST_ZONE + place] = 1
+    num_own = MAX_UNITS if agent == codes.NUM_BLUE - 1 else 1
+    for unit in range(num_own):
+        subnet = BLUE_SUBNET_ORDER[agent + unit]
+        _write_hosts(state, subnet, unit, out, width, places)
+        _write_traffic(state, subnet, unit, units, out, width, places)
+        family, target = np.int64(state.blue_family[agent]), np.int64(state.blue_target[agent])
+        is_busy = state.blue_left[agent] > 0 and acts_on_host(family)
+        if is_busy and target >> 4 == subnet:
+            node = unit * codes.HOSTS_PER_SUBNET + _place(target)
+            out[node * width + _BUSY_PLACE[family]] = 1
+    _write_context(state, agent, out, context)
+
+
+FLAT, GRAPH, EVENTS = _OBSERVATIONS = "flat", "graph", "events"
 
 
 def check_observation(observation: Any) -> None:
@@ -67,8 +231,8 @@ class Cage4Graph(NamedTuple):
     hosts; rows of agents that are not alive are zeros altogether.
 
     Attributes:
-        nodes: (..., N, 20), by `NODE_FEATURES`; (..., N, 23) with `RED_FEATURES`. Hosts come first,
-            in the order of the agent's actions, then the nine zones in alphabetical order.
+        nodes: (..., N, 20), by `NODE_FEATURES`. Hosts come first, in the order of the agent's
+            actions, then the nine zones in alphabetical order.
         node_mask: (..., N), 1 of nodes that are there.
         edge_index: (..., 2, E), the nodes that an edge leaves and enters. Edge k < N - 9 goes from
             host k to its zone, the others from another zone into one of the agent's, in the order
@@ -77,7 +241,7 @@ class Cage4Graph(NamedTuple):
         edge_mask: (..., E), 1 of edges that are there.
         context: (..., 36): the phase one-hot, steps until the agent's action takes effect (0..4),
             32 bits of the other agents' messages.
-        NODE_FEATURES, RED_FEATURES, EDGE_FEATURES: Their names.
+        NODE_FEATURES, EDGE_FEATURES: Their names.
 
     Example:
         >>> from vecenv.cage import Cage4VectorEnv
@@ -92,9 +256,8 @@ class Cage4Graph(NamedTuple):
         >>> envs.close()
     """
 
-    NODE_FEATURES = rules.NODE_FEATURES
-    RED_FEATURES = rules.RED_FEATURES
-    EDGE_FEATURES = rules.EDGE_FEATURES
+    NODE_FEATURES = NODE_FEATURES
+    EDGE_FEATURES = EDGE_FEATURES
 
     nodes: Any
     node_mask: Any
@@ -113,22 +276,21 @@ class Cage4Graph(NamedTuple):
         Raises:
             ValueError: `obs` has another length than graphs have.
         """
-        shape, kind = find_kind(obs, _KINDS, GRAPH)
+        shape, units = find_kind(obs, _KINDS, GRAPH)
         parts, start = [], 0
-        for part in _shapes(*kind):
+        for part in _shapes(units):
             stop = start + int(np.prod(part))
             parts.append(obs[..., start:stop].reshape((*shape[:-1], *part)))
             start = stop
         return cls(*parts)
 
 
-def _shapes(units: int, with_red: bool) -> tuple[tuple[int, ...], ...]:
+def _shapes(units: int) -> tuple[tuple[int, ...], ...]:
     """Return the shapes of the parts of a row."""
-    num_nodes = units * HOSTS_PER_SUBNET + NUM_ZONES
-    num_edges = units * (HOSTS_PER_SUBNET + NUM_ZONES - 1)
-    width = NUM_NODE_FEATURES + (len(RED_HIGHS) if with_red else 0)
+    num_nodes = units * codes.HOSTS_PER_SUBNET + codes.NUM_ZONES
+    num_edges = units * (codes.HOSTS_PER_SUBNET + codes.NUM_ZONES - 1)
     return (
-        (num_nodes, width),
+        (num_nodes, NUM_NODE_FEATURES),
         (num_nodes,),
         (2, num_edges),
         (num_edges, NUM_EDGE_FEATURES),
@@ -137,26 +299,20 @@ def _shapes(units: int, with_red: bool) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def graph_length(units: int, with_red: bool) -> int:
+def graph_length(units: int) -> int:
     """Return the length of a row with room for `units` own zones."""
-    return sum(int(np.prod(shape)) for shape in _shapes(units, with_red))
+    return sum(int(np.prod(shape)) for shape in _shapes(units))
 
 
-_KINDS = {
-    graph_length(units, with_red): (units, with_red)
-    for with_red in (False, True)
-    for units in (1, MAX_UNITS)
-}
+_KINDS = {graph_length(units): units for units in (1, MAX_UNITS)}
 
 
-def graph_space(units: tuple[int, ...], with_red: bool) -> Box:
+def graph_space(units: tuple[int, ...]) -> Box:
     """Return the space of the graphs of these agents, one after the other, uint8."""
     rows = []
     for own in units:
-        high = np.ones(graph_length(own, with_red), np.uint8)
+        high = np.ones(graph_length(own), np.uint8)
         graph = Cage4Graph.of(high)
-        if with_red:
-            graph.nodes[:, NUM_NODE_FEATURES:] = RED_HIGHS
         graph.edge_index[:] = len(graph.nodes) - 1
         graph.context[TICKS_LEFT] = MAX_TICKS_LEFT
         rows.append(high)

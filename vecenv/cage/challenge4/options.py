@@ -1,4 +1,4 @@
-"""What a game can be told, and the record of it that kernels read."""
+"""What a game can be told, the record that kernels read, and what a red of one's own may do."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.cage.challenge4.rules.codes import ALARM_RATE, PHISHING_RATE, RED_VARIANTS
+from vecenv.cage.challenge4.rules import codes
+from vecenv.cage.own_red import choice_problem, compiled_red, outside
 from vecenv.core.importing import import_object
-from vecenv.jit.games import as_njit
-from vecenv.jit.kernels import pack_record
+from vecenv.jit import pack_record
 
-__all__ = ["Cage4Options", "compile_rules"]
+__all__ = ["Cage4Options", "compile_rules", "red_problem"]
 
 _MIN_STEPS, _MAX_STEPS = 2, 65535
 
@@ -40,8 +40,8 @@ class Cage4Options:
 
     steps: int = 500
     red: str | Callable[..., Any] = "fsm"
-    phishing_rate: float = PHISHING_RATE
-    alarm_rate: float = ALARM_RATE
+    phishing_rate: float = codes.PHISHING_RATE
+    alarm_rate: float = codes.ALARM_RATE
     greens_one_by_one: bool = False
 
     def __post_init__(self) -> None:
@@ -50,9 +50,9 @@ class Cage4Options:
             raise ValueError(f"steps must be {_MIN_STEPS}..{_MAX_STEPS}, got {self.steps!r}")
         if isinstance(self.red, str) and ":" in self.red:
             object.__setattr__(self, "red", import_object("red", self.red))
-        if not callable(self.red) and self.red not in RED_VARIANTS:
+        if not callable(self.red) and self.red not in codes.RED_VARIANTS:
             raise ValueError(
-                f"red must be one of {', '.join(RED_VARIANTS)}, a compiled function or its "
+                f"red must be one of {', '.join(codes.RED_VARIANTS)}, a compiled function or its "
                 f"'module:function', got {self.red!r}"
             )
         for name in ("phishing_rate", "alarm_rate"):
@@ -64,7 +64,8 @@ class Cage4Options:
     @property
     def own_red(self) -> Callable[..., Any] | None:
         """The red agent of one's own, compiled; None if it is one of the challenge's."""
-        return as_njit(self.red) if callable(self.red) else None
+        parameters = ("state", "agent", "rng")
+        return compiled_red("red", self.red, parameters) if callable(self.red) else None
 
 
 def compile_rules(options: Cage4Options) -> np.record:
@@ -86,7 +87,7 @@ def compile_rules(options: Cage4Options) -> np.record:
         steps=np.int64(steps),
         second_phase=np.int64(second_phase),
         third_phase=np.int64(second_phase + length + (rest == 2)),
-        red_variant=np.int64(0 if callable(options.red) else RED_VARIANTS.index(options.red)),
+        red_variant=np.int64(0 if callable(options.red) else codes.RED_VARIANTS.index(options.red)),
         greens_one_by_one=np.int64(options.greens_one_by_one),
         phishing_rate=float(phishing),
         alarm_rate=float(alarm),
@@ -97,3 +98,28 @@ def compile_rules(options: Cage4Options) -> np.record:
         access_failure=(1 - alarm) / 3 / (1 - anything),
         work_failure=(1 - alarm) * (1 - phishing) / 3 / (1 - anything),
     )
+
+
+def red_problem(policy: str, choice: Any, state: Any, agent: Any, rng: Any) -> str | None:
+    """Return what is wrong with the choice of a policy, or None; see `Cage4Options`.
+
+    What exists and the agent does not know is no mistake.
+
+    Args:
+        policy: Its name.
+        choice: What it returned.
+        state, agent, rng: Its arguments.
+    """
+    expected = "three integers: what to do, the host or subnet, and a session on offer"
+    return choice_problem(policy, choice, 3, expected, _unknown)
+
+
+def _unknown(kind: int, target: int, session: int) -> str | None:
+    if kind == codes.NONE:
+        return None
+    if not 0 <= kind < codes.WITHDRAW:
+        known = f"a code from 0 to {codes.WITHDRAW - 1}, or {codes.NONE} to wait"
+        return f"no action {kind}, expected {known}"
+    if kind == codes.DISCOVER:
+        return outside("subnet", target, codes.NUM_SUBNETS)
+    return outside("host", target, codes.NUM_HOSTS)

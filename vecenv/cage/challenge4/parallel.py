@@ -16,17 +16,9 @@ from gymnasium.spaces import Discrete, MultiDiscrete
 
 from vecenv.cage.challenge4.env import METADATA, Cage4VectorEnv, vectors_of
 from vecenv.cage.challenge4.kernels import PADDED
-from vecenv.cage.challenge4.network.names import action_labels, observation_labels
 from vecenv.cage.challenge4.raw import RawNetwork, raw_observations
-from vecenv.cage.challenge4.rules.codes import (
-    AGENT_NAMES,
-    MAX_ACTIONS,
-    MESSAGE_BITS,
-    NUM_ACTIONS,
-    NUM_BLUE,
-    OBS_LENGTHS,
-    SLEEPS,
-)
+from vecenv.cage.challenge4.rules import codes
+from vecenv.cage.challenge4.rules.codes import action_labels, observation_labels
 
 __all__ = ["Cage4ParallelEnv"]
 
@@ -73,7 +65,7 @@ class Cage4ParallelEnv:
         debug: bool = False,
         **options: Any,
     ) -> None:
-        self.possible_agents = list(AGENT_NAMES)
+        self.possible_agents = list(codes.AGENT_NAMES)
         self.agents: list[str] = []
         self.render_mode = render_mode
         if not isinstance(raw, bool | np.bool_):
@@ -82,25 +74,27 @@ class Cage4ParallelEnv:
         self._envs = Cage4VectorEnv(
             1,
             messages=True,
-            observation="events" if raw else "flat",  # whose games log what raw dicts tell
+            observation="flat",
             autoreset_mode="Disabled",
             num_threads=1,
             render_mode=render_mode,
             debug=debug,
             **options,
         )
-        self._sizes = [MAX_ACTIONS] * NUM_BLUE if pad_spaces else list(NUM_ACTIONS)
-        self._spaces = {name: self._space_of(k) for k, name in enumerate(AGENT_NAMES)}
+        self._sizes = (
+            [codes.MAX_ACTIONS] * codes.NUM_BLUE if pad_spaces else list(codes.NUM_ACTIONS)
+        )
+        self._spaces = {name: self._space_of(k) for k, name in enumerate(codes.AGENT_NAMES)}
         self._action_spaces: dict[str, Space[Any]] = {
-            name: Discrete(size) for name, size in zip(AGENT_NAMES, self._sizes, strict=True)
+            name: Discrete(size) for name, size in zip(codes.AGENT_NAMES, self._sizes, strict=True)
         }
-        self._actions = np.zeros((1, 2 * NUM_BLUE), np.int64)
+        self._actions = np.zeros((1, 2 * codes.NUM_BLUE), np.int64)
         self._masks: dict[str, np.ndarray] = {}
 
     def _space_of(self, agent: int) -> Space[Any]:
         if self._raw:
             return _AnyDict()
-        length = PADDED if self._pad else OBS_LENGTHS[agent]
+        length = PADDED if self._pad else codes.OBS_LENGTHS[agent]
         return MultiDiscrete([3] + [2] * (length - 1))
 
     def observation_space(self, agent: str) -> Any:
@@ -117,14 +111,14 @@ class Cage4ParallelEnv:
         Labels of traffic lack the addresses in parentheses that the original adds. After the first
         reset, labels of hosts that are not there begin with "[Invalid]".
         """
-        index = AGENT_NAMES.index(_known(agent))
+        index = codes.AGENT_NAMES.index(_known(agent))
         mask = self._masks.get(agent)
         labels = action_labels(index, mask)
         return labels + ["[Padding] Sleep"] * (self._sizes[index] - len(labels))
 
     def observation_labels(self, agent: str) -> list[str]:
         """Return what each value of an agent's vector is; after these only padding follows."""
-        return observation_labels(AGENT_NAMES.index(_known(agent)))
+        return observation_labels(codes.AGENT_NAMES.index(_known(agent)))
 
     def action_mask(self, agent: str) -> list[bool]:
         """Return which actions of an agent do something; they stay through an episode."""
@@ -139,9 +133,9 @@ class Cage4ParallelEnv:
             Observations and infos by agent; each info has "action_mask", bool.
         """
         obs, _ = self._envs.reset(seed=seed)
-        self.agents = list(AGENT_NAMES)
+        self.agents = list(codes.AGENT_NAMES)
         for name, mask, size in zip(
-            AGENT_NAMES, self._envs.agent_masks(), self._sizes, strict=True
+            codes.AGENT_NAMES, self._envs.agent_masks(), self._sizes, strict=True
         ):
             self._masks[name] = np.zeros(size, np.bool_)
             self._masks[name][: mask.shape[1]] = mask[0]
@@ -169,12 +163,12 @@ class Cage4ParallelEnv:
         if not self.agents:
             raise ResetNeeded("the episode is over, or has not begun; call reset")
         row = self._actions[0]
-        row[:NUM_BLUE] = SLEEPS
-        row[NUM_BLUE:] = 0
+        row[: codes.NUM_BLUE] = codes.SLEEPS
+        row[codes.NUM_BLUE :] = 0
         for name, action in actions.items():
             self._read(name, action, row)
         for name, message in (messages or {}).items():
-            row[NUM_BLUE + AGENT_NAMES.index(_known(name))] = _bits(name, message)
+            row[codes.NUM_BLUE + codes.AGENT_NAMES.index(_known(name))] = _bits(name, message)
         obs, rewards, terminations, truncations, _ = self._envs.step(self._actions)
         reward, terminated = float(rewards[0]), bool(terminations[0])
         truncated = bool(truncations[0])
@@ -182,15 +176,15 @@ class Cage4ParallelEnv:
             self.agents = []
         return (
             self._observations(obs),
-            dict.fromkeys(AGENT_NAMES, reward),
-            dict.fromkeys(AGENT_NAMES, terminated),
-            dict.fromkeys(AGENT_NAMES, truncated),
+            dict.fromkeys(codes.AGENT_NAMES, reward),
+            dict.fromkeys(codes.AGENT_NAMES, terminated),
+            dict.fromkeys(codes.AGENT_NAMES, truncated),
             self._infos(),
         )
 
     def _read(self, name: str, action: Any, row: np.ndarray) -> None:
         """Write an agent's action into the row of all."""
-        agent = AGENT_NAMES.index(_known(name))
+        agent = codes.AGENT_NAMES.index(_known(name))
         given = np.asarray(action)
         is_whole = given.dtype.kind in "iub" and given.ndim == 0
         if not (is_whole and self._action_spaces[name].contains(given.astype(np.int64))):
@@ -198,11 +192,11 @@ class Cage4ParallelEnv:
                 f"the action of {name} is {action!r}, expected one of {self._action_spaces[name]}"
             )
         index = int(action)
-        row[agent] = index if index < NUM_ACTIONS[agent] else SLEEPS[agent]
+        row[agent] = index if index < codes.NUM_ACTIONS[agent] else codes.SLEEPS[agent]
 
     @property
     def true_state(self) -> np.record:
-        """The true state: a live record, see `network.state`."""
+        """The true state: a live record, see `Cage4VectorEnv`."""
         return self._envs.states[0]
 
     def render(self) -> Any:
@@ -226,14 +220,14 @@ class Cage4ParallelEnv:
     @property
     def max_num_agents(self) -> int:
         """Five."""
-        return NUM_BLUE
+        return codes.NUM_BLUE
 
     def _observations(self, obs: np.ndarray) -> dict[str, Any]:
         if self._raw:
             told = raw_observations(self.true_state, self._network)
-            return dict(zip(AGENT_NAMES, told, strict=True))
+            return dict(zip(codes.AGENT_NAMES, told, strict=True))
         found = {}
-        for name, vector in zip(AGENT_NAMES, vectors_of(obs), strict=True):
+        for name, vector in zip(codes.AGENT_NAMES, vectors_of(obs), strict=True):
             found[name] = np.zeros(PADDED if self._pad else vector.shape[1], np.int64)
             found[name][: vector.shape[1]] = vector[0]
         return found
@@ -251,17 +245,21 @@ class _AnyDict(Space[Any]):
 
 
 def _known(agent: Any) -> str:
-    if agent not in AGENT_NAMES:
-        raise ValueError(f"there is no agent {agent!r}, expected one of {', '.join(AGENT_NAMES)}")
+    if agent not in codes.AGENT_NAMES:
+        raise ValueError(
+            f"there is no agent {agent!r}, expected one of {', '.join(codes.AGENT_NAMES)}"
+        )
     return agent
 
 
 def _bits(name: str, message: Any) -> int:
     bits = np.asarray(message)
     if (
-        bits.shape != (MESSAGE_BITS,)
+        bits.shape != (codes.MESSAGE_BITS,)
         or bits.dtype.kind not in "iubf"
         or ((bits != 0) & (bits != 1)).any()
     ):
-        raise ValueError(f"the message of {name} is {message!r}, expected {MESSAGE_BITS} bits")
-    return int((bits.astype(np.int64) << np.arange(MESSAGE_BITS)).sum())
+        raise ValueError(
+            f"the message of {name} is {message!r}, expected {codes.MESSAGE_BITS} bits"
+        )
+    return int((bits.astype(np.int64) << np.arange(codes.MESSAGE_BITS)).sum())

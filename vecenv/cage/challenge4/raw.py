@@ -15,32 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.cage.challenge4.network.names import ZONE_NAMES, host_name
-from vecenv.cage.challenge4.rules.codes import (
-    AGENT_NAMES,
-    ALLOW,
-    BLOCK,
-    BLUE_SUBNETS,
-    CMD_FILE,
-    CMD_IS_LAST,
-    CON,
-    ESCALATE_FILE,
-    FAMILY_NAMES,
-    FIRST_SERVER,
-    HOSTS_PER_SUBNET,
-    IN_PROGRESS,
-    INT,
-    MAX_PID_STEP,
-    MESSAGE_BITS,
-    MONITOR,
-    NONE,
-    NUM_BLUE,
-    NUM_HOSTS,
-    NUM_SUBNETS,
-    OT,
-    SLEEP,
-    SSH,
-)
+from vecenv.cage.challenge4.rules import codes
+from vecenv.cage.challenge4.rules.codes import ZONE_NAMES, host_name
 from vecenv.cage.challenge4.rules.events import ALARM, CONNECTION, FIRST_ROUTER
 
 __all__ = ["RawName", "RawNetwork", "plain_raw", "raw_observations"]
@@ -75,12 +51,12 @@ class RawName(str):
 _SUCCESS = tuple(map(RawName, ("FALSE", "TRUE", "UNKNOWN", "IN_PROGRESS")))
 _UNKNOWN = RawName("UNKNOWN")
 _SYSTEMS = ((RawName("UBUNTU"), _UNKNOWN), (RawName("KALI"), RawName("K2019_4")))
-_ACTIONS = {ALLOW: "AllowTrafficZone", BLOCK: "BlockTrafficZone"}
+_ACTIONS = {codes.ALLOW: "AllowTrafficZone", codes.BLOCK: "BlockTrafficZone"}
 _USERS = (("root", 0), ("user", 1))
 # service, type of the properties, by decoy
 _DECOYS = (("apache2", True), ("tomcat", True), ("haraka", False), ("vsftpd", True))
-_FILES = {CMD_FILE: "cmd.sh", ESCALATE_FILE: "escalate.sh"}
-_NUM_NODES = FIRST_ROUTER + NUM_SUBNETS + 1  # hosts, routers, the internet's
+_FILES = {codes.CMD_FILE: "cmd.sh", codes.ESCALATE_FILE: "escalate.sh"}
+_NUM_NODES = FIRST_ROUTER + codes.NUM_SUBNETS + 1  # hosts, routers, the internet's
 
 
 def _node_name(node: int) -> str:
@@ -107,7 +83,7 @@ class RawNetwork:
         """
         rng = np.random.default_rng(seed)
         self._list_nodes(state)
-        octets = rng.choice(256, INT + 1, replace=False)
+        octets = rng.choice(256, codes.INT + 1, replace=False)
         self.zones = [IPv4Network((f"10.0.{octet}.0", 24)) for octet in octets]
         self.addresses: dict[int, IPv4Address] = {}
         self.base_pids = np.zeros(_NUM_NODES, np.int64)
@@ -116,17 +92,19 @@ class RawNetwork:
         for zone, nodes in enumerate(self._by_zone):
             left = list(range(1, 255))
             for node in nodes:
-                is_server = node < FIRST_ROUTER and node % HOSTS_PER_SUBNET >= FIRST_SERVER
+                is_server = (
+                    node < FIRST_ROUTER and node % codes.HOSTS_PER_SUBNET >= codes.FIRST_SERVER
+                )
                 place = -1 if is_server else int(rng.integers(len(left)))
                 self.addresses[node] = self.zones[zone][left.pop(place)]
-                steps = rng.integers(1, MAX_PID_STEP + 1, 2).tolist()
+                steps = rng.integers(1, codes.MAX_PID_STEP + 1, 2).tolist()
                 if node < FIRST_ROUTER:
-                    services = [SSH, OT] if zone in (1, 3) else [SSH]
+                    services = [codes.SSH, codes.OT] if zone in (1, 3) else [codes.SSH]
                     services += [4, 8, 16]
                     drawn = {service: next(pids) for service in services}
                     there = int(state["services"][node])
                     self.base_pids[node] = max(drawn[one] for one in services if there & one)
-                if zone != CON:
+                if zone != codes.CON:
                     self.base_pids[node] += steps[0]
                     self.blue_pids[node] = self.base_pids[node]
                 if node < FIRST_ROUTER and not is_server:
@@ -144,15 +122,15 @@ class RawNetwork:
         self._by_zone = [
             [FIRST_ROUTER + zone]
             + [
-                zone * HOSTS_PER_SUBNET + k
-                for k in range(HOSTS_PER_SUBNET)
+                zone * codes.HOSTS_PER_SUBNET + k
+                for k in range(codes.HOSTS_PER_SUBNET)
                 if exists[zone] >> k & 1
             ]
-            for zone in range(NUM_SUBNETS)
+            for zone in range(codes.NUM_SUBNETS)
         ]
         self.nodes = [
             [node for zone in sorted(zones) for node in self._by_zone[zone]]
-            for zones in BLUE_SUBNETS
+            for zones in codes.BLUE_SUBNETS
         ]
 
     @classmethod
@@ -172,9 +150,8 @@ class RawNetwork:
                 (137,).
         """
         network = cls(state, 0)
-        hosts = np.arange(NUM_HOSTS)
-        ids = hosts // HOSTS_PER_SUBNET * 17 + 1 + hosts % HOSTS_PER_SUBNET
-        order = np.concatenate([ids, np.arange(NUM_SUBNETS + 1) * 17])
+        ids = codes.spec_id(np.arange(codes.NUM_HOSTS))
+        order = np.concatenate([ids, np.arange(codes.NUM_SUBNETS + 1) * 17])
         octets = arrays["net_cidr_third_octet"].tolist()
         network.zones = [IPv4Network((f"10.0.{octet}.0", 24)) for octet in octets]
         found = arrays["net_address"][order].tolist()
@@ -202,7 +179,7 @@ class RawNetwork:
         observation: dict[str, Any] = {"success": _UNKNOWN}
         for node in self.nodes[agent]:
             pid, ident = int(self.blue_pids[node]), int(self.blue_idents[node])
-            zone = node - FIRST_ROUTER if node >= FIRST_ROUTER else node // HOSTS_PER_SUBNET
+            zone = node - FIRST_ROUTER if node >= FIRST_ROUTER else node // codes.HOSTS_PER_SUBNET
             observation[_node_name(node)] = {
                 "Interface": [
                     {
@@ -218,7 +195,7 @@ class RawNetwork:
                         "timeout": 0,
                         "PID": pid,
                         "Type": _UNKNOWN if ident else RawName("VELOCIRAPTOR_SERVER"),
-                        "agent": AGENT_NAMES[agent],
+                        "agent": codes.AGENT_NAMES[agent],
                     }
                 ],
                 "Processes": [{"PID": pid, "username": "ubuntu"}],
@@ -234,17 +211,17 @@ def raw_observations(state: Any, network: RawNetwork) -> list[dict[str, Any]]:
     """Return what each blue agent reads after a step: dicts as the original's `get_observation`.
 
     Args:
-        state: Record with a log, LOGGED_STATE_DTYPE.
+        state: STATE_DTYPE record.
         network: Of the state.
     """
     if not state["t"]:
-        return [network.first_observation(agent) for agent in range(NUM_BLUE)]
+        return [network.first_observation(agent) for agent in range(codes.NUM_BLUE)]
     seen = _monitored(state, network)
     observations = []
-    for agent in range(NUM_BLUE):
+    for agent in range(codes.NUM_BLUE):
         success = int(state["blue_success"][agent])
         observation: dict[str, Any] = {"success": _SUCCESS[success]}
-        if success != IN_PROGRESS:
+        if success != codes.IN_PROGRESS:
             _add_outcome(observation, state, network, agent)
         for node in network.nodes[agent]:
             if node not in seen:
@@ -255,8 +232,8 @@ def raw_observations(state: Any, network: RawNetwork) -> list[dict[str, Any]]:
             if seen[node][1]:
                 entry["Interface"] = [{"ip_address": one} for one in seen[node][1]]
             entry["System info"] = network.system_info(node)
-        bits = state["messages"][np.arange(NUM_BLUE) != agent]
-        observation["message"] = list(bits[:, None] >> np.arange(MESSAGE_BITS) & 1 == 1)
+        bits = state["messages"][np.arange(codes.NUM_BLUE) != agent]
+        observation["message"] = list(bits[:, None] >> np.arange(codes.MESSAGE_BITS) & 1 == 1)
         observations.append(observation)
     return observations
 
@@ -264,12 +241,12 @@ def raw_observations(state: Any, network: RawNetwork) -> list[dict[str, Any]]:
 def _add_outcome(observation: dict[str, Any], state: Any, network: RawNetwork, agent: int) -> None:
     """Add what an agent's action did that took effect."""
     family, target = int(state["blue_family"][agent]), int(state["blue_target"][agent])
-    action = _ACTIONS.get(family, FAMILY_NAMES[family])
-    if family not in (SLEEP, MONITOR, ALLOW, BLOCK):
+    action = _ACTIONS.get(family, codes.FAMILY_NAMES[family])
+    if family not in (codes.SLEEP, codes.MONITOR, codes.ALLOW, codes.BLOCK):
         action = f"{action} {host_name(target)}"
     files, decoy = int(state["analysed"][agent]), int(state["new_decoy"][agent])
     found = [one for one in _FILES if files & one]
-    if files & CMD_IS_LAST:
+    if files & codes.CMD_IS_LAST:
         found.reverse()
     if found:
         observation[host_name(target)] = {
@@ -284,7 +261,7 @@ def _add_outcome(observation: dict[str, Any], state: Any, network: RawNetwork, a
                 for one in found
             ]
         }
-    if decoy != NONE:
+    if decoy != codes.NONE:
         service, has_properties = _DECOYS[decoy]
         process = {
             "PID": int(network.base_pids[target] + state["decoy_pid"][target, decoy]),

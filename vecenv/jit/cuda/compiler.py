@@ -7,7 +7,6 @@ to it here, see `_prepare`.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import os
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from numba import types as numba_types
 
 from vecenv.core import cuda
 from vecenv.core.announcing import announced
-from vecenv.core.compiling import fingerprint, fresh_njit, is_jit_off, is_lasting
+from vecenv.core.compiling import fingerprint, fresh_njit, is_lasting
 from vecenv.files import whole_file
 from vecenv.jit import copying
 from vecenv.jit.arrays import element_bounds
@@ -36,10 +35,8 @@ from vecenv.jit.kernels import EnvKernels
 __all__ = [
     "ENTRY",
     "bound_driver",
-    "host_view",
     "kept_code",
     "lower",
-    "simulated",
 ]
 
 ENTRY = "vecenv_run_thread"
@@ -49,8 +46,6 @@ ENTRY = "vecenv_run_thread"
 def _prepare() -> Any:
     """Return `numba.cuda`, to which is added what kernels need; raises as `cuda.require`."""
     numba_cuda = cuda.require()
-    if cuda.is_simulated():
-        return numba_cuda
 
     @numba_cuda.extending.overload(copying.copy_numbers)
     def copy_numbers(source, source_start, target, target_start, count):
@@ -149,7 +144,7 @@ def lower(kernels: EnvKernels, params: np.ndarray | None) -> cuda.Lowered:
 
 def _key(kernels: EnvKernels, params: np.ndarray | None) -> str:
     """Return a fingerprint of all that the code depends on."""
-    constants = constants_of(kernels, None if params is None else params.dtype)
+    constants = constants_of(kernels, params)
     functions = functions_of(kernels).values()
     bounds = element_bounds(kernels.action_space).shape
     return fingerprint([*functions, *constants.values(), bounds, _OWN, cuda.versions()])
@@ -172,7 +167,7 @@ def _explain(kernels: EnvKernels, params: np.ndarray | None, error: Exception) -
         return cuda.signature_of(kernel.py_func, given)
 
     compiled = {name: as_njit(function) for name, function in functions_of(kernels).items()}
-    constants = constants_of(kernels, None if params is None else params.dtype)
+    constants = constants_of(kernels, params)
     explain(kernels, compiled, constants, error, compile_one=compile_one, where="for a CUDA device")
 
 
@@ -195,7 +190,7 @@ def bound_driver(
         is_compiled: Whether the kernels are compiled; else they run as plain Python.
     """
     functions = functions_of(kernels)
-    constants = constants_of(kernels, None if params is None else params.dtype)
+    constants = constants_of(kernels, params)
     if is_compiled:
         functions = {name: as_njit(function) for name, function in functions.items()}
         scope = bound_scope(functions, constants, lambda one: njit(one, inline="always"))
@@ -259,35 +254,6 @@ def _device_view(dtype: Any, inner: tuple[int, ...]) -> Any:
             return array._getvalue()
 
         return array_type(numba_types.int64, numba_types.int64), codegen
-
-    return view
-
-
-def simulated(kernels: EnvKernels, params: np.ndarray | None) -> Callable[..., None]:
-    """Return `launch(num_blocks, block_size, *arguments)` of numba-cuda's simulator.
-
-    Threads are Python's; the kernels that they call are compiled for the processor.
-    """
-    numba_cuda, is_compiled = _prepare(), not is_jit_off()
-    main = bound_driver(kernels, params, numba_cuda, host_view, is_compiled=is_compiled)
-    kernel = numba_cuda.jit(main)
-
-    def launch(num_blocks: int, block_size: int, *arguments: int) -> None:
-        kernel[num_blocks, block_size](*arguments)
-
-    return launch
-
-
-def host_view(dtype: Any, inner: tuple[int, ...]) -> Callable[[int, int], np.ndarray]:
-    """Return a function from an address of the host's memory and a number of rows to an array."""
-    dtype = np.dtype(dtype)
-    row_bytes = dtype.itemsize * int(np.prod(inner, dtype=np.int64))
-
-    def view(address: int, count: int) -> np.ndarray:
-        if not address or not count or not row_bytes:
-            return np.zeros((count if address else 0, *inner), dtype)
-        memory = (ctypes.c_char * (row_bytes * int(count))).from_address(int(address))
-        return np.frombuffer(memory, dtype).reshape(count, *inner)
 
     return view
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 
@@ -19,42 +20,18 @@ from vecenv.jit.cuda import compiler
 from vecenv.jit.cuda.driver import ARGUMENTS
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["Device", "Launch", "TorchMemory", "open_device", "torch_dtype"]
+__all__ = ["Device", "Launch", "open_device", "torch_dtype"]
 
 BLOCK_SIZE = 128  # threads
-SIMULATED_BLOCK_SIZE = 4
 
 # Launches a driver for so many rows; the arguments are an int64 array in the order of ARGUMENTS.
 Launch = Callable[[int, np.ndarray], None]
 
 
-class Device(Protocol):
-    """What runs a compiled driver."""
-
-    torch_device: Any
-
-    def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Launch:
-        """Compile the driver with these kernels, or find it, and return how it is launched."""
-        ...
-
-    def free_bytes(self) -> int | None:
-        """Return how much memory can be taken; None if that is not known."""
-        ...
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return a tensor of zeros of a NumPy dtype, on the device."""
-        ...
-
-    def host_zeros(self, count: int) -> Any:
-        """Return a tensor int64 of zeros in memory of the host that the device can write to."""
-        ...
-
-
 def open_device(device: Any) -> Device:
     """Return the device of this name: "cuda", "cuda:1" or a `torch.device`.
 
-    "cuda" is the current device, whichever that is later. With NUMBA_ENABLE_CUDASIM=1 it is
-    numba-cuda's simulator, whose memory is the host's.
+    "cuda" is the current device, whichever that is later.
 
     Raises:
         ModuleNotFoundError: torch or numba-cuda is not installed.
@@ -76,25 +53,13 @@ def open_device(device: Any) -> Device:
     if wanted.type != "cuda":
         raise ValueError(f"device is {device!r}, expected a CUDA device such as 'cuda'")
     cuda.require()
-    if cuda.is_simulated():
-        return _Simulated()
-    return _Cuda(wanted)
+    return Device(wanted)
 
 
-class TorchMemory:
-    """Memory from torch."""
+class Device:
+    """A CUDA device: its memory, and how compiled drivers are launched on it."""
 
     torch_device: Any
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        """Return a tensor of zeros of a NumPy dtype, on the device."""
-        import torch
-
-        return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.torch_device)
-
-
-class _Cuda(TorchMemory):
-    """A CUDA device."""
 
     def __init__(self, wanted: Any) -> None:
         import torch
@@ -119,7 +84,14 @@ class _Cuda(TorchMemory):
             )
         torch.cuda.init()
 
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return a tensor of zeros of a NumPy dtype, on the device."""
+        import torch
+
+        return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.torch_device)
+
     def free_bytes(self) -> int | None:
+        """Return how much memory can be taken; None if that is not known."""
         import torch
 
         index = self.torch_device.index
@@ -127,6 +99,7 @@ class _Cuda(TorchMemory):
         return torch.cuda.mem_get_info(index)[0] + cached
 
     def host_zeros(self, count: int) -> Any:
+        """Return a tensor int64 of zeros in memory of the host that the device can write to."""
         import torch
 
         # Pinned pages have one address for host and device.
@@ -134,6 +107,7 @@ class _Cuda(TorchMemory):
         return torch.zeros(count, dtype=torch.int64, device="cpu", pin_memory=True)
 
     def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Launch:
+        """Compile the driver with these kernels, or find it, and return how it is launched."""
         import torch
 
         code = compiler.kept_code(kernels, params, self.capability)
@@ -149,38 +123,9 @@ class _Cuda(TorchMemory):
         def launch(num_rows: int, arguments: np.ndarray, kept: Any = places) -> None:
             values[:] = arguments  # which the driver copies before it returns
             stream = torch.cuda.current_stream(device).cuda_stream
-            num_blocks = -(-num_rows // BLOCK_SIZE)
-            if torch.cuda.current_device() == device.index:
-                loaded(num_blocks, BLOCK_SIZE, stream, places_at)
-                return
-            with torch.cuda.device(device):
-                loaded(num_blocks, BLOCK_SIZE, stream, places_at)
-
-        return launch
-
-
-class _Simulated(TorchMemory):
-    """numba-cuda's simulator; memory is the host's."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self.torch_device = torch.device("cpu")
-
-    def free_bytes(self) -> int | None:
-        return None
-
-    def host_zeros(self, count: int) -> Any:
-        import torch
-
-        return torch.zeros(count, dtype=torch.int64, device="cpu")
-
-    def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Launch:
-        simulate = compiler.simulated(kernels, params)
-
-        def launch(num_rows: int, arguments: np.ndarray) -> None:
-            num_blocks = -(-num_rows // SIMULATED_BLOCK_SIZE)
-            simulate(num_blocks, SIMULATED_BLOCK_SIZE, *arguments.tolist())
+            is_current = torch.cuda.current_device() == device.index
+            with nullcontext() if is_current else torch.cuda.device(device):
+                loaded(-(-num_rows // BLOCK_SIZE), BLOCK_SIZE, stream, places_at)
 
         return launch
 

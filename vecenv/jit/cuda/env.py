@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium.error import ResetNeeded
+from gymnasium.spaces import MultiBinary
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.arguments import read_count
-from vecenv.core.base import StepBatch, StepResult, VecEnv
-from vecenv.core.compiling import cached_njit
+from vecenv.core.base import StepBatch, StepResult
 from vecenv.core.errors import ActionError, ActionMaskError, ActionTypeError, SlotError
-from vecenv.core.masks import MASK_KEY
 from vecenv.core.rows import aligned_zeros, slot_arrays
 from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces
-from vecenv.jit import random
 from vecenv.jit.arrays import element_bounds
+from vecenv.jit.base import MODES, CompiledVecEnv
 from vecenv.jit.binding import uncompiled
-from vecenv.jit.branches import (
-    Branch,
-    draw_seeds,
-    read_branch,
-    read_rows,
-    read_sources,
-    refuse_branches,
-)
 from vecenv.jit.cuda.devices import Device, open_device, torch_dtype
 from vecenv.jit.cuda.driver import ARGUMENTS, BAD_ACTION, BAD_MASK, FAULT_SHIFT, IS_OVER
-from vecenv.jit.env import MODES, JitVectorEnv, read_array, read_seeds, read_state
+from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.episodes import MASK, NO_LIMIT, OBSERVE, RESET, RUN_DTYPE, STEP
 from vecenv.jit.kernels import EnvKernels
-from vecenv.jit.worlds import flat_params, write_params
 
 if TYPE_CHECKING:
     import torch
@@ -41,15 +31,13 @@ if TYPE_CHECKING:
 __all__ = ["CudaVectorEnv", "DeviceActions", "checked_tensor"]
 
 _FIELDS: Any = RUN_DTYPE.fields
-_WORD_BYTES = 8
 _PLACE = {name: place for place, name in enumerate(ARGUMENTS)}
+# What differs from call to call: the first two are numbers, the others tensors.
 _OF_A_CALL = (
-    "actions", "obs", "terminations", "truncations", "masks", "env_ids", "chosen", "over",
-    "over_returns", "over_lengths",
+    "op", "num_rows", "rewards32", "rewards64", "actions", "obs", "terminations", "truncations",
+    "masks", "env_ids", "chosen", "over", "over_returns", "over_lengths",
 )  # fmt: skip
-_FIRST_OF_A_CALL = "op", "num_rows", "rewards32", "rewards64"
-_PLACES_OF_A_CALL = np.array([_PLACE[name] for name in (*_FIRST_OF_A_CALL, *_OF_A_CALL)])
-_seed_streams = cached_njit(random.seed_streams)
+_PLACES_OF_A_CALL = np.array([_PLACE[name] for name in _OF_A_CALL])
 
 
 class Outputs(NamedTuple):
@@ -61,7 +49,7 @@ class Outputs(NamedTuple):
     truncations: torch.Tensor
 
 
-class CudaVectorEnv(VecEnv):
+class CudaVectorEnv(CompiledVecEnv):
     """Many envs of one kind on a CUDA device, one thread each; see docs/gpu.md.
 
     States, random streams and statistics stay on the device. An env with the same seed and actions
@@ -94,15 +82,6 @@ class CudaVectorEnv(VecEnv):
         kernels: The kind of env.
         on_host: One such env on the CPU, for what only its class has, as CAGE 2's `scenario`. It is
             this one's: do not step it.
-        last_returns: Return of each env's last episode that ended, float64 (num_envs,), NaN before:
-            a live tensor, as the next four.
-        last_lengths: Its length, int64 (num_envs,), 0 before.
-        num_episodes: How many episodes have ended, int32 (num_envs,).
-        episode_lengths: Steps taken in the episodes under way, int64 (num_envs,).
-        episode_over: Whether an env's episode has ended and it was not reset since, bool
-            (num_envs,).
-        final_obs: In SAME_STEP mode, final observations (num_envs, *obs_shape) where an episode
-            ended in the last step, until the next step.
     """
 
     def __init__(
@@ -126,6 +105,7 @@ class CudaVectorEnv(VecEnv):
                 host = JitVectorEnv(kernels, num_envs if "params" in options else 1, **options)
         self._host = self.on_host = host  # arguments, and all that is drawn or read on the CPU
         self.kernels = host.kernels
+        self._has_own_params = host.has_own_params
         self.max_episode_steps = host.max_episode_steps
         self.episode_infos, self.mask_infos = host.episode_infos, host.mask_infos
         self.device = self._device.torch_device
@@ -164,43 +144,25 @@ class CudaVectorEnv(VecEnv):
                 f"{free // sum(per_env.values()):,} envs fit"
             )
 
-    @property
-    def _obs_shape(self) -> tuple[int, ...]:
-        return (self.num_envs, *(self.single_observation_space.shape or ()))
-
-    @property
-    def _obs_dtype(self) -> np.dtype:
-        return np.dtype(self.single_observation_space.dtype)
-
     def _allocate_envs(self) -> None:
         """Make the tensors with one row per env."""
         host, device, num_envs = self._host, self._device, self.num_envs
-        state_bytes = self.kernels.state_dtype.itemsize
-        self._states = device.zeros((num_envs, state_bytes), np.uint8)
+        self._states = device.zeros((num_envs, self.kernels.state_dtype.itemsize), np.uint8)
         self._runs = device.zeros((num_envs, RUN_DTYPE.itemsize), np.uint8)
         has_final = host.autoreset_mode is AutoresetMode.SAME_STEP
-        self.final_obs = device.zeros(
+        self._final_obs = device.zeros(
             (num_envs if has_final else 0, *self._obs_shape[1:]), self._obs_dtype
         )
         self._faults = device.host_zeros(1)
         self._fault_word = self._faults.numpy()
-        bounds = element_bounds(self.single_action_space)
-        self._bounds = self._upload(bounds.reshape(-1))
-        self._params: torch.Tensor | None = None
-        self._params_dtype = np.dtype([]) if host.params is None else host.params.dtype
+        self._bounds = self._upload(element_bounds(self.single_action_space).reshape(-1))
+        self._params = None
         if host.params is not None:
             records = host.params if len(host.params) == num_envs else host.params[:1]
-            self._params = self._upload(_bytes(np.array(records)))
-            if host.has_own_params:
-                self._separate_params()
-        self.last_returns = self._run_field("last_return")
-        self.last_lengths = self._run_field("last_length")
-        self.num_episodes = self._run_field("num_episodes")
-        self.episode_lengths = self._run_field("episode_length")
-        self.episode_over = self._run_field("episode_over")
+            self._params = self._stored(np.array(records))
+            if self.has_own_params and len(records) < num_envs:
+                self._params = self._params.repeat(num_envs, 1)
         self.last_returns.fill_(np.nan)
-        self._is_seeded = False
-        self._arguments = np.zeros(len(ARGUMENTS), np.int64)
         limit = NO_LIMIT if host.max_episode_steps is None else host.max_episode_steps
         settings = {
             "autoreset_mode": MODES[self.autoreset_mode],
@@ -211,13 +173,10 @@ class CudaVectorEnv(VecEnv):
             "params": _address(self._params),
             "num_params": 0 if self._params is None else len(self._params),
             "bounds": _address(self._bounds),
-            "final_obs": _address(self.final_obs),
+            "final_obs": _address(self._final_obs),
             "faults": _address(self._faults),
         }
-        for name, value in settings.items():
-            self._arguments[_PLACE[name]] = value
-        # Env ids (also on the host), actions, and how many envs are in flight with these.
-        self._sent: list[tuple[np.ndarray, torch.Tensor, int]] = []
+        self._arguments = np.array([settings.get(name, 0) for name in ARGUMENTS], np.int64)
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:
         """Return a tensor on the device with what is in an array, which the caller may change."""
@@ -225,8 +184,40 @@ class CudaVectorEnv(VecEnv):
 
         return torch.from_numpy(np.array(array)).to(self.device)
 
+    def _read(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
+        stored = getattr(self, f"_{name}")
+        dtypes = {"states": self.kernels.state_dtype, "runs": RUN_DTYPE}
+        if rows is not None:
+            stored = stored[self._upload(rows if len(stored) == self.num_envs else rows * 0)]
+        found = aligned_zeros((len(stored),), dtypes.get(name) or self._params_dtype)
+        _bytes(found)[...] = stored.cpu().numpy()
+        return found
+
+    def _stored(self, records: np.ndarray) -> torch.Tensor:
+        return self._upload(_bytes(records) if records.dtype.names else records)
+
+    def _copy(self, name: str, targets: np.ndarray, stored: Any, sources: Any) -> None:
+        getattr(self, f"_{name}")[self._upload(targets)] = stored[self._upload(sources)]
+
+    def _spread_params(self) -> None:
+        self._params = self._params.repeat(self.num_envs, 1)
+        self._arguments[_PLACE["params"]] = _address(self._params)
+        self._arguments[_PLACE["num_params"]] = self.num_envs
+
+    @property
+    def _params_dtype(self) -> np.dtype:
+        assert self._host.params is not None
+        return np.dtype((np.void, self._host.params.dtype))
+
+    def described_state(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the arrays of a state with what says whose they are, see `JitVectorEnv`."""
+        return self._host.described_state(arrays)
+
+    def check_state(self, state: Mapping[str, np.ndarray], states: np.ndarray) -> None:
+        """Raise ValueError if a state is of other envs, or has invalid records."""
+        self._host.check_state(state, states)
+
     def _run_field(self, name: str) -> torch.Tensor:
-        """Return a live view of one field of the statistics, (num_envs,)."""
         dtype, offset = _FIELDS[name][:2]
         return self._runs.view(torch_dtype(dtype))[:, offset // dtype.itemsize]
 
@@ -252,25 +243,6 @@ class CudaVectorEnv(VecEnv):
         first = offset // size
         columns = self._states.view(base)[:, first : first + dtype.itemsize // size]
         return columns.reshape(self.num_envs, *dtype.shape)
-
-    @property
-    def num_envs_in_flight(self) -> int:
-        """How many envs have been sent and not received."""
-        return self._calls.num_in_flight
-
-    @property
-    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # a tuple, of all envs
-        """Seeds of the envs' random streams."""
-        if not self._is_seeded:
-            self._set_streams(*read_seeds(None, None, self.num_envs, is_first=True))
-            self._is_seeded = True
-        return tuple(self._run_field_words("seed").cpu().numpy().view(np.uint64).tolist())
-
-    def _run_field_words(self, name: str) -> torch.Tensor:
-        """Return a live view of a field of uint64, as int64, which torch can index."""
-        import torch
-
-        return self._runs.view(torch.int64)[:, _FIELDS[name][1] // _WORD_BYTES]
 
     def reset(
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
@@ -302,46 +274,20 @@ class CudaVectorEnv(VecEnv):
                 f"reset_mask is {mask.dtype} {tuple(mask.shape)}, expected bool ({self.num_envs},)"
             )
         self._calls.require_ready("reset")
-        self._raise_faults()
+        self._settle()
         obs = self._new_obs()
         self._run(RESET, self.num_envs, obs=obs, chosen=mask.contiguous())
         infos = self._with_masks({}, None, mask.clone()) if self.mask_infos else {}
         return self._result(obs), infos
 
-    def _reset(
-        self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
-    ) -> tuple[Any, dict[str, Any]]:
-        if options:
-            raise ValueError(f"options has {sorted(options)}; compiled envs know only 'reset_mask'")
-        self._raise_faults()
-        begins = read_seeds(seed, reset_mask, self.num_envs, is_first=not self._is_seeded)
-        self._set_streams(*begins)
-        self._is_seeded = True
+    def _begin(self, reset_mask: np.ndarray | None) -> torch.Tensor:
         obs = self._new_obs()
-        if reset_mask is None or reset_mask.all():
-            self._sent.clear()
-            self._run(RESET, self.num_envs, obs=obs)
-        else:
-            self._run(RESET, self.num_envs, obs=obs, chosen=self._upload(reset_mask))
-        infos: dict[str, Any] = {}
-        if self.mask_infos:
-            is_there = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
-            infos = self._with_masks(infos, None, self._upload(is_there))
-        return self._result(obs), infos
-
-    def _set_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
-        if not len(env_ids):
-            return
-        runs = aligned_zeros((len(env_ids),), RUN_DTYPE)
-        _seed_streams(runs.view(np.recarray), np.arange(len(env_ids)), seeds)
-        runs["seed"] = seeds
-        rows = self._upload(env_ids)
-        for name in ("seed", "key", "counter"):
-            words = self._upload(np.ascontiguousarray(runs[name]).view(np.int64))
-            self._run_field_words(name)[rows] = words
+        chosen = None if reset_mask is None else self._upload(reset_mask)
+        self._run(RESET, self.num_envs, obs=obs, chosen=chosen)
+        return obs
 
     def _step(self, actions: Any, out: Any) -> StepResult:
-        self._raise_faults()
+        self._settle()
         outputs = self._new_outputs(self.num_envs) if out is None else self._slot(out)
         infos = self._run_step(self.num_envs, actions, outputs)
         if out is None:
@@ -349,37 +295,21 @@ class CudaVectorEnv(VecEnv):
             return obs, rewards, terminations, truncations, infos
         return out.obs, out.rewards, out.terminations, out.truncations, infos
 
-    def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        """Keep the actions; `recv` steps these envs."""
-        self._raise_faults()
-        self._drop_given_up()
-        in_flight = self._calls.num_in_flight + len(env_ids)
-        self._sent.append((env_ids, actions.clone(), in_flight))
+    def _hold(self, env_ids: np.ndarray, actions: Any) -> None:
+        self._settle()
+        if self._held is None:
+            import torch
 
-    def _drop_given_up(self) -> None:
-        """Drop sends that a reset has cancelled."""
-        while self._sent and self._sent[-1][2] > self._calls.num_in_flight:
-            self._sent.pop()
+            with torch.inference_mode(False):
+                self._held = torch.zeros_like(actions[:1]).repeat_interleave(self.num_envs, 0)
+        self._held[self._upload(env_ids)] = actions
 
-    def _sent_ids(self) -> np.ndarray:
-        """Return the envs in flight in the order of sending, int64 (B,)."""
-        self._drop_given_up()
-        return np.concatenate([ids for ids, _, _ in self._sent])
-
-    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
-        """Step the first `count` envs in the order of sending."""
-        import torch
-
-        self._raise_faults()
-        env_ids = self._sent_ids()
-        actions = torch.cat([part for _, part, _ in self._sent])
-        outputs, chosen = self._new_outputs(count), env_ids[:count]
-        rows = self._upload(chosen)
-        infos = self._run_step(count, actions[:count], outputs, rows)
-        num_left = len(env_ids) - count
-        self._sent = [(env_ids[count:], actions[count:], num_left)] if num_left else []
+    def _step_some(self, env_ids: np.ndarray) -> StepBatch:
+        self._settle()
+        outputs, rows = self._new_outputs(len(env_ids)), self._upload(env_ids)
+        infos = self._run_step(len(env_ids), self._held[rows], outputs, rows)
         obs, rewards, terminations, truncations = map(self._result, outputs)
-        return StepBatch(obs, rewards, terminations, truncations, infos, chosen)
+        return StepBatch(obs, rewards, terminations, truncations, infos, env_ids)
 
     def _run_step(
         self, count: int, actions: Any, outputs: Outputs, rows: torch.Tensor | None = None
@@ -403,7 +333,7 @@ class CudaVectorEnv(VecEnv):
             episode = {name: self._result(one) for name, one in found.items()}
             infos = {"episode": episode, "_episode": self._result(ended["over"])}
         if is_same_step:
-            final_obs = self.final_obs if rows is None else self.final_obs[rows]
+            final_obs = self._final_obs if rows is None else self._final_obs[rows]
             infos = {
                 **infos,
                 "final_obs": self._result(final_obs),
@@ -414,17 +344,6 @@ class CudaVectorEnv(VecEnv):
         if self.mask_infos:
             infos = self._with_masks(infos, rows, outputs.terminations.new_ones(count))
         return infos
-
-    def observe(self, *, out: Any = None) -> Any:
-        """Return the observations of the states as they are; nothing is stepped.
-
-        Args:
-            out: A tensor (num_envs, *obs_shape) on the device to write into; None for a new one.
-        """
-        self._calls.require_ready("observe")
-        obs = self._new_obs() if out is None else self._checked("obs", out, self._obs_shape)
-        self._run(OBSERVE, self.num_envs, obs=obs)
-        return self._result(obs) if out is None else out
 
     def observer(self, kernels: EnvKernels) -> Callable[[torch.Tensor], None]:
         """Return a function that writes what other kernels observe of the states as they are.
@@ -448,45 +367,32 @@ class CudaVectorEnv(VecEnv):
 
         return write
 
-    @property
-    def has_action_masks(self) -> bool:
-        """Whether the env has an `action_mask` kernel."""
-        return self.kernels.action_mask is not None
-
     def action_masks(self, env_ids: Any = None, *, out: Any = None) -> Any:
         """Return which actions the envs allow, int8 (B, width), see `VecEnv.action_masks`.
 
         A mask that allows nothing raises ActionMaskError with a later call.
         """
+        rows, count = None, self.num_envs
         if env_ids is None:
             self._calls.require_ready("action_masks")
-            rows, count = None, self.num_envs
         else:
             ids = self._calls.check_env_ids(env_ids, "action_masks")
             rows, count = self._upload(ids), len(ids)
-        self._host.require_masks()
-        self._raise_faults()
-        shape = (count, self._mask_width)
-        if out is None:
-            return self._result(self._masks_of(rows, count))
-        plain = self._checked("masks", out, shape, (np.dtype(np.int8), np.dtype(np.bool_)))
-        self._masks_of(rows, count, plain)
-        return out
+        self.require_masks()
+        self._settle()
+        shape, dtypes = (count, self._mask_width), (np.dtype(np.int8), np.dtype(np.bool_))
+        masks = (
+            self.allocate(shape, np.int8)
+            if out is None
+            else self._checked("masks", out, shape, dtypes)
+        )
+        self._write_masks(masks, rows)
+        return self._result(masks) if out is None else out
 
-    def _masks_of(self, rows: torch.Tensor | None, count: int, out: Any = None) -> torch.Tensor:
-        """Write masks and return them as int8 (count, width)."""
+    def _write_masks(self, masks: Any, env_ids: Any) -> int:
         import torch
 
-        masks = self._device.zeros((count, self._mask_width), np.int8) if out is None else out
-        given = {} if rows is None else {"env_ids": rows}
-        self._run(MASK, count, masks=masks.view(torch.bool), **given)
-        return masks
-
-    def _with_masks(
-        self, infos: dict[str, Any], rows: torch.Tensor | None, is_there: torch.Tensor
-    ) -> dict[str, Any]:
-        masks = self._masks_of(rows, len(is_there))
-        return {**infos, MASK_KEY: self._result(masks), f"_{MASK_KEY}": self._result(is_there)}
+        return self._run(MASK, len(masks), masks=masks.view(torch.bool), env_ids=env_ids)
 
     def check(self) -> None:
         """Wait until all steps are done, and raise what one of them could not.
@@ -499,7 +405,7 @@ class CudaVectorEnv(VecEnv):
         """
         self._calls.require_open("check")
         self._wait()
-        self._raise_faults()
+        self._settle()
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -507,7 +413,7 @@ class CudaVectorEnv(VecEnv):
 
             torch.cuda.synchronize(self.device)
 
-    def _raise_faults(self) -> None:
+    def _settle(self) -> None:
         """Raise what a row of an earlier call has noted; this waits for nothing."""
         word = int(self._fault_word[0])
         if word == 0:
@@ -535,174 +441,28 @@ class CudaVectorEnv(VecEnv):
             f"the action mask of env {env_id} allows no action, though its episode goes on"
         )
 
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Return the whole state as arrays of the host, those of `JitVectorEnv.state_dict`.
-
-        Either kind of vector env goes on from what the other one has returned.
-        """
-        self._calls.require_ready("state_dict")
-        self.check()
-        arrays = {
-            "states": _records(self._states, self.kernels.state_dtype),
-            "runs": _records(self._runs, RUN_DTYPE),
-        }
-        if self._params is not None and self.has_own_params:
-            arrays["params"] = _records(self._params, self._params_dtype)
-        return self._host.described_state(arrays)
-
-    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restore a state that `state_dict` returned; `observe` returns its observations.
-
-        Raises:
-            KeyError: An entry is missing.
-            ValueError: An entry has another shape or dtype than this env's.
-        """
-        import torch
-
-        self._calls.require_idle("load_state_dict")
-        states, runs = read_state(state, self.num_envs, self.kernels.state_dtype)
-        self._host.check_state(state, states)
-        if self._params is not None and (self.has_own_params or "params" in state):
-            params = read_array(state, "params", self.num_envs, self._params_dtype)
-            self._separate_params().copy_(torch.from_numpy(_bytes(params)))
-        self._states.copy_(torch.from_numpy(_bytes(states)))
-        self._runs.copy_(torch.from_numpy(_bytes(runs)))
-        self._is_seeded = True
-        self._calls.mark_reset()
-
-    @property
-    def has_own_params(self) -> bool:
-        """Whether each env has parameters of its own: records were given, or set, or drawn."""
-        return self._params is not None and (self._host.has_own_params or len(self._params) > 1)
-
-    def _separate_params(self) -> torch.Tensor:
-        """Give each env a record of its own, and return them as bytes (num_envs, size)."""
-        if self._params is None:
-            raise TypeError(f"{self.kernels.name} takes no params")
-        if len(self._params) < self.num_envs:
-            self._params = self._params.repeat(self.num_envs, 1)
-            self._set_address()
-        return self._params
-
-    def _set_address(self) -> None:
-        """Tell the launches where the parameters are."""
-        if hasattr(self, "_arguments"):
-            self._arguments[_PLACE["params"]] = _address(self._params)
-            self._arguments[_PLACE["num_params"]] = self.num_envs
-
-    def set_params(self, rows: Any, values: Any) -> None:
-        """Change parameters of some envs, see `JitVectorEnv.set_params`; this waits.
-
-        A CUDA graph that was captured while all envs shared one record goes on to read that.
-        """
-        self._calls.require_open("set_params")
-        chosen = read_rows("rows", rows, self.num_envs)
-        records = _records(self._separate_params(), self._params_dtype)
-        write_params(records, chosen, values, self.kernels.name)
-        self._separate_params()[:] = self._upload(_bytes(records))
-
-    def params_of(self, rows: Any = None) -> Any:
-        """Return the parameters of some envs as float32 (B, P), see `JitVectorEnv.params_of`."""
-        if self._params is None:
-            raise TypeError(f"{self.kernels.name} takes no params")
-        chosen = read_rows("rows", rows, self.num_envs)
-        records = np.resize(_records(self._params, self._params_dtype), self.num_envs)
-        return self._result(self._upload(flat_params(records[chosen])))
-
-    def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
-        """Copy envs to others in the midst of their episodes, see `JitVectorEnv.copy_rows`."""
-        sources, targets = read_sources(source, target, self.num_envs, self.num_envs, luck)
-        over = self.episode_over.cpu().numpy()
-        refuse_branches(self._calls, "copy_rows", sources, targets, over)
-        own = self._params if self.has_own_params else None
-        self._put(targets, (self._states, self._runs, own), sources, luck)
-
-    def snapshot(self, rows: Any = None) -> Branch:
-        """Return copies of envs on the CPU, see `JitVectorEnv.snapshot`, which can restore them."""
-        found = read_rows("rows", rows, self.num_envs)
-        over = self.episode_over.cpu().numpy()
-        refuse_branches(self._calls, "snapshot", found, np.unique(found), over)
-        at = self._upload(found)
-        params = None
-        if self._params is not None and self.has_own_params:
-            params = _records(self._params[at], self._params_dtype)
-        states = _records(self._states[at], self.kernels.state_dtype)
-        runs, facts = _records(self._runs[at], RUN_DTYPE), self._host.described_state({})
-        return Branch(self.kernels.name, states, runs, params, facts)
-
-    def restore(self, rows: Any, branch: Branch, *, luck: str = "same") -> None:
-        """Put the copies of a `snapshot` into envs, see `JitVectorEnv.restore`."""
-        own = np.zeros(0, self._params_dtype) if self.has_own_params else None
-        branch = read_branch(branch, self.kernels.name, self.kernels.state_dtype, own)
-        every, count = np.arange(len(branch.states)), len(branch.states)
-        sources, targets = read_sources(every, rows, count, self.num_envs, luck)
-        over = np.zeros(self.num_envs, np.bool_)
-        refuse_branches(self._calls, "restore", targets[:0], targets, over)
-        if branch.facts:
-            self._host.check_state(branch.facts, branch.states)
-        given = (branch.states, branch.runs, branch.params)
-        tensors = [None if one is None else self._upload(_bytes(one)) for one in given]
-        self._put(targets, tensors, sources, luck)
-
-    def _put(
-        self, targets: np.ndarray, given: Sequence[Any], sources: np.ndarray, luck: str
-    ) -> None:
-        """Copy rows of bytes to envs; `given` are states, streams and parameters, or None."""
-        to, of = self._upload(targets), self._upload(sources)
-        seeds = None
-        if luck == "fresh":
-            seeds = draw_seeds(_records(self._runs[to], RUN_DTYPE), targets)
-        for own, rows in zip((self._states, self._runs, self._params), given, strict=True):
-            if own is not None and rows is not None:
-                own[to] = rows[of]
-        if seeds is not None:
-            self._set_streams(targets, seeds)
-
-    def render(self) -> tuple[Any, ...] | None:
-        """Return what the same envs on the CPU draw, see `JitVectorEnv.render`."""
-        if self.render_mode is None or self.kernels.render is None:
-            return self._host.render()
-        self._calls.require_ready("render")
-        frames: list[Any] = []
-        for env_id, state in enumerate(_records(self._states, self.kernels.state_dtype)):
-            self._host.states[0] = state
-            self._host._calls.mark_reset()
-            if self._params is not None and self.has_own_params:
-                own = _records(self._params[env_id : env_id + 1], self._params_dtype)
-                self._host.set_params([0], own)
-            frames.extend((self._host.render() or ())[:1])
-        return tuple(frames)
-
     def close_extras(self, **kwargs: Any) -> None:
         """Give the memory back."""
         if hasattr(self, "_host"):
             self._host.close()
-        for name in ("_states", "_runs", "final_obs", "_params", "_sent", "_launch"):
-            if hasattr(self, name):
-                delattr(self, name)
-        for name in (
-            "last_returns",
-            "last_lengths",
-            "num_episodes",
-            "episode_lengths",
-            "episode_over",
-        ):
-            if hasattr(self, name):
+        for name in ("_states", "_runs", "_final_obs", "_params", "_held", "_launch"):
+            if name in vars(self):
                 delattr(self, name)
 
-    def _run(self, op: int, num_rows: int, *, rewards: Any = None, **tensors: Any) -> None:
-        """Launch one job; `tensors` are by the names of ARGUMENTS."""
-        arguments, rewards_at = self._arguments, _address(rewards)
+    def _run(self, op: int, num_rows: int, *, rewards: Any = None, **arrays: Any) -> int:
+        """Launch one job; `arrays` are tensors by the names of ARGUMENTS."""
+        rewards_at = _address(rewards)
         is_float32 = rewards is not None and rewards.element_size() == 4
-        arguments[_PLACES_OF_A_CALL] = [
+        self._arguments[_PLACES_OF_A_CALL] = [
             op,
             num_rows,
             rewards_at if is_float32 else 0,
             0 if is_float32 else rewards_at,
-            *[_address(tensors.get(name)) for name in _OF_A_CALL],
+            *[_address(arrays.get(name)) for name in _OF_A_CALL[4:]],
         ]
         if num_rows:
-            self._launch(num_rows, arguments)
+            self._launch(num_rows, self._arguments)
+        return 0
 
     def _new_obs(self) -> torch.Tensor:
         return self._empty(self._obs_shape, self._obs_dtype)
@@ -724,8 +484,8 @@ class CudaVectorEnv(VecEnv):
         """Return zeroed memory on the device that this backend writes into without a copy."""
         return self._device.zeros(shape, dtype)
 
-    def _result(self, tensor: torch.Tensor) -> Any:
-        return tensor.cpu().numpy() if self._is_numpy else tensor
+    def _result(self, array: torch.Tensor) -> Any:
+        return array.cpu().numpy() if self._is_numpy else array
 
     def _slot(self, out: Any) -> Outputs:
         """Return the tensors of `out`.
@@ -752,9 +512,9 @@ class CudaVectorEnv(VecEnv):
         return outputs
 
     def _checked(
-        self, name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...] = ()
-    ) -> Any:
-        return checked_tensor(name, tensor, shape, dtypes or (self._obs_dtype,), self.device)
+        self, name: str, array: Any, shape: tuple[int, ...], dtypes: Any = ()
+    ) -> torch.Tensor:
+        return checked_tensor(name, array, shape, dtypes or (self._obs_dtype,), self.device)
 
 
 def checked_tensor(
@@ -767,19 +527,12 @@ def checked_tensor(
     """
     import torch
 
-    wanted = [torch_dtype(one) for one in dtypes]
-    if (
-        isinstance(tensor, torch.Tensor)
-        and tensor.device == device
-        and tensor.shape == shape
-        and tensor.dtype in wanted
-        and tensor.is_contiguous()
-        and not tensor.requires_grad
-    ):
+    wanted, is_tensor = [torch_dtype(one) for one in dtypes], isinstance(tensor, torch.Tensor)
+    fits = is_tensor and tensor.device == device and tensor.dtype in wanted
+    if fits and tensor.shape == shape and tensor.is_contiguous() and not tensor.requires_grad:
         return tensor
-    listed = " or ".join(map(str, wanted))
-    expected = f"expected a contiguous tensor {listed} {shape} on {device}"
-    if not isinstance(tensor, torch.Tensor):
+    expected = f"expected a contiguous tensor {' or '.join(map(str, wanted))} {shape} on {device}"
+    if not is_tensor:
         raise SlotError(f"out.{name} is {type(tensor).__name__}, {expected}; nothing was stepped")
     if tensor.requires_grad:
         raise SlotError(f"out.{name} requires gradients, {expected} without; nothing was stepped")
@@ -794,11 +547,14 @@ class DeviceActions:
     """Checks batched actions as far as the host knows them, and brings them to the device."""
 
     def __init__(self, space: Any, num_envs: int, device: torch.device) -> None:
+        import torch
+
         self._space = space
         self._shape = (num_envs, *(space.shape or ()))
         self._dtype = torch_dtype(space.dtype)
         self._device = device
-        self._kinds = "fiu" if np.dtype(space.dtype).kind == "f" else "iu"
+        is_binary = isinstance(space, MultiBinary)
+        self._kinds = [*("fi" if self._dtype.is_floating_point else "i"), *[torch.bool] * is_binary]
 
     def check(self, actions: Any, env_ids: np.ndarray | None = None) -> torch.Tensor:
         """Return actions (B, *action_shape) as a contiguous tensor of the space's dtype.
@@ -829,12 +585,9 @@ class DeviceActions:
                 f"actions has shape {tuple(actions.shape)}, expected {shape}: one of {self._space} "
                 "per env; pass one action per env, including envs about to reset"
             )
-        kind = (
-            "f" if actions.dtype.is_floating_point else "b" if actions.dtype == torch.bool else "i"
-        )
-        is_binary = hasattr(self._space, "n") and len(self._shape) > 1
         if actions.dtype != self._dtype:
-            if kind not in self._kinds + ("b" if is_binary else ""):
+            kind = "f" if actions.dtype.is_floating_point else "i"
+            if (torch.bool if actions.dtype == torch.bool else kind) not in self._kinds:
                 raise ActionTypeError(
                     f"actions has dtype {actions.dtype}, expected {self._dtype} for {self._space}"
                 )
@@ -844,13 +597,6 @@ class DeviceActions:
 
 def _address(tensor: Any) -> int:
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def _records(rows: torch.Tensor, dtype: np.dtype) -> np.ndarray:
-    """Copy rows of bytes on the device to records of the host."""
-    found = aligned_zeros((len(rows),), dtype)
-    _bytes(found)[...] = rows.cpu().numpy()
-    return found
 
 
 def _bytes(records: np.ndarray) -> np.ndarray:

@@ -6,13 +6,14 @@ themselves, `tables` turns them into the arrays that the kernels read.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from vecenv.cage.challenge2.rules.codes import ANALYSE, DECOY, MONITOR, REMOVE, RESTORE, SLEEP
 from vecenv.cage.identity import RULES_VERSION
+
+__all__ = ["Choice", "blue_choices"]
 
 PRIVILEGED_USERS = ("root", "SYSTEM")
 
@@ -248,16 +249,11 @@ class Scenario:
             "scenario" and "rules", their names; "rules_version", that of the simulator; "tables", a
             hash of all tables. Plain values, as JSON has them.
         """
-        text = repr(self)
-        if "..." in text:
-            # A Ctrl-C in the `repr` of a dataclass may leave a note that this object is being
-            # printed, and "..." for it from then on; there is none about a copy.
-            text = repr(copy.deepcopy(self))
         return {
             "scenario": self.name,
             "rules": self.rules.name,
             "rules_version": RULES_VERSION,
-            "tables": hashlib.sha256(text.encode()).hexdigest()[:16],
+            "tables": hashlib.sha256(repr(self).encode()).hexdigest()[:16],
         }
 
 
@@ -404,24 +400,14 @@ _DECOYS = (
     Decoy("DecoyVsftpd", 80, 21, _WEB, LINUX),  # opens another port than it checks
 )
 
+_PLAN = (
+    "sweep User, scan @first, exploit @first, escalate @first, scan @next, exploit @next, "
+    "escalate @next, sweep Enterprise, scan Enterprise2, exploit Enterprise2, "
+    "escalate Enterprise2, scan Op_Server0, exploit Op_Server0, escalate Op_Server0, "
+    "impact Op_Server0"
+)
 _B_LINE = BLinePlan(
-    steps=(
-        PlanStep("sweep", "User"),
-        PlanStep("scan", FIRST_HOST),
-        PlanStep("exploit", FIRST_HOST),
-        PlanStep("escalate", FIRST_HOST),
-        PlanStep("scan", NEXT_HOST),
-        PlanStep("exploit", NEXT_HOST),
-        PlanStep("escalate", NEXT_HOST),
-        PlanStep("sweep", "Enterprise"),
-        PlanStep("scan", "Enterprise2"),
-        PlanStep("exploit", "Enterprise2"),
-        PlanStep("escalate", "Enterprise2"),
-        PlanStep("scan", "Op_Server0"),
-        PlanStep("exploit", "Op_Server0"),
-        PlanStep("escalate", "Op_Server0"),
-        PlanStep("impact", "Op_Server0"),
-    ),
+    steps=tuple(PlanStep(*words.split()) for words in _PLAN.split(", ")),
     on_failure=(0, 1, 2, 2, 2, 2, 5, 5, 5, 5, 9, 9, 9, 12, 13),
     next_hosts=(
         ("User1", "Enterprise1"),
@@ -466,10 +452,7 @@ def _debugged(faithful: Scenario) -> Scenario:
         hosts.append(replace(host, services=services))
     decoys = tuple(replace(d, opens=d.checks) for d in faithful.decoys)
     rules = Rules(
-        "debugged",
-        charges_user_access=True,
-        remove_reports_last_shell=True,
-        shell_before_scan=True,
+        "debugged", charges_user_access=True, remove_reports_last_shell=True, shell_before_scan=True
     )
     return replace(faithful, hosts=tuple(hosts), decoys=decoys, rules=rules)
 
@@ -490,3 +473,68 @@ def cage2_scenario(rules: str = "faithful") -> Scenario:
     if rules not in _SCENARIOS:
         raise ValueError(f"rules must be one of {', '.join(RULE_SETS)}; got {rules!r}")
     return _SCENARIOS[rules]
+
+
+class Choice(NamedTuple):
+    """Something that blue may choose to do.
+
+    Attributes:
+        name: "Sleep", "Analyse", "Remove", "Restore", or "Decoy": place the next decoy.
+        host: Name of the host; None for Sleep.
+        actions: Numbers of the env's actions it stands for: one, or for "Decoy" one per decoy of
+            the host, in the order in which they are placed.
+    """
+
+    name: str
+    host: str | None
+    actions: tuple[int, ...]
+
+
+def blue_choices(scenario: Scenario) -> tuple[Choice, ...]:
+    """Return what a blue agent chooses from: Sleep, and four things on hosts that can fall.
+
+    Decoys are placed in the order of red's preference for the exploits they catch; only those count
+    that a fresh host takes, and of two that open the same port the first.
+
+    Example:
+        >>> from vecenv.cage import cage2_scenario
+        >>> choices = blue_choices(cage2_scenario())
+        >>> len(choices), choices[-1].name, choices[-1].host, choices[0].actions
+        (44, 'Decoy', 'User3', (0,))
+    """
+    hosts = [host for host in scenario.hosts if _can_fall(host, scenario)]
+    choices = [Choice("Sleep", None, (action_index(scenario, "Sleep"),))]
+    for name in ("Analyse", "Remove", "Restore"):
+        choices += [Choice(name, h.name, (action_index(scenario, name, h.name),)) for h in hosts]
+    for host in hosts:
+        decoys = _decoys_in_order(host, scenario)
+        if decoys:
+            actions = tuple(action_index(scenario, decoy.name, host.name) for decoy in decoys)
+            choices.append(Choice("Decoy", host.name, actions))
+    return tuple(choices)
+
+
+def _can_fall(host: Host, scenario: Scenario) -> bool:
+    """Whether red does not hold the host from the start, and some exploit works on it."""
+    offered = {(service.port, service.process) for service in host.services}
+    return host.name != scenario.foothold and any(
+        (exploit.port, exploit.process) in offered
+        and not (exploit.is_brute_force and host.brute_force_user is None)
+        for exploit in scenario.exploits
+    )
+
+
+def _decoys_in_order(host: Host, scenario: Scenario) -> list[Decoy]:
+    """Return the decoys that a fresh host takes, those first that catch what red likes best."""
+    rank = {(e.port, e.process): number for number, e in enumerate(scenario.exploits)}
+    in_use = {service.port for service in host.services}
+    found = [
+        decoy
+        for decoy in scenario.decoys
+        if decoy.os in (None, host.os)
+        and decoy.checks not in in_use
+        and decoy.opens not in in_use
+        and (decoy.opens, decoy.process) in rank
+    ]
+    found.sort(key=lambda decoy: rank[decoy.opens, decoy.process])
+    return [d for k, d in enumerate(found) if d.opens not in {other.opens for other in found[:k]}]

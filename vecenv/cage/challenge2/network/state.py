@@ -55,19 +55,16 @@ STATE_DTYPE = np.dtype(
         ("red_pe_index", np.int16),
         ("reward10", np.int16),
         ("step", np.uint16),  # steps made in this episode; saturates
-        ("seen_scanned", np.uint16),  # blue's memory: hosts it has seen scanned,
-        ("seen_last", np.uint16),  # and those in the latest step that had a scan
-        ("fits", np.uint8),  # set of red agents that fit what blue has seen
-        ("length_index", np.uint8),  # which of several lengths the episode has drawn
+        ("removable_first", np.uint16),  # hosts with a removable session older than any privileged
+        ("stuck_first", np.uint16),  # the same for a stuck one
+        ("length_index", np.uint16),  # which of several lengths the episode has drawn
         # --- second: ports and decoys ---
         ("red_ports", np.uint8, (MAX_HOSTS,)),  # that red saw at its last scan
         ("decoys", np.uint8, (MAX_HOSTS,)),  # set of decoys in place
         ("n_stacked", np.uint8, (MAX_HOSTS,)),  # placements of the decoy that may be repeated
-        ("removable_first", np.uint16),  # hosts with a removable session older than any privileged
-        ("stuck_first", np.uint16),  # the same for a stuck one
         ("last_shell", np.uint16),  # hosts where the shell detected last is still removable
-        ("seen_active", np.uint16),  # blue's memory: hosts it has seen any activity on
         ("custom", np.uint16, (4,)),  # a custom red policy's own memory
+        ("padding", np.uint16, (3,)),  # up to a whole cache line
         # --- third: sessions ---
         ("n_removable", np.uint8, (MAX_HOSTS,)),
         ("n_stuck", np.uint8, (MAX_HOSTS,)),

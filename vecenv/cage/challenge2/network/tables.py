@@ -19,46 +19,19 @@ from vecenv.cage.challenge2.network.scenario import (
     Host,
     Scenario,
     blue_actions,
+    blue_choices,
 )
-from vecenv.cage.challenge2.network.validate import validate
-from vecenv.cage.challenge2.rules.codes import (
-    ACTIVITY_EXPLOIT,
-    ACTIVITY_SCAN,
-    ALWAYS_FAILS,
-    B_LINE,
-    DECOY_PLACED,
-    ESCALATE,
-    EXPLOIT,
-    IMPACT,
-    MANY,
-    MANY_EVENTS,
-    MAX_ACTIONS,
-    MAX_DECOYS,
-    MAX_EXPLOITS,
-    MAX_HOSTS,
-    MAX_PLAN_STEPS,
-    MAX_SUBNETS,
-    NO_SERVICE,
-    PRIVILEGED_SHELL,
-    RED_AGENT_NAMES,
-    SCAN,
-    SHELL_SEEN,
-    SLEEP,
-    SSH_SESSION,
-    SUCCEEDED,
-    SWEEP,
-    UNKNOWN,
-    USER_SHELL,
-)
+from vecenv.cage.challenge2.network.validate import tracked_ports, validate
+from vecenv.cage.challenge2.rules import codes
 
-__all__ = ["TABLES_DTYPE", "compile_tables", "tracked_ports"]
+__all__ = ["TABLES_DTYPE", "compile_tables"]
 
 _PLAN_ACTIONS = {
-    "sweep": SWEEP,
-    "scan": SCAN,
-    "exploit": EXPLOIT,
-    "escalate": ESCALATE,
-    "impact": IMPACT,
+    "sweep": codes.SWEEP,
+    "scan": codes.SCAN,
+    "exploit": codes.EXPLOIT,
+    "escalate": codes.ESCALATE,
+    "impact": codes.IMPACT,
 }
 _BYTE_VALUES = 256
 _PROBABILITY_ONE = 1 << 32
@@ -71,25 +44,33 @@ TABLES_DTYPE = np.dtype(
         ("num_decoys", np.uint16),
         ("num_actions", np.uint16),
         # blue's actions
-        ("action_kind", np.uint8, (MAX_ACTIONS,)),
-        ("action_host", np.uint8, (MAX_ACTIONS,)),
-        ("action_success", np.uint8, (MAX_ACTIONS,)),  # the flag unless something is in the way
+        ("action_kind", np.uint8, (codes.MAX_ACTIONS,)),
+        ("action_host", np.uint8, (codes.MAX_ACTIONS,)),
+        (
+            "action_success",
+            np.uint8,
+            (codes.MAX_ACTIONS,),
+        ),  # the flag unless something is in the way
         # hosts
-        ("subnet_of", np.uint8, (MAX_HOSTS,)),
-        ("genuine_ports", np.uint8, (MAX_HOSTS,)),  # tracked ports that listen by themselves
-        ("genuine_listeners", np.uint8, (MAX_HOSTS,)),  # listening connections, on any port
-        ("other_ports", np.uint8, (MAX_HOSTS,)),  # how many more distinct ports listen
-        ("allowed_decoys", np.uint8, (MAX_HOSTS,)),  # that fit the operating system
-        ("reveals_ip", np.uint16, (MAX_HOSTS,)),  # hosts whose address escalating here reveals
-        ("exploit_result", np.uint8, (MAX_HOSTS, MAX_EXPLOITS)),
+        ("subnet_of", np.uint8, (codes.MAX_HOSTS,)),
+        ("genuine_ports", np.uint8, (codes.MAX_HOSTS,)),  # tracked ports that listen by themselves
+        ("genuine_listeners", np.uint8, (codes.MAX_HOSTS,)),  # listening connections, on any port
+        ("other_ports", np.uint8, (codes.MAX_HOSTS,)),  # how many more distinct ports listen
+        ("allowed_decoys", np.uint8, (codes.MAX_HOSTS,)),  # that fit the operating system
+        (
+            "reveals_ip",
+            np.uint16,
+            (codes.MAX_HOSTS,),
+        ),  # hosts whose address escalating here reveals
+        ("exploit_result", np.uint8, (codes.MAX_HOSTS, codes.MAX_EXPLOITS)),
         # subnets
-        ("subnet_hosts", np.uint16, (MAX_SUBNETS,)),
-        ("gate", np.uint16, (MAX_SUBNETS,)),  # a session on one of these hosts lets red in
+        ("subnet_hosts", np.uint16, (codes.MAX_SUBNETS,)),
+        ("gate", np.uint16, (codes.MAX_SUBNETS,)),  # a session on one of these hosts lets red in
         # ports, decoys, exploits
         ("decoy_ports", np.uint8, (_BYTE_VALUES,)),  # by set of decoys: ports they open
         ("refused_decoys", np.uint8, (_BYTE_VALUES,)),  # by set of ports in use
         ("candidates", np.uint8, (_BYTE_VALUES,)),  # by set of known ports: exploits to try
-        ("catching_decoys", np.uint8, (MAX_EXPLOITS,)),
+        ("catching_decoys", np.uint8, (codes.MAX_EXPLOITS,)),
         ("brute_force", np.uint8),  # set of exploits
         ("stackable_decoys", np.uint8),  # that may be placed again and again: at most one
         # costs, times ten
@@ -102,7 +83,7 @@ TABLES_DTYPE = np.dtype(
         ("footholds", np.uint16),
         ("foothold_subnets", np.uint16),
         # rules
-        ("activity", np.uint8, (2 * DECOY_PLACED,)),
+        ("activity", np.uint8, (2 * codes.DECOY_PLACED,)),
         ("charges_user_access", np.uint8),
         ("remove_reports_last_shell", np.uint8),
         # probabilities in units of 2**-32
@@ -110,24 +91,29 @@ TABLES_DTYPE = np.dtype(
         ("detection_odds", np.uint64),
         ("green_sleep_odds", np.uint64),
         # b_line
-        ("plan_type", np.uint8, (MAX_PLAN_STEPS,)),
-        ("plan_target", np.uint8, (MAX_HOSTS, MAX_PLAN_STEPS)),  # by user host drawn
-        ("plan_on_failure", np.uint8, (MAX_PLAN_STEPS,)),
+        ("plan_type", np.uint8, (codes.MAX_PLAN_STEPS,)),
+        ("plan_target", np.uint8, (codes.MAX_HOSTS, codes.MAX_PLAN_STEPS)),  # by user host drawn
+        ("plan_on_failure", np.uint8, (codes.MAX_PLAN_STEPS,)),
         ("plan_last", np.uint16),
         ("plan_draw_step", np.uint16),
         ("plan_verify_step", np.uint16),
         ("plan_restart_step", np.uint16),
         ("plan_first_hosts", np.uint16),
         ("plan_hosts", np.uint16),  # all hosts that it ever touches
-        ("plan_scan_step", np.uint16),  # step in which it scans a first host for sure, or 0
         # meander
         ("forget_first", np.uint16),
         ("forget_next", np.uint16),
-        ("meander_scans", np.uint16),  # steps from step 1 on in which it scans for sure
+        # what a blue agent that remembers chooses from, see `blue_choices`
+        ("num_choices", np.uint16),
+        ("choice_kind", np.uint8, (codes.MAX_ACTIONS,)),  # DECOY stands for all decoys
+        ("choice_host", np.uint8, (codes.MAX_ACTIONS,)),
+        ("choice_actions", np.uint8, (codes.MAX_ACTIONS, codes.MAX_DECOYS + 1)),  # 0: none
+        ("num_placeable", np.uint8, (codes.MAX_HOSTS,)),  # decoys that a host takes
         # options
+        ("num_lengths", np.uint16),  # of episodes, of which each draws one at its reset
+        ("lengths", np.uint16, (codes.MAX_LENGTHS,)),
         ("green_hosts", np.uint16),  # empty: no green agent
         ("red_agents", np.uint16),  # set of agents to draw from at reset; empty: keep the env's own
-        ("tracks_scans", np.uint16),  # keep what the extended observation shows
     ],
     align=True,
 )
@@ -136,9 +122,9 @@ TABLES_DTYPE = np.dtype(
 def compile_tables(
     scenario: Scenario,
     *,
-    red_agents: Sequence[int] = (B_LINE,),
+    red_agents: Sequence[int] = (codes.B_LINE,),
     green: bool = False,
-    tracks_scans: bool = False,
+    lengths: Sequence[int] = (100,),
 ) -> np.record:
     """Turn a scenario and the options of an environment into the record that kernels read.
 
@@ -147,7 +133,7 @@ def compile_tables(
         red_agents: Agents (NO_RED, B_LINE, MEANDER, CUSTOM) of which each episode draws one,
             uniformly; empty to leave each env the one in its state.
         green: Whether the green agent is there.
-        tracks_scans: Whether to keep what the extended observation needs.
+        lengths: Steps after which an episode is truncated; each draws one of them, uniformly.
 
     Returns:
         Read-only record of dtype TABLES_DTYPE, to be given to kernels as their last argument; for
@@ -158,19 +144,22 @@ def compile_tables(
         ValueError: Unknown red agent.
     """
     for agent in red_agents:
-        if agent not in range(len(RED_AGENT_NAMES)):
-            raise ValueError(f"red_agents has {agent!r}, expected numbers of {RED_AGENT_NAMES}")
+        if agent not in range(len(codes.RED_AGENT_NAMES)):
+            raise ValueError(
+                f"red_agents has {agent!r}, expected numbers of {codes.RED_AGENT_NAMES}"
+            )
     compiled = _compiled
     try:
         hash(scenario)
     except TypeError:  # it has lists in the place of tuples
         compiled = _compiled.__wrapped__
-    return compiled(scenario, tuple(map(int, red_agents)), bool(green), bool(tracks_scans))
+    agents, steps = tuple(map(int, red_agents)), tuple(map(int, lengths))
+    return compiled(scenario, agents, bool(green), steps)
 
 
 @functools.lru_cache(maxsize=64)
 def _compiled(
-    scenario: Scenario, red_agents: tuple[int, ...], green: bool, tracks_scans: bool
+    scenario: Scenario, red_agents: tuple[int, ...], green: bool, lengths: tuple[int, ...]
 ) -> np.record:
     validate(scenario)
     array = np.zeros(1, TABLES_DTYPE).view(np.recarray)
@@ -183,19 +172,27 @@ def _compiled(
     _fill_b_line(tables, scenario)
     tables.forget_first = _host_set(scenario, scenario.meander.forget_first)
     tables.forget_next = _host_set(scenario, scenario.meander.forget_next)
-    tables.meander_scans = _num_sure_scans(scenario)
     tables.green_hosts = _host_set(scenario, scenario.green_hosts) if green else 0
     tables.red_agents = _bits(red_agents)
-    tables.tracks_scans = tracks_scans
+    tables.num_lengths = len(lengths)
+    tables.lengths[: len(lengths)] = lengths
+    _fill_choices(tables, scenario)
     array.flags.writeable = False
     return array[0]
 
 
-def tracked_ports(scenario: Scenario) -> tuple[int, ...]:
-    """Return the ports that have a bit in sets of ports: those of exploits and decoys."""
-    ports = {port for e in scenario.exploits for port in (e.port, *e.needs_one_of)}
-    ports |= {port for d in scenario.decoys for port in (d.opens, d.checks)}
-    return tuple(sorted(ports))
+def _fill_choices(tables: np.record, scenario: Scenario) -> None:
+    kinds = {"Sleep": codes.SLEEP, "Analyse": codes.ANALYSE, "Remove": codes.REMOVE}
+    kinds |= {"Restore": codes.RESTORE, "Decoy": codes.DECOY}
+    choices = blue_choices(scenario)
+    tables.num_choices = len(choices)
+    for number, choice in enumerate(choices):
+        tables.choice_kind[number] = kinds[choice.name]
+        tables.choice_actions[number, : len(choice.actions)] = choice.actions
+        if choice.host is not None:
+            host = tables.choice_host[number] = scenario.host_index(choice.host)
+            if choice.name == "Decoy":
+                tables.num_placeable[host] = len(choice.actions)
 
 
 def _bits(indices: Iterable[int]) -> int:
@@ -209,16 +206,6 @@ def _members(bits: int) -> list[int]:
     return [index for index in range(bits.bit_length()) if bits >> index & 1]
 
 
-def _foothold_subnet(scenario: Scenario) -> str:
-    return scenario.hosts[scenario.host_index(scenario.foothold)].subnet
-
-
-def _num_sure_scans(scenario: Scenario) -> int:
-    """Meander first sweeps the foothold's subnet and scans each host there, which blue sees."""
-    first = [host for host in scenario.hosts if host.subnet == _foothold_subnet(scenario)]
-    return len(first) if all(host.services for host in first) else 0
-
-
 def _host_set(scenario: Scenario, names: Iterable[str]) -> int:
     return _bits(scenario.host_index(name) for name in names)
 
@@ -229,7 +216,9 @@ def _fill_actions(tables: np.record, scenario: Scenario) -> None:
     for index, action in enumerate(actions):
         tables.action_kind[index] = action.kind
         tables.action_host[index] = action.host_index
-        tables.action_success[index] = UNKNOWN if action.kind == SLEEP else SUCCEEDED
+        tables.action_success[index] = (
+            codes.UNKNOWN if action.kind == codes.SLEEP else codes.SUCCEEDED
+        )
 
 
 def _fill_hosts(tables: np.record, scenario: Scenario) -> None:
@@ -269,16 +258,16 @@ def _exploit_result(host: Host, exploit: Exploit) -> int:
     for service in host.services:
         if service.port == exploit.port and service.process == exploit.process:
             if exploit.is_brute_force:
-                return ALWAYS_FAILS if host.brute_force_user is None else SSH_SESSION
-            return PRIVILEGED_SHELL if service.user in PRIVILEGED_USERS else USER_SHELL
-    return NO_SERVICE
+                return codes.ALWAYS_FAILS if host.brute_force_user is None else codes.SSH_SESSION
+            return codes.PRIVILEGED_SHELL if service.user in PRIVILEGED_USERS else codes.USER_SHELL
+    return codes.NO_SERVICE
 
 
 def _fill_ports(tables: np.record, scenario: Scenario) -> None:
     ports = tracked_ports(scenario)
     decoys, exploits = scenario.decoys, scenario.exploits
     tables.num_decoys = len(decoys)
-    for members in range(1 << MAX_DECOYS):
+    for members in range(1 << codes.MAX_DECOYS):
         placed = [decoys[d] for d in _members(members) if d < len(decoys)]
         tables.decoy_ports[members] = _bits(ports.index(decoy.opens) for decoy in placed)
     for members in range(_BYTE_VALUES):
@@ -307,7 +296,7 @@ def _fill_ports(tables: np.record, scenario: Scenario) -> None:
 
 def _fill_costs(tables: np.record, scenario: Scenario) -> None:
     values = [round(10 * host.value) for host in scenario.hosts]
-    values += [0] * (MAX_HOSTS - len(values))
+    values += [0] * (codes.MAX_HOSTS - len(values))
     for half in range(2):
         for members in range(_BYTE_VALUES):
             tables.host_costs[half, members] = sum(values[8 * half + h] for h in _members(members))
@@ -319,18 +308,18 @@ def _fill_costs(tables: np.record, scenario: Scenario) -> None:
 
 def _fill_activity(tables: np.record, scenario: Scenario) -> None:
     for index in range(len(tables.activity)):
-        num_ports = index & MANY
-        is_many, is_shell = bool(index & MANY_EVENTS), bool(index & SHELL_SEEN)
+        num_ports = index & codes.MANY
+        is_many, is_shell = bool(index & codes.MANY_EVENTS), bool(index & codes.SHELL_SEEN)
         activity = 0
         if num_ports > 0:
             if is_shell and scenario.rules.shell_before_scan:
-                activity = ACTIVITY_EXPLOIT
-            elif is_many and num_ports == MANY:
-                activity = ACTIVITY_SCAN
+                activity = codes.ACTIVITY_EXPLOIT
+            elif is_many and num_ports == codes.MANY:
+                activity = codes.ACTIVITY_SCAN
             elif is_shell or (is_many and num_ports == 1):
-                activity = ACTIVITY_EXPLOIT
-            elif not index & DECOY_PLACED:
-                activity = ACTIVITY_SCAN
+                activity = codes.ACTIVITY_EXPLOIT
+            elif not index & codes.DECOY_PLACED:
+                activity = codes.ACTIVITY_SCAN
         tables.activity[index] = activity
 
 
@@ -343,17 +332,15 @@ def _fill_b_line(tables: np.record, scenario: Scenario) -> None:
     tables.plan_first_hosts = _host_set(scenario, next_hosts)
     targets = [step.target for step in plan.steps]
     tables.plan_draw_step = targets.index(FIRST_HOST)
-    has_sure_scan = [step.action for step in plan.steps[:2]] == ["sweep", "scan"]
-    has_sure_scan &= targets[:2] == [_foothold_subnet(scenario), FIRST_HOST]
-    has_sure_scan &= all(scenario.hosts[scenario.host_index(h)].services for h in next_hosts)
-    tables.plan_scan_step = 1 if has_sure_scan else 0
     touched = {*targets} & {host.name for host in scenario.hosts}
     touched |= {*next_hosts, *next_hosts.values()}
     tables.plan_hosts = _host_set(scenario, touched)
     for index, step in enumerate(plan.steps):
         tables.plan_type[index] = _PLAN_ACTIONS[step.action]
         tables.plan_on_failure[index] = plan.on_failure[index]
-        for row in range(MAX_HOSTS):  # rows of other hosts are never read at steps that name one
+        for row in range(
+            codes.MAX_HOSTS
+        ):  # rows of other hosts are never read at steps that name one
             first = scenario.hosts[row].name if row < len(scenario.hosts) else ""
             name = {FIRST_HOST: first, NEXT_HOST: next_hosts.get(first, "")}.get(
                 step.target, step.target

@@ -6,18 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from vecenv.cage.challenge2.network.scenario import FIRST_HOST, NEXT_HOST, Scenario, ScenarioError
-from vecenv.cage.challenge2.rules.codes import (
-    MAX_DECOYS,
-    MAX_EXPLOITS,
-    MAX_HOSTS,
-    MAX_PLAN_STEPS,
-    MAX_PORTS,
-    MAX_SUBNETS,
-)
+from vecenv.cage.challenge2.rules import codes
 
-__all__ = ["validate"]
+__all__ = ["tracked_ports", "validate"]
 
-_HOST_ACTIONS = ("scan", "exploit", "escalate", "impact")
+_ACTIONS = ("sweep", "scan", "exploit", "escalate", "impact")
 _LARGEST_PORT = 65535
 _LARGEST_COST = 1000.0
 _MOST_LISTENERS = 100
@@ -30,114 +23,107 @@ def validate(scenario: Scenario) -> None:
         ScenarioError: They don't. The message begins with the field, says what was expected and
             what is there.
     """
+    hosts = [host.name for host in scenario.hosts]
     _check_subnets(scenario)
-    _check_hosts(scenario)
-    _check_traffic(scenario)
+    _check_hosts(scenario, hosts)
+    _check_traffic(scenario, hosts)
     _check_exploits(scenario)
     _check_decoys(scenario)
-    _check_b_line(scenario)
-    _check_names("meander.forget_first", scenario.meander.forget_first, _hosts(scenario))
-    _check_names("meander.forget_next", scenario.meander.forget_next, _hosts(scenario))
-    _check_names("green_hosts", scenario.green_hosts, _hosts(scenario))
-    _check_names("foothold", [scenario.foothold], _hosts(scenario))
-    service = scenario.operational_service
-    _check_names("operational_service.host", [service.host], _hosts(scenario))
+    _check_b_line(scenario, hosts)
+    service, meander = scenario.operational_service, scenario.meander
+    for field, names in {
+        "meander.forget_first": meander.forget_first,
+        "meander.forget_next": meander.forget_next,
+        "green_hosts": scenario.green_hosts,
+        "foothold": [scenario.foothold],
+        "operational_service.host": [service.host],
+    }.items():
+        _check_names(field, names, hosts)
     _check_cost("operational_service.value", service.value)
     _check_cost("restore_cost", scenario.restore_cost)
     for field in ("top_exploit_probability", "detection_probability", "green_sleep_probability"):
-        if not 0.0 <= getattr(scenario, field) <= 1.0:
-            _refuse(field, f"is {getattr(scenario, field)!r}, expected a number in [0, 1]")
+        value = getattr(scenario, field)
+        _require(0.0 <= value <= 1.0, field, f"is {value!r}, expected a number in [0, 1]")
 
 
-def _refuse(field: str, problem: str) -> None:
-    raise ScenarioError(f"{field} {problem}")
-
-
-def _hosts(scenario: Scenario) -> list[str]:
-    return [host.name for host in scenario.hosts]
+def _require(holds: bool, field: str, problem: str) -> None:
+    if not holds:
+        raise ScenarioError(f"{field} {problem}")
 
 
 def _check_size(field: str, rows: Sequence[Any], least: int, most: int) -> None:
-    if not least <= len(rows) <= most:
-        _refuse(field, f"has {len(rows)} rows, expected {least} to {most}")
+    problem = f"has {len(rows)} rows, expected {least} to {most}"
+    _require(least <= len(rows) <= most, field, problem)
 
 
 def _check_unique(field: str, names: Sequence[str]) -> None:
     for index, name in enumerate(names):
-        if not isinstance(name, str) or not name:
-            _refuse(f"{field}[{index}]", f"is named {name!r}, expected a non-empty string")
-        if name in names[:index]:
-            _refuse(f"{field}[{index}]", f"is {name!r} again; names must be unique")
+        is_name = isinstance(name, str) and name != ""
+        _require(is_name, f"{field}[{index}]", f"is named {name!r}, expected a non-empty string")
+        is_new = name not in names[:index]
+        _require(is_new, f"{field}[{index}]", f"is {name!r} again; names must be unique")
 
 
 def _check_names(field: str, names: Iterable[str], known: Sequence[str]) -> None:
     for name in names:
-        if name not in known:
-            _refuse(field, f"names {name!r}, expected one of {', '.join(known)}")
+        _require(name in known, field, f"names {name!r}, expected one of {', '.join(known)}")
 
 
 def _check_port(field: str, port: Any) -> None:
-    if not isinstance(port, int) or not 1 <= port <= _LARGEST_PORT:
-        _refuse(field, f"is {port!r}, expected a port number in 1..{_LARGEST_PORT}")
+    is_port = isinstance(port, int) and 1 <= port <= _LARGEST_PORT
+    _require(is_port, field, f"is {port!r}, expected a port number in 1..{_LARGEST_PORT}")
 
 
 def _check_cost(field: str, value: float) -> None:
-    if not 0.0 <= value <= _LARGEST_COST or abs(10 * value - round(10 * value)) > 1e-9:
-        _refuse(field, f"is {value!r}, expected a multiple of 0.1 in [0, {_LARGEST_COST:g}]")
+    is_cost = 0.0 <= value <= _LARGEST_COST and abs(10 * value - round(10 * value)) <= 1e-9
+    problem = f"is {value!r}, expected a multiple of 0.1 in [0, {_LARGEST_COST:g}]"
+    _require(is_cost, field, problem)
 
 
 def _check_subnets(scenario: Scenario) -> None:
-    _check_size("subnets", scenario.subnets, 1, MAX_SUBNETS)
+    _check_size("subnets", scenario.subnets, 1, codes.MAX_SUBNETS)
     _check_unique("subnets", scenario.subnets)
     inhabited = [host.subnet for host in scenario.hosts]
     for index, subnet in enumerate(scenario.subnets):
-        if subnet not in inhabited:
-            _refuse(f"subnets[{index}]", f"is {subnet!r}, but no host is in it; add one or drop it")
+        problem = f"is {subnet!r}, but no host is in it; add one or drop it"
+        _require(subnet in inhabited, f"subnets[{index}]", problem)
 
 
-def _check_hosts(scenario: Scenario) -> None:
-    _check_size("hosts", scenario.hosts, 1, MAX_HOSTS)
-    first_row: dict[str, int] = {}
+def _check_hosts(scenario: Scenario, names: list[str]) -> None:
+    _check_size("hosts", scenario.hosts, 1, codes.MAX_HOSTS)
     for index, host in enumerate(scenario.hosts):
-        field = f"hosts[{index}]"
-        if host.name in first_row:
-            other = scenario.hosts[first_row[host.name]].subnet
-            _refuse(
-                field,
-                f"is {host.name!r} again, in subnet {host.subnet!r} after {other!r}; "
-                "a host is in exactly one subnet and has one row",
-            )
-        first_row[host.name] = index
-        if not isinstance(host.subnet, str):
-            _refuse(
-                f"{field}.subnet",
-                f"is {host.subnet!r}, expected one name; a host is in exactly one subnet",
-            )
+        field, first = f"hosts[{index}]", names.index(host.name)
+        problem = (
+            f"is {host.name!r} again, in subnet {host.subnet!r} after "
+            f"{scenario.hosts[first].subnet!r}; a host is in exactly one subnet and has one row"
+        )
+        _require(first == index, field, problem)
+        problem = f"is {host.subnet!r}, expected one name; a host is in exactly one subnet"
+        _require(isinstance(host.subnet, str), f"{field}.subnet", problem)
         _check_names(f"{field}.subnet", [host.subnet], scenario.subnets)
-        _check_names(f"{field}.reveals", host.reveals, _hosts(scenario))
+        _check_names(f"{field}.reveals", host.reveals, names)
         _check_cost(f"{field}.value", host.value)
         _check_size(f"{field}.services", host.services, 0, _MOST_LISTENERS)
         for number, service in enumerate(host.services):
             _check_port(f"{field}.services[{number}].port", service.port)
-    _check_unique("hosts", _hosts(scenario))
+    _check_unique("hosts", names)
 
 
-def _check_traffic(scenario: Scenario) -> None:
-    pairs = []
+def _check_traffic(scenario: Scenario, hosts: list[str]) -> None:
+    pairs = [(rule.source, rule.target) for rule in scenario.traffic]
     for index, rule in enumerate(scenario.traffic):
-        field = f"traffic[{index}]"
-        _check_names(f"{field}.source", [rule.source], scenario.subnets)
-        _check_names(f"{field}.target", [rule.target], scenario.subnets)
-        _check_names(f"{field}.via", rule.via, _hosts(scenario))
-        if rule.source == rule.target:
-            _refuse(field, f"is from {rule.source!r} to itself; traffic within a subnet is free")
-        if (rule.source, rule.target) in pairs:
-            _refuse(field, f"is a second rule from {rule.source!r} to {rule.target!r}")
-        pairs.append((rule.source, rule.target))
+        field, (source, target) = f"traffic[{index}]", pairs[index]
+        _check_names(f"{field}.source", [source], scenario.subnets)
+        _check_names(f"{field}.target", [target], scenario.subnets)
+        _check_names(f"{field}.via", rule.via, hosts)
+        problem = f"is from {source!r} to itself; traffic within a subnet is free"
+        _require(source != target, field, problem)
+        problem = f"is a second rule from {source!r} to {target!r}"
+        _require(pairs[index] not in pairs[:index], field, problem)
 
 
 def _check_exploits(scenario: Scenario) -> None:
-    _check_size("exploits", scenario.exploits, 1, MAX_EXPLOITS)
+    _check_size("exploits", scenario.exploits, 1, codes.MAX_EXPLOITS)
     _check_unique("exploits", [exploit.name for exploit in scenario.exploits])
     weight = float("inf")
     for index, exploit in enumerate(scenario.exploits):
@@ -145,72 +131,71 @@ def _check_exploits(scenario: Scenario) -> None:
         _check_port(f"{field}.port", exploit.port)
         for port in exploit.needs_one_of:
             _check_port(f"{field}.needs_one_of", port)
-        if not exploit.process:
-            _refuse(f"{field}.process", "is empty, expected the kind of process it works on")
-        if not exploit.weight < weight:
-            _refuse(
-                f"{field}.weight",
-                f"is {exploit.weight}, expected less than {weight} of the row before; "
-                "list exploits by falling weight",
-            )
+        problem = "is empty, expected the kind of process it works on"
+        _require(exploit.process != "", f"{field}.process", problem)
+        problem = (
+            f"is {exploit.weight}, expected less than {weight} of the row before; "
+            "list exploits by falling weight"
+        )
+        _require(exploit.weight < weight, f"{field}.weight", problem)
         weight = exploit.weight
 
 
 def _check_decoys(scenario: Scenario) -> None:
-    _check_size("decoys", scenario.decoys, 0, MAX_DECOYS)
+    _check_size("decoys", scenario.decoys, 0, codes.MAX_DECOYS)
     _check_unique("decoys", [decoy.name for decoy in scenario.decoys])
-    stackable = [d for d, decoy in enumerate(scenario.decoys) if decoy.opens != decoy.checks]
+    num_stackable = 0
     for index, decoy in enumerate(scenario.decoys):
-        _check_port(f"decoys[{index}].opens", decoy.opens)
-        _check_port(f"decoys[{index}].checks", decoy.checks)
-        if not decoy.process:
-            _refuse(f"decoys[{index}].process", "is empty, expected what it passes for")
-    if len(stackable) > 1:
-        _refuse(
-            f"decoys[{stackable[1]}]",
+        field = f"decoys[{index}]"
+        _check_port(f"{field}.opens", decoy.opens)
+        _check_port(f"{field}.checks", decoy.checks)
+        problem = "is empty, expected what it passes for"
+        _require(decoy.process != "", f"{field}.process", problem)
+        num_stackable += decoy.opens != decoy.checks
+        problem = (
             "opens another port than it checks, as an earlier one does; at most one may "
-            "(only its placements are counted)",
+            "(only its placements are counted)"
         )
+        _require(num_stackable < 2, field, problem)
+    ports = tracked_ports(scenario)
+    problem = f"are about {len(ports)} different ports {[*ports]}, at most {codes.MAX_PORTS} fit"
+    _require(len(ports) <= codes.MAX_PORTS, "exploits and decoys", problem)
+
+
+def tracked_ports(scenario: Scenario) -> tuple[int, ...]:
+    """Return the ports that have a bit in sets of ports: those of exploits and decoys."""
     ports = {port for e in scenario.exploits for port in (e.port, *e.needs_one_of)}
     ports |= {port for d in scenario.decoys for port in (d.opens, d.checks)}
-    if len(ports) > MAX_PORTS:
-        _refuse(
-            "exploits and decoys",
-            f"are about {len(ports)} different ports {sorted(ports)}, at most {MAX_PORTS} fit",
-        )
+    return tuple(sorted(ports))
 
 
-def _check_b_line(scenario: Scenario) -> None:
+def _check_b_line(scenario: Scenario, hosts: list[str]) -> None:
     plan = scenario.b_line
-    hosts = _hosts(scenario)
-    _check_size("b_line.steps", plan.steps, 1, MAX_PLAN_STEPS)
+    _check_size("b_line.steps", plan.steps, 1, codes.MAX_PLAN_STEPS)
     _check_size("b_line.on_failure", plan.on_failure, len(plan.steps), len(plan.steps))
-    _check_size("b_line.next_hosts", plan.next_hosts, 1, MAX_HOSTS)
+    _check_size("b_line.next_hosts", plan.next_hosts, 1, codes.MAX_HOSTS)
     _check_unique("b_line.next_hosts", [first for first, _ in plan.next_hosts])
     for pair in plan.next_hosts:
         _check_names("b_line.next_hosts", pair, hosts)
     targets = [step.target for step in plan.steps]
     for index, step in enumerate(plan.steps):
         field = f"b_line.steps[{index}]"
-        if step.action == "sweep":
-            _check_names(f"{field}.target", [step.target], scenario.subnets)
-        elif step.action in _HOST_ACTIONS:
-            _check_names(f"{field}.target", [step.target], [*hosts, FIRST_HOST, NEXT_HOST])
-        else:
-            known = ", ".join(("sweep", *_HOST_ACTIONS))
-            _refuse(f"{field}.action", f"is {step.action!r}, expected one of {known}")
-        if step.target == NEXT_HOST and FIRST_HOST not in targets[:index]:
-            _refuse(f"{field}.target", f"is {NEXT_HOST!r} before any step has {FIRST_HOST!r}")
-        if not 0 <= plan.on_failure[index] <= index:
-            _refuse(
-                f"b_line.on_failure[{index}]",
-                f"is {plan.on_failure[index]}, expected this step or an earlier one",
-            )
-    if FIRST_HOST not in targets:
-        _refuse("b_line.steps", f"never targets {FIRST_HOST!r}, the user host drawn")
-    if not 1 <= plan.verify_step < len(plan.steps):
-        _refuse("b_line.verify_step", f"is {plan.verify_step}, expected a step after the first")
-    if plan.steps[plan.verify_step - 1].action != "scan":
-        _refuse("b_line.verify_step", f"is {plan.verify_step}, but the step before is no scan")
-    if not 0 <= plan.restart_step < plan.verify_step:
-        _refuse("b_line.restart_step", f"is {plan.restart_step}, expected one before verify_step")
+        problem = f"is {step.action!r}, expected one of {', '.join(_ACTIONS)}"
+        _require(step.action in _ACTIONS, f"{field}.action", problem)
+        known = scenario.subnets if step.action == "sweep" else [*hosts, FIRST_HOST, NEXT_HOST]
+        _check_names(f"{field}.target", [step.target], known)
+        is_led_to = step.target != NEXT_HOST or FIRST_HOST in targets[:index]
+        problem = f"is {NEXT_HOST!r} before any step has {FIRST_HOST!r}"
+        _require(is_led_to, f"{field}.target", problem)
+        after = plan.on_failure[index]
+        problem = f"is {after}, expected this step or an earlier one"
+        _require(0 <= after <= index, f"b_line.on_failure[{index}]", problem)
+    problem = f"never targets {FIRST_HOST!r}, the user host drawn"
+    _require(FIRST_HOST in targets, "b_line.steps", problem)
+    field, verify, restart = "b_line.verify_step", plan.verify_step, plan.restart_step
+    is_inside = 1 <= verify < len(plan.steps)
+    _require(is_inside, field, f"is {verify}, expected a step after the first")
+    is_scanned = plan.steps[verify - 1].action == "scan"
+    _require(is_scanned, field, f"is {verify}, but the step before is no scan")
+    problem = f"is {restart}, expected one before verify_step"
+    _require(0 <= restart < verify, "b_line.restart_step", problem)

@@ -8,7 +8,6 @@ observation shows only in part. It plays a whole batch of environments at once.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,33 +15,24 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from vecenv.cage.challenge2.kernels import OBSERVATIONS, observation_space
-from vecenv.cage.challenge2.network.choices import blue_choices
 from vecenv.cage.challenge2.network.scenario import (
     Scenario,
     action_index,
     blue_actions,
+    blue_choices,
     cage2_scenario,
 )
 from vecenv.cage.challenge2.play.blue_memory import BlueMemory
-from vecenv.cage.challenge2.play.defender import TRAINED_DEFENDER, load_defender
 from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST
 from vecenv.cage.identity import warn_of_other
-from vecenv.cage.saved import Network, is_sb3_file, load_network, load_sb3_policy, softmax
-from vecenv.core.importing import import_object
+from vecenv.cage.playing import PolicyKinds, called
+from vecenv.cage.saved import Layers, Network, is_sb3_file, load_network, save_network, softmax
 
 __all__ = [
-    "POLICY_NAMES",
-    "BatchedPolicy",
-    "BluePolicy",
-    "NetworkPolicy",
-    "ObservationPolicy",
-    "Policy",
-    "ReactivePolicy",
-    "SleepPolicy",
-    "UniformPolicy",
-    "find_policy",
-    "make_policy",
-]
+    "POLICY_NAMES", "TRAINED_DEFENDER", "BatchedPolicy", "BluePolicy", "DefenderPolicy",
+    "NetworkPolicy", "ObservationPolicy", "Policy", "ReactivePolicy", "SleepPolicy",
+    "UniformPolicy", "find_policy", "load_defender", "save_defender",
+]  # fmt: skip
 
 
 @runtime_checkable
@@ -51,7 +41,7 @@ class BatchedPolicy(Protocol):
 
     The arrays it is given are its own to keep and to change; what it returns is read at once.
 
-    Two attributes may say what it needs: `observation`, "bits" or "extended", and `uses_masks`; if
+    Two attributes may say what it needs: `observation`, "bits" or "memory", and `uses_masks`; if
     that is True, `act` is called with a third argument, `Cage2VectorEnv.action_masks()`, int8. If
     `act` has a parameter `report`, it may be given a dict to fill, see docs/watch.md.
     """
@@ -82,7 +72,7 @@ class BluePolicy:
         """Choose actions.
 
         Args:
-            obs: (N, at least 4 * hosts), the observations, plain or extended.
+            obs: (N, at least 4 * hosts), the observations.
             alerts: bool (N, hosts), see `state.shell_alerts`.
 
         Returns:
@@ -90,8 +80,8 @@ class BluePolicy:
         """
         raise NotImplementedError
 
-    def reset(self, begins: np.ndarray | None = None) -> None:
-        """Forget the episodes of the envs in `begins` bool (N,), or of all envs."""
+    def reset(self) -> None:
+        """Forget the episodes: all envs are about to begin new ones."""
 
 
 class SleepPolicy(BluePolicy):
@@ -174,12 +164,9 @@ class ReactivePolicy(_Cleaner):
         self._has_monitored = actions == self._monitor
         return actions
 
-    def reset(self, begins: np.ndarray | None = None) -> None:
-        """Forget what was done in the envs in `begins` bool (N,), or in all."""
-        if begins is None:
-            self._has_monitored = np.zeros(0, bool)
-        else:
-            self._has_monitored &= ~begins
+    def reset(self) -> None:
+        """Forget what was done."""
+        self._has_monitored = np.zeros(0, bool)
 
 
 _MAKERS: dict[str, Callable[[Scenario | None, int | None], BluePolicy]] = {
@@ -193,30 +180,12 @@ _MAKERS: dict[str, Callable[[Scenario | None, int | None], BluePolicy]] = {
 POLICY_NAMES = tuple(_MAKERS)
 
 
-def make_policy(
-    name: str, scenario: Scenario | None = None, *, seed: int | None = None
-) -> BluePolicy:
-    """Return a ready-made policy.
-
-    Args:
-        name: One of POLICY_NAMES.
-        scenario: What it plays in; CAGE 2 by default.
-        seed: For those that draw.
-
-    Raises:
-        ValueError: Unknown name.
-    """
-    if name not in _MAKERS:
-        raise ValueError(f"policy must be one of {', '.join(POLICY_NAMES)}; got {name!r}")
-    return _MAKERS[name](scenario, seed)
-
-
 class NetworkPolicy:
     """The most likely actions of a trained network.
 
     Args:
         network: From observations to one number per action, the largest for the most likely.
-        observation: What it was trained on, "bits" or "extended".
+        observation: What it was trained on, "bits" or "memory".
     """
 
     def __init__(self, network: Network, observation: str) -> None:
@@ -236,12 +205,117 @@ class NetworkPolicy:
         """Do nothing: it remembers nothing."""
 
 
+TRAINED_DEFENDER = Path(__file__).with_name("defender.npz")  # what `make cage2` has trained
+_IMPOSSIBLE = -1e9
+
+
+class DefenderPolicy:
+    """Plays the most likely choices of a network with tanh layers; see `BlueMemory`.
+
+    It sees the 52 bits and remembers what it did; `reset` begins episodes. All envs that it plays
+    in at the same time begin together.
+
+    Args:
+        layers: Weights float32 (a, b) and biases (b,) of each layer, kept.
+        scenario: What it plays in; CAGE 2 by default.
+
+    Raises:
+        ValueError: The layers do not fit each other, or not the scenario.
+
+    Attributes:
+        layers: As given.
+    """
+
+    observation = "bits"
+
+    def __init__(self, layers: Layers, scenario: Scenario | None = None) -> None:
+        self._scenario = cage2_scenario() if scenario is None else scenario
+        self._network = network = Network(layers)
+        self.layers = network.layers
+        self._memory: BlueMemory | None = None
+        probe = BlueMemory(1, self._scenario)
+        expected = probe.num_features, len(probe.choices)
+        if (network.num_inputs, network.num_outputs) != expected:
+            raise ValueError(
+                f"layers with {network.num_inputs} inputs and {network.num_outputs} outputs, "
+                f"expected {expected[0]} inputs and {expected[1]} outputs: they were trained for "
+                "another scenario"
+            )
+
+    def reset(self) -> None:
+        """Begin new episodes in all envs."""
+        self._memory = None
+
+    def act(
+        self, obs: np.ndarray, alerts: Any = None, /, report: dict[str, Any] | None = None
+    ) -> np.ndarray:
+        """Return actions int64 (N,) for obs (N, 4 * hosts), what came of the last actions.
+
+        A dict given as `report` gets the probabilities (N, choices), what these are, and which were
+        chosen.
+        """
+        obs = np.asarray(obs)
+        if self._memory is None:
+            self._memory = BlueMemory(len(obs), self._scenario)
+        else:
+            self._memory.note(obs)
+        x = self._network.outputs(self._memory.features(obs))
+        x[self._memory.useless()] = _IMPOSSIBLE
+        choices = x.argmax(axis=1)
+        if report is not None:
+            labels = [f"{c.name} {c.host}" if c.host else c.name for c in self._memory.choices]
+            report.update(probabilities=softmax(x), labels=labels, chosen=choices)
+        return self._memory.act(choices)
+
+
+def save_defender(
+    path: str | Path, layers: Layers, scenario: Scenario | None = None, **facts: Any
+) -> None:
+    """Write a defender's network, as float16; see `vecenv.files.save_arrays`.
+
+    Args:
+        path: File to write; the ending is taken as it is.
+        layers: Weights (a, b) and biases (b,) of each layer.
+        scenario: What it was trained in, CAGE 2 by default; its names and the version of the rules
+            are kept, and compared by `load_defender`.
+        **facts: What else to keep, such as the steps it was trained for.
+    """
+    scenario = cage2_scenario() if scenario is None else scenario
+    small = [(np.asarray(w, np.float16), np.asarray(b, np.float16)) for w, b in layers]
+    save_network(path, small, **{**facts, "made_for": scenario.identity()})
+
+
+def load_defender(path: str | Path, scenario: Scenario | None = None) -> DefenderPolicy:
+    """Read what `save_defender` wrote.
+
+    Warns if it was trained in another scenario, or under other rules, in which it can play too.
+
+    Args:
+        path: The file.
+        scenario: What it is to play in; CAGE 2 by default.
+
+    Raises:
+        ValueError: The file holds something else, or a defender of another scenario.
+        OSError: The file can't be read.
+    """
+    scenario = cage2_scenario() if scenario is None else scenario
+    network = load_network(path)
+    try:
+        if network.scale is not None:
+            raise ValueError("its inputs are normalised")
+        policy = DefenderPolicy(network.layers, scenario)
+    except ValueError as error:
+        raise ValueError(f"{path} is no defender that can play here: {error}") from error
+    warn_of_other(Path(path).name, network.made_for, scenario.identity())
+    return policy
+
+
 class _FunctionPolicy:
     """A function of the observations."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], observation: str = "bits") -> None:
         self._function, self.uses_masks = function, getattr(function, "wants_masks", False)
-        self.observation = getattr(function, "observation", "bits")
+        self.observation = getattr(function, "observation", observation)
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     def act(self, obs: np.ndarray, alerts: np.ndarray, *masks: np.ndarray) -> Any:
@@ -257,6 +331,14 @@ def find_policy(
     policy: Policy, scenario: Scenario | None = None, *, seed: int | None = None
 ) -> BatchedPolicy:
     """Return what plays.
+
+    | ready-made | in each step |
+    |---|---|
+    | sleep | does nothing |
+    | random, uniform | draws any of the actions |
+    | obs-remove, obs-restore | treats the first host that the observation shows exploited |
+    | react-remove, react-restore | treats the host where a shell was seen at Monitor, or monitors |
+    | defender | the likeliest choice of the trained network, see `DefenderPolicy` |
 
     Args:
         policy: Name of a ready-made policy ("react_restore" or "react-restore"; "random" is
@@ -274,65 +356,41 @@ def find_policy(
         ImportError: There is no such module, or a library that a file needs is missing.
     """
     scenario = cage2_scenario() if scenario is None else scenario
-    if isinstance(policy, str | Path):
-        return _named_policy(str(policy), scenario, seed)
-    if isinstance(policy, type):
-        given: dict[str, Any] = {"scenario": scenario, "seed": seed}
-        wanted = inspect.signature(policy).parameters
-        policy = policy(**{name: value for name, value in given.items() if name in wanted})
-    if isinstance(policy, BatchedPolicy):
-        return policy
-    if callable(policy):
-        return _FunctionPolicy(policy)
-    raise TypeError(
-        f"policy is {policy!r}, expected a name, a file, an object with `act` and `reset`, or a "
-        "function from observations to actions"
+    makers = {**_MAKERS, "random": _MAKERS["uniform"]}
+    ready: dict[str, Any] = {
+        name: functools.partial(make, scenario, seed) for name, make in makers.items()
+    }
+    ready["defender"] = functools.partial(load_defender, TRAINED_DEFENDER, scenario)
+    kinds = PolicyKinds(
+        ready,
+        ("policy.npz", "checkpoint/last.pt"),
+        functools.partial(_policy_of_file, scenario=scenario),
+        functools.partial(called, scenario=scenario, seed=seed),
+        BatchedPolicy,
+        lambda found: _FunctionPolicy(found) if callable(found) else None,
+        "a name, a file, an object with `act` and `reset`, or a function from observations to "
+        "actions",
     )
+    return kinds.find(policy)
 
 
-def _named_policy(text: str, scenario: Scenario, seed: int | None) -> BatchedPolicy:
-    """Return the policy of a name, of a file, or of "module:object"."""
-    name = text.replace("-", "_")
-    name = "uniform" if name == "random" else name
-    if name in POLICY_NAMES:
-        return make_policy(name, scenario, seed=seed)
-    if name == "defender":
-        return load_defender(TRAINED_DEFENDER, scenario)
-    for path in (Path(text), Path(text) / "policy.npz"):  # in a run folder
-        if path.is_file():
-            return _policy_of_file(str(path), scenario)
-    if (Path(text) / "checkpoint" / "last.pt").is_file():
+def _policy_of_file(path: Path, scenario: Scenario) -> BatchedPolicy:
+    """Return the policy of a file; what it takes in says which kind it is."""
+    if path.suffix == ".pt" or is_sb3_file(path):  # the first in a run folder
         from vecenv import load_policy
 
-        return _FunctionPolicy(load_policy(text))
-    if ":" in text:
-        found = import_object("policy", text)
-        if isinstance(found, str | Path):
-            raise TypeError(f"policy is {text!r}, which is {found!r}, no policy")
-        return find_policy(found, scenario, seed=seed)
-    known = (*(set(POLICY_NAMES) - {"uniform"}), "random", "defender")
-    names = ", ".join(sorted(name.replace("_", "-") for name in known))
-    kind = "a folder without a policy.npz" if Path(text).is_dir() else "but there is no such file"
-    raise ValueError(
-        f"policy is {text!r}, {kind}; expected a file with a saved policy, or its run "
-        f"folder, 'module:object', or one of {names}"
-    )
-
-
-def _policy_of_file(path: str, scenario: Scenario) -> BatchedPolicy:
-    """Return the policy of a file; what it takes in says which kind it is."""
-    observation_of = functools.partial(_observation_of, path, scenario)
-    if is_sb3_file(path):
-        return load_sb3_policy(path, observation_of)
+        found = load_policy(path.parents[1] if path.suffix == ".pt" else path)
+        shape, num_actions = found.observation_space.shape, getattr(found.action_space, "n", None)
+        return _FunctionPolicy(found, _observation_of(path, scenario, shape, num_actions))
     network = load_network(path)
     if network.num_inputs == BlueMemory(1, scenario).num_features:
         return load_defender(path, scenario)
-    observation = observation_of((network.num_inputs,), network.num_outputs)
-    warn_of_other(Path(path).name, network.made_for, scenario.identity())
+    observation = _observation_of(path, scenario, (network.num_inputs,), network.num_outputs)
+    warn_of_other(path.name, network.made_for, scenario.identity())
     return NetworkPolicy(network, observation)
 
 
-def _observation_of(path: str, scenario: Scenario, shape: Any, num_actions: Any) -> str:
+def _observation_of(path: Path, scenario: Scenario, shape: Any, num_actions: Any) -> str:
     """Return the name of the observation that a network takes; refuse that of another env.
 
     Args:

@@ -12,47 +12,17 @@ them shows a reverse shell; and an error flag if an outcome it needed was missin
 import numpy as np
 from numba import njit
 
+from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.bits import ONE, TWO, ZERO, count, only
-from vecenv.cage.challenge2.rules.codes import (
-    ANALYSE,
-    BAD_DETECTION,
-    BAD_EXPLOIT,
-    BAD_RED_ACTION,
-    BAD_SESSION,
-    DECOY,
-    ESCALATE,
-    EXPLOIT,
-    FAILED,
-    HOST_BITS,
-    IMPACT,
-    MAX_COUNT,
-    MAX_EXPLOITS,
-    MAX_HOSTS,
-    MAX_SUBNETS,
-    NO_SERVICE,
-    NONE,
-    PRIVILEGED,
-    PRIVILEGED_SHELL,
-    RED_SLEEP,
-    REMOVABLE,
-    REMOVE,
-    RESTORE,
-    SCAN,
-    SSH_SESSION,
-    STUCK,
-    SUCCEEDED,
-    SWEEP,
-    UNKNOWN,
-)
 from vecenv.cage.challenge2.rules.observation import believe_cleaned, believe_removed
 
-_FULL = np.uint64(MAX_COUNT)
+_FULL = np.uint64(codes.MAX_COUNT)
 _NUM_ORDERED = np.uint64(16)
-_DECOY = np.uint64(DECOY)
-_FAILED = np.uint64(FAILED)
-_SUBNET_BITS = np.uint64(MAX_SUBNETS - 1)
-_MAX_HOSTS = np.uint64(MAX_HOSTS)
-_MAX_EXPLOITS = np.uint64(MAX_EXPLOITS)
+_DECOY = np.uint64(codes.DECOY)
+_FAILED = np.uint64(codes.FAILED)
+_SUBNET_BITS = np.uint64(codes.MAX_SUBNETS - 1)
+_MAX_HOSTS = np.uint64(codes.MAX_HOSTS)
+_MAX_EXPLOITS = np.uint64(codes.MAX_EXPLOITS)
 _DECOY_EVENTS = np.uint64(2)  # that an attack on a decoy leaves
 _GUESSING_EVENTS = np.uint64(10)  # that guessing a password leaves, before it succeeds
 _NO_ERROR = 0
@@ -77,12 +47,12 @@ def add_session(state, host, kind):
     num_before = num_user_sessions(state, host)
     word = np.uint64(state.order_or_n_priv[host])
     is_ordered = (np.uint64(state.has_priv) & here) == ZERO
-    if kind == PRIVILEGED:
+    if kind == codes.PRIVILEGED:
         if is_ordered:
             _begin_privileged(state, host, num_before)
         elif word < _FULL:
             state.order_or_n_priv[host] = word + ONE
-    elif kind == REMOVABLE:
+    elif kind == codes.REMOVABLE:
         if is_ordered and num_before < _NUM_ORDERED:
             state.order_or_n_priv[host] = word | only(num_before)
         state.has_removable = np.uint64(state.has_removable) | here
@@ -224,21 +194,21 @@ def blue_turn(state, action, tables):
     if index >= np.uint64(tables.num_actions):
         index = ZERO
     kind = np.uint64(tables.action_kind[index])
-    host = np.uint64(tables.action_host[index]) & HOST_BITS
+    host = np.uint64(tables.action_host[index]) & codes.HOST_BITS
     here = only(host)
     success = np.uint64(tables.action_success[index])
     decoy = only(kind - _DECOY) if kind >= _DECOY else ZERO
     is_placed = place_decoy(state, host, decoy, tables) != ZERO
     if decoy != ZERO and not is_placed:
         success = _FAILED
-    if kind == REMOVE:
+    if kind == codes.REMOVE:
         if not remove(state, host, tables):
             success = _FAILED
-    elif kind == RESTORE:
+    elif kind == codes.RESTORE:
         restore(state, host, tables)
     state.blue_action = index
     state.blue_success = success
-    found = np.uint64(state.malware) & here if kind == ANALYSE else ZERO
+    found = np.uint64(state.malware) & here if kind == codes.ANALYSE else ZERO
     return here if is_placed else ZERO, found
 
 
@@ -275,10 +245,10 @@ def sweep(state, subnet, tables):
     """DiscoverRemoteSystems: learn the addresses in subnet uint64."""
     subnet = subnet & _SUBNET_BITS
     if not can_reach(state, subnet, tables):
-        return nothing(FAILED, _NO_ERROR)
+        return nothing(codes.FAILED, _NO_ERROR)
     state.known_subnet = np.uint64(state.known_subnet) | only(subnet)
     state.known_ip = np.uint64(state.known_ip) | np.uint64(tables.subnet_hosts[subnet])
-    return nothing(SUCCEEDED, _NO_ERROR)
+    return nothing(codes.SUCCEEDED, _NO_ERROR)
 
 
 @njit
@@ -291,7 +261,7 @@ def scan(state, host, tables):
         state.red_ports[host] = ports_in_use(state, host, tables)
         state.scanned = np.uint64(state.scanned) | only(host)
     state.scan_was_empty = num_events == ZERO
-    return SUCCEEDED, num_events, num_ports, False, _NO_ERROR
+    return codes.SUCCEEDED, num_events, num_ports, False, _NO_ERROR
 
 
 @njit
@@ -308,32 +278,38 @@ def exploit(state, host, number, detected, tables):
     index = np.uint64(number)
     is_candidate = index < _MAX_EXPLOITS and (candidates >> index) & ONE == ONE
     if not is_candidate:
-        is_none = candidates == ZERO and number == NONE
-        return nothing(FAILED, _NO_ERROR if is_none else BAD_EXPLOIT)
+        is_none = candidates == ZERO and number == codes.NONE
+        return nothing(codes.FAILED, _NO_ERROR if is_none else codes.BAD_EXPLOIT)
     state.red_exploit = number
     if not can_reach_host(state, host, tables):
-        return nothing(FAILED, _NO_ERROR)
+        return nothing(codes.FAILED, _NO_ERROR)
     is_guessing = (np.uint64(tables.brute_force) >> index) & ONE == ONE
     result = tables.exploit_result[host, index]
-    if result == NO_SERVICE:
+    if result == codes.NO_SERVICE:
         decoys = np.uint64(state.decoys[host]) & np.uint64(tables.catching_decoys[index])
         if decoys == ZERO:
-            return nothing(FAILED, _NO_ERROR)
-        return FAILED, _GUESSING_EVENTS if is_guessing else _DECOY_EVENTS, ONE, False, _NO_ERROR
+            return nothing(codes.FAILED, _NO_ERROR)
+        return (
+            codes.FAILED,
+            _GUESSING_EVENTS if is_guessing else _DECOY_EVENTS,
+            ONE,
+            False,
+            _NO_ERROR,
+        )
     if is_guessing:
-        if result != SSH_SESSION:
-            return FAILED, _GUESSING_EVENTS, ONE, False, _NO_ERROR
-        add_session(state, host, STUCK)
+        if result != codes.SSH_SESSION:
+            return codes.FAILED, _GUESSING_EVENTS, ONE, False, _NO_ERROR
+        add_session(state, host, codes.STUCK)
         state.known_host = np.uint64(state.known_host) | only(host)
-        return SUCCEEDED, _GUESSING_EVENTS + ONE, ONE, False, _NO_ERROR
-    return open_shell(state, host, result == PRIVILEGED_SHELL, detected)
+        return codes.SUCCEEDED, _GUESSING_EVENTS + ONE, ONE, False, _NO_ERROR
+    return open_shell(state, host, result == codes.PRIVILEGED_SHELL, detected)
 
 
 @njit
 def open_shell(state, host, is_privileged, detected):
     """An exploit works on host uint64: a reverse shell, noticed if `detected` int64 is 1."""
     if detected != 0 and detected != 1:
-        return nothing(FAILED, BAD_DETECTION)
+        return nothing(codes.FAILED, codes.BAD_DETECTION)
     here = only(host)
     state.red_detected = detected
     is_seen = detected == 1
@@ -341,16 +317,16 @@ def open_shell(state, host, is_privileged, detected):
         state.last_shell = np.uint64(state.last_shell) | here
         if is_privileged:
             state.last_shell = np.uint64(state.last_shell) & ~here
-    kind = STUCK
+    kind = codes.STUCK
     if is_privileged:
-        kind = PRIVILEGED
+        kind = codes.PRIVILEGED
     elif is_seen:
-        kind = REMOVABLE
+        kind = codes.REMOVABLE
     add_session(state, host, kind)
     state.malware = np.uint64(state.malware) | here
     state.known_host = np.uint64(state.known_host) | here
     num_events = TWO if is_seen else ONE  # each on a port of its own
-    return SUCCEEDED, num_events, num_events, is_seen, _NO_ERROR
+    return codes.SUCCEEDED, num_events, num_events, is_seen, _NO_ERROR
 
 
 @njit
@@ -358,10 +334,10 @@ def escalate(state, host, pe_index, tables):
     """PrivilegeEscalate on host uint64: session `pe_index` int64, unless one is privileged."""
     here = only(host)
     if (with_sessions(state) & here) == ZERO:
-        return nothing(FAILED, _NO_ERROR)
+        return nothing(codes.FAILED, _NO_ERROR)
     if (np.uint64(state.has_priv) & here) == ZERO:
         if np.uint64(pe_index) >= num_user_sessions(state, host):
-            return nothing(FAILED, BAD_SESSION)
+            return nothing(codes.FAILED, codes.BAD_SESSION)
         state.red_pe_index = pe_index
         escalate_session(state, host, np.uint64(pe_index))
         state.malware = np.uint64(state.malware) | here
@@ -370,7 +346,7 @@ def escalate(state, host, pe_index, tables):
     state.known_subnet = np.uint64(state.known_subnet) | subnet
     if host == tables.service_host:
         state.ot_known = ONE
-    return nothing(SUCCEEDED, _NO_ERROR)
+    return nothing(codes.SUCCEEDED, _NO_ERROR)
 
 
 @njit
@@ -378,19 +354,19 @@ def impact(state, host, tables):
     """Impact on host uint64: stop the operational service."""
     is_entered = (with_sessions(state) & only(host)) != ZERO
     if not (is_entered and host == tables.service_host and state.ot_known == ONE):
-        return nothing(FAILED, _NO_ERROR)
+        return nothing(codes.FAILED, _NO_ERROR)
     if state.ot_stoppable == ONE:
         state.ot_running = ZERO
-    return nothing(SUCCEEDED, _NO_ERROR)
+    return nothing(codes.SUCCEEDED, _NO_ERROR)
 
 
 @njit
 def knows_target(state, red_type, target):
     """Whether red knows the subnet, address or host uint64 that its action names."""
     known = np.uint64(state.known_ip)
-    if red_type == SWEEP:
+    if red_type == codes.SWEEP:
         known = np.uint64(state.known_subnet)
-    elif red_type >= ESCALATE:
+    elif red_type >= codes.ESCALATE:
         known = np.uint64(state.known_host)
     return target < _MAX_HOSTS and (known >> target) & ONE == ONE
 
@@ -405,19 +381,19 @@ def red_action(state, red_type, target, outcomes, tables):
         outcomes: Four int64, see `apply`.
     """
     exploit_number, detected, pe_index, _ = outcomes
-    if red_type == RED_SLEEP:
-        return nothing(UNKNOWN, _NO_ERROR)
-    if red_type > IMPACT:
-        return nothing(FAILED, BAD_RED_ACTION)
+    if red_type == codes.RED_SLEEP:
+        return nothing(codes.UNKNOWN, _NO_ERROR)
+    if red_type > codes.IMPACT:
+        return nothing(codes.FAILED, codes.BAD_RED_ACTION)
     if not knows_target(state, red_type, target):
-        return nothing(FAILED, _NO_ERROR)
-    host = target & HOST_BITS
-    if red_type == SWEEP:
+        return nothing(codes.FAILED, _NO_ERROR)
+    host = target & codes.HOST_BITS
+    if red_type == codes.SWEEP:
         return sweep(state, host, tables)
-    if red_type == SCAN:
+    if red_type == codes.SCAN:
         return scan(state, host, tables)
-    if red_type == EXPLOIT:
+    if red_type == codes.EXPLOIT:
         return exploit(state, host, exploit_number, detected, tables)
-    if red_type == ESCALATE:
+    if red_type == codes.ESCALATE:
         return escalate(state, host, pe_index, tables)
     return impact(state, host, tables)

@@ -7,8 +7,6 @@ mixture of signed and unsigned, which it would turn into floating point.
 import numpy as np
 from numba import njit
 
-from vecenv.cage.bits import nth_members_of_bytes
-
 ZERO = np.uint64(0)
 ONE = np.uint64(1)
 TWO = np.uint64(2)
@@ -27,7 +25,8 @@ _EIGHT_PER_HALF = np.uint64(0x000000FF000000FF)
 _SIXTEEN = np.uint64(0xFFFF)
 _THREE, _SIX, _TWELVE, _TWENTY_FOUR = np.uint64(3), np.uint64(6), np.uint64(12), np.uint64(24)
 _EVERY_BYTE = np.uint64(0x0101010101010101)
-_NTH_MEMBER = nth_members_of_bytes(np.uint8)
+_MEMBERS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
+_NTH_MEMBER = np.array([[*members, *[0] * 8][:8] for members in _MEMBERS], np.uint8)
 
 
 @njit

@@ -10,6 +10,7 @@ MAX_DECOYS = 8
 MAX_PORTS = 8  # ports that an exploit or a decoy is about
 MAX_PLAN_STEPS = 16
 MAX_ACTIONS = 256
+MAX_LENGTHS = 256  # which one an episode has is kept in 8 bits
 MAX_COUNT = 255  # counters saturate here
 HOST_BITS = np.uint64(MAX_HOSTS - 1)  # makes an index of any number
 
@@ -18,14 +19,11 @@ SLEEP, MONITOR, ANALYSE, REMOVE, RESTORE, DECOY = 0, 1, 2, 3, 4, 5
 
 # Kinds of red action.
 RED_SLEEP, SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT = 0, 1, 2, 3, 4, 5
-RED_ACTION_NAMES = (
-    "Sleep",
-    "DiscoverRemoteSystems",
-    "DiscoverNetworkServices",
-    "ExploitRemoteService",
-    "PrivilegeEscalate",
-    "Impact",
+_RED_ACTIONS = (
+    "Sleep DiscoverRemoteSystems DiscoverNetworkServices ExploitRemoteService "
+    "PrivilegeEscalate Impact"
 )
+RED_ACTION_NAMES = tuple(_RED_ACTIONS.split())
 
 # Success flags.
 FAILED, SUCCEEDED, UNKNOWN = 0, 1, 2

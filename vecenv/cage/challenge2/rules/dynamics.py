@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.actions import (
     blue_turn,
     exploit_candidates,
@@ -22,48 +23,19 @@ from vecenv.cage.challenge2.rules.actions import (
     with_sessions,
 )
 from vecenv.cage.challenge2.rules.bits import ONE, ZERO, count, nth
-from vecenv.cage.challenge2.rules.codes import (
-    B_LINE,
-    CUSTOM,
-    DECOY,
-    DETECTION_SLOT,
-    ESCALATE,
-    EXPLOIT,
-    GREEN_HOST_SLOT,
-    GREEN_SLOT,
-    HOST_BITS,
-    IMPACT,
-    MAX_HOSTS,
-    MEANDER,
-    NO_RED,
-    NONE,
-    OTHER_EXPLOIT_SLOT,
-    RED_AGENT_SLOT,
-    RED_SLEEP,
-    RESTORE,
-    SESSION_SLOT,
-    SWEEP,
-    TOP_EXPLOIT_SLOT,
-    UNKNOWN,
-)
-from vecenv.cage.challenge2.rules.observation import (
-    clear_activity,
-    remember_scans,
-    show_activity,
-    show_found,
-)
+from vecenv.cage.challenge2.rules.observation import clear_activity, show_activity, show_found
 from vecenv.cage.challenge2.rules.red import red_policy
 from vecenv.jit.random import integers_at, word_at
 
 _BYTE = np.uint64(255)
 _EIGHT = np.uint64(8)
 _LOW, _HIGH = np.uint64(0), np.uint64(1)  # halves of a set of hosts
-_NONE = np.int64(NONE)
+_NONE = np.int64(codes.NONE)
+_LENGTH_BITS = np.uint64(codes.MAX_LENGTHS - 1)
 _LAST_STEP = np.uint64(65535)
-_ALL_AGENTS = (1 << NO_RED) | (1 << B_LINE) | (1 << MEANDER)
 _TEN = 10.0
 _HALF_WORD = np.uint64(32)
-_NO_SUCH_TYPE = np.uint64(IMPACT + 1)
+_NO_SUCH_TYPE = np.uint64(codes.IMPACT + 1)
 
 
 @njit
@@ -80,20 +52,18 @@ def begin_episode(state, tables):
     state.scanned_ips = state.exploited_ips = state.escalated_hosts = state.mapped = ZERO
     state.last_exploited = state.last_escalated = ZERO
     state.scanned_subnets = state.plan_step = state.has_verified = state.scan_was_empty = ZERO
-    state.first_host = MAX_HOSTS
+    state.first_host = codes.MAX_HOSTS
     state.ot_running = state.ot_stoppable = ONE
     state.ot_known = ZERO
     state.step = state.reward10 = ZERO
     state.blue_action = ZERO
-    state.blue_success = state.red_success = UNKNOWN
-    state.red_type = RED_SLEEP
-    state.red_target = state.red_exploit = state.red_detected = state.red_pe_index = NONE
-    state.green_target = NONE
-    state.seen_scanned = state.seen_last = state.seen_active = ZERO
-    state.fits = _ALL_AGENTS
+    state.blue_success = state.red_success = codes.UNKNOWN
+    state.red_type = codes.RED_SLEEP
+    state.red_target = state.red_exploit = state.red_detected = state.red_pe_index = codes.NONE
+    state.green_target = codes.NONE
     for index in range(state.custom.shape[0]):
         state.custom[index] = ZERO
-    for host in range(MAX_HOSTS):
+    for host in range(codes.MAX_HOSTS):
         state.red_ports[host] = state.decoys[host] = state.n_stacked[host] = ZERO
         state.n_removable[host] = state.n_stuck[host] = ZERO
         state.order_or_n_priv[host] = (footholds >> np.uint64(host)) & ONE
@@ -124,8 +94,8 @@ def watch(state, red_host, seen, placed, green_target, tables):
     """
     num_events, num_ports, is_shell_seen = seen
     clear_activity(state)
-    if green_target != NONE:
-        green_host = np.uint64(green_target) & HOST_BITS
+    if green_target != codes.NONE:
+        green_host = np.uint64(green_target) & codes.HOST_BITS
         more_events, scanned_ports = listeners(state, green_host, tables)
         if green_host != red_host:
             show_activity(state, green_host, more_events, scanned_ports, False, placed, tables)
@@ -148,26 +118,26 @@ def finish_step(state, blue_hosts, red_type, target, outcomes, tables):
         Blue's reward times ten, int64, and an error flag.
     """
     placed, found = blue_hosts
-    state.red_type = red_type if red_type <= IMPACT else np.uint64(RED_SLEEP)
-    state.red_target = np.int64(target & HOST_BITS) if red_type != RED_SLEEP else NONE
-    state.red_exploit = state.red_detected = state.red_pe_index = NONE
+    state.red_type = red_type if red_type <= codes.IMPACT else np.uint64(codes.RED_SLEEP)
+    state.red_target = (
+        np.int64(target & codes.HOST_BITS) if red_type != codes.RED_SLEEP else codes.NONE
+    )
+    state.red_exploit = state.red_detected = state.red_pe_index = codes.NONE
     success, num_events, num_ports, is_shell_seen, error = red_action(
         state, red_type, target, outcomes, tables
     )
     state.red_success = success
     reward10 = reward_of(state, tables)
-    if tables.action_kind[state.blue_action] == RESTORE:
+    if tables.action_kind[state.blue_action] == codes.RESTORE:
         reward10 -= np.int64(tables.restore_cost)
     state.reward10 = reward10
     green_target = outcomes[3]
-    if tables.green_hosts == ZERO or np.uint64(green_target) >= MAX_HOSTS:
+    if tables.green_hosts == ZERO or np.uint64(green_target) >= codes.MAX_HOSTS:
         green_target = _NONE
     state.green_target = green_target
     seen = num_events, num_ports, is_shell_seen
-    watch(state, target & HOST_BITS, seen, placed, green_target, tables)
+    watch(state, target & codes.HOST_BITS, seen, placed, green_target, tables)
     show_found(state, found)
-    if tables.tracks_scans != ZERO:
-        remember_scans(state, placed, tables)
     if state.step < _LAST_STEP:
         state.step = np.uint64(state.step) + ONE
     return reward10, error
@@ -210,8 +180,8 @@ def draw_exploit(state, host, rng, tables):
         return _NONE
     rank = ZERO
     top_odds = np.uint64(tables.top_exploit_odds)
-    if num_candidates > ONE and not chance(rng, TOP_EXPLOIT_SLOT, top_odds):
-        rank = ONE + np.uint64(integers_at(rng, OTHER_EXPLOIT_SLOT, num_candidates - ONE))
+    if num_candidates > ONE and not chance(rng, codes.TOP_EXPLOIT_SLOT, top_odds):
+        rank = ONE + np.uint64(integers_at(rng, codes.OTHER_EXPLOIT_SLOT, num_candidates - ONE))
     return np.int64(nth(candidates, rank))
 
 
@@ -219,9 +189,9 @@ def draw_exploit(state, host, rng, tables):
 def draw_green(rng, tables):
     """Draw the host int64 that green scans, or NONE."""
     hosts = np.uint64(tables.green_hosts)
-    if hosts == ZERO or chance(rng, GREEN_SLOT, np.uint64(tables.green_sleep_odds)):
+    if hosts == ZERO or chance(rng, codes.GREEN_SLOT, np.uint64(tables.green_sleep_odds)):
         return _NONE
-    return np.int64(nth(hosts, np.uint64(integers_at(rng, GREEN_HOST_SLOT, count(hosts)))))
+    return np.int64(nth(hosts, np.uint64(integers_at(rng, codes.GREEN_HOST_SLOT, count(hosts)))))
 
 
 @njit
@@ -235,24 +205,28 @@ def draw_outcomes(state, red_type, target, rng, tables):
         Four int64 as `apply` takes them; NONE for draws that the action has no need of.
     """
     exploit_number = detected = pe_index = _NONE
-    host = target & HOST_BITS
-    if red_type == EXPLOIT:
+    host = target & codes.HOST_BITS
+    if red_type == codes.EXPLOIT:
         exploit_number = draw_exploit(state, host, rng, tables)
-        detected = np.int64(chance(rng, DETECTION_SLOT, np.uint64(tables.detection_odds)))
-    elif red_type == ESCALATE:
+        detected = np.int64(chance(rng, codes.DETECTION_SLOT, np.uint64(tables.detection_odds)))
+    elif red_type == codes.ESCALATE:
         num_sessions = num_user_sessions(state, host)
         if num_sessions > ZERO:
-            pe_index = integers_at(rng, SESSION_SLOT, num_sessions)
+            pe_index = integers_at(rng, codes.SESSION_SLOT, num_sessions)
     return exploit_number, detected, pe_index, draw_green(rng, tables)
 
 
 @njit
 def reset(state, rng, tables):
-    """Begin an episode, with one of the red agents of `tables` if they name any."""
+    """Begin an episode, with one of the lengths of `tables`, and of its red agents if any."""
     begin_episode(state, tables)
+    length = integers_at(rng, codes.LENGTH_SLOT, np.int64(tables.num_lengths))
+    state.length_index = np.uint64(length)
     agents = np.uint64(tables.red_agents)
     if agents != ZERO:
-        state.red_agent = nth(agents, np.uint64(integers_at(rng, RED_AGENT_SLOT, count(agents))))
+        state.red_agent = nth(
+            agents, np.uint64(integers_at(rng, codes.RED_AGENT_SLOT, count(agents)))
+        )
 
 
 @njit
@@ -260,7 +234,8 @@ def finish_free(state, blue_hosts, red_type, target, rng, tables):
     """Do what comes after both sides have chosen; see `step` for what is returned."""
     outcomes = draw_outcomes(state, red_type, target, rng, tables)
     reward10, _ = finish_step(state, blue_hosts, red_type, target, outcomes, tables)
-    return reward10 / _TEN, False, False
+    length = tables.lengths[np.uint64(state.length_index) & _LENGTH_BITS]
+    return reward10 / _TEN, False, np.uint64(state.step) >= np.uint64(length)
 
 
 @njit
@@ -268,7 +243,7 @@ def step(state, action, rng, tables):
     """Step one environment: blue does `action`, an integer, red what its agent decides.
 
     Returns:
-        Blue's reward float64, and two False: no episode ends by itself.
+        Blue's reward float64; False, as no episode ends by itself; and whether it is truncated.
     """
     blue_hosts = blue_turn(state, action, tables)
     red_type, target = red_policy(state, rng, tables)
@@ -278,10 +253,10 @@ def step(state, action, rng, tables):
 @njit
 def is_red_action(red_type, target, tables):
     """Whether there is such a kind of red action and such a target, which may be any numbers."""
-    if red_type == RED_SLEEP:
+    if red_type == codes.RED_SLEEP:
         return True
-    is_kind = SWEEP <= red_type <= IMPACT and red_type == np.int64(red_type)
-    end = tables.num_subnets if red_type == SWEEP else tables.num_hosts
+    is_kind = codes.SWEEP <= red_type <= codes.IMPACT and red_type == np.int64(red_type)
+    end = tables.num_subnets if red_type == codes.SWEEP else tables.num_hosts
     return is_kind and 0 <= target < end and target == np.int64(target)
 
 
@@ -298,7 +273,7 @@ def step_with(policy: Callable[..., Any]) -> Callable[..., Any]:
     @njit
     def step_with_policy(state, action, rng, tables):
         blue_hosts = blue_turn(state, action, tables)
-        if state.red_agent == CUSTOM:
+        if state.red_agent == codes.CUSTOM:
             custom_type, custom_target = policy(state, rng, tables)
             red_type, target = _NO_SUCH_TYPE, ZERO
             if is_red_action(custom_type, custom_target, tables):
@@ -317,7 +292,7 @@ def action_mask(state, out, tables):
     for index in range(min(out.shape[0], tables.num_actions)):
         kind = np.uint64(tables.action_kind[np.uint64(index)])
         out[index] = True
-        if kind >= DECOY:
-            host = np.uint64(tables.action_host[np.uint64(index)]) & HOST_BITS
+        if kind >= codes.DECOY:
+            host = np.uint64(tables.action_host[np.uint64(index)]) & codes.HOST_BITS
             decoys = placeable_decoys(state, host, tables)
-            out[index] = (decoys >> (kind - np.uint64(DECOY))) & ONE == ONE
+            out[index] = (decoys >> (kind - np.uint64(codes.DECOY))) & ONE == ONE

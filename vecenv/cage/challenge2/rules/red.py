@@ -9,29 +9,15 @@ look only at what red knows: its memory, what it has learnt, and whether its las
 import numpy as np
 from numba import njit
 
+from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.bits import ONE, ZERO, count, lowest, nth, only
-from vecenv.cage.challenge2.rules.codes import (
-    B_LINE,
-    ESCALATE,
-    EXPLOIT,
-    FAILED,
-    HOST_BITS,
-    IMPACT,
-    MAX_HOSTS,
-    MAX_PLAN_STEPS,
-    MEANDER,
-    RED_SLEEP,
-    RED_TARGET_SLOT,
-    SCAN,
-    SUCCEEDED,
-    SWEEP,
-)
 from vecenv.jit.random import integers_at
 
-_PLAN_BITS = np.uint64(MAX_PLAN_STEPS - 1)
-_NO_HOST = np.uint64(MAX_HOSTS)
+_PLAN_BITS = np.uint64(codes.MAX_PLAN_STEPS - 1)
+_NO_HOST = np.uint64(codes.MAX_HOSTS)
 _RED_SLEEP, _SWEEP, _SCAN, _EXPLOIT, _ESCALATE, _IMPACT = map(
-    np.uint64, (RED_SLEEP, SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT)
+    np.uint64,
+    (codes.RED_SLEEP, codes.SWEEP, codes.SCAN, codes.EXPLOIT, codes.ESCALATE, codes.IMPACT),
 )
 
 
@@ -39,7 +25,7 @@ _RED_SLEEP, _SWEEP, _SCAN, _EXPLOIT, _ESCALATE, _IMPACT = map(
 def b_line_options(state, tables):
     """B_line's move: (kind of red action, set of targets), both uint64."""
     last_step = np.uint64(state.plan_step) & _PLAN_BITS
-    if state.red_success == SUCCEEDED:
+    if state.red_success == codes.SUCCEEDED:
         step = min(last_step + ONE, np.uint64(tables.plan_last))
     else:
         step = np.uint64(tables.plan_on_failure[last_step])
@@ -51,7 +37,7 @@ def b_line_options(state, tables):
         step = np.uint64(tables.plan_restart_step)
     step &= _PLAN_BITS
     state.plan_step = step
-    target = tables.plan_target[np.uint64(state.first_host) & HOST_BITS, step]
+    target = tables.plan_target[np.uint64(state.first_host) & codes.HOST_BITS, step]
     targets = only(np.uint64(target))
     if step == tables.plan_draw_step and state.first_host == _NO_HOST:
         targets = np.uint64(tables.plan_first_hosts)
@@ -73,7 +59,7 @@ def meander_digest(state, tables):
     exploited = np.uint64(state.last_exploited)
     if exploited != ZERO:
         state.last_exploited = ZERO
-        if state.red_success == SUCCEEDED:
+        if state.red_success == codes.SUCCEEDED:
             state.mapped = np.uint64(state.mapped) | exploited
         else:
             escalated = np.uint64(state.escalated_hosts)
@@ -85,7 +71,7 @@ def meander_digest(state, tables):
     escalated = np.uint64(state.last_escalated)
     if escalated != ZERO:
         state.last_escalated = ZERO
-        if state.red_success == FAILED:
+        if state.red_success == codes.FAILED:
             state.escalated_hosts = np.uint64(state.escalated_hosts) & ~escalated
             away = ~(escalated & np.uint64(state.mapped))
             state.exploited_ips = np.uint64(state.exploited_ips) & away
@@ -141,9 +127,9 @@ def red_options(state, tables):
 
     An empty set goes with Sleep.
     """
-    if state.red_agent == B_LINE:
+    if state.red_agent == codes.B_LINE:
         return b_line_options(state, tables)
-    if state.red_agent == MEANDER:
+    if state.red_agent == codes.MEANDER:
         return meander_options(state, tables)
     return _RED_SLEEP, ZERO
 
@@ -151,10 +137,10 @@ def red_options(state, tables):
 @njit
 def red_commit(state, red_type, target, tables):
     """Let the env's own agent remember the move it has been given: uint64, uint64."""
-    target = target & HOST_BITS
-    if state.red_agent == B_LINE:
+    target = target & codes.HOST_BITS
+    if state.red_agent == codes.B_LINE:
         b_line_commit(state, target, tables)
-    elif state.red_agent == MEANDER:
+    elif state.red_agent == codes.MEANDER:
         meander_commit(state, red_type, target, tables)
 
 
@@ -162,6 +148,6 @@ def red_commit(state, red_type, target, tables):
 def red_policy(state, rng, tables):
     """What the env's own agent does: (kind of red action, target), both uint64."""
     red_type, targets = red_options(state, tables)
-    target = nth(targets, np.uint64(integers_at(rng, RED_TARGET_SLOT, count(targets))))
+    target = nth(targets, np.uint64(integers_at(rng, codes.RED_TARGET_SLOT, count(targets))))
     red_commit(state, red_type, target, tables)
     return red_type, target

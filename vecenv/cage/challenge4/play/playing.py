@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,17 @@ from rich.text import Text
 
 from vecenv.cage.challenge4.env import Cage4VectorEnv, impossible_turns, overflows
 from vecenv.cage.challenge4.graph import FLAT
-from vecenv.cage.challenge4.play.policies import find_policy
-from vecenv.cage.challenge4.rules.codes import (
-    ALARM_RATE,
-    MESSAGE_BITS,
-    NUM_ACTIONS,
-    NUM_BLUE,
-    PHISHING_RATE,
-)
+from vecenv.cage.challenge4.play.policies import OriginalAgents, find_policy
+from vecenv.cage.challenge4.raw import RawNetwork, raw_observations
+from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.evaluation import Estimate, Tabular, estimate, interval
 from vecenv.cage.identity import CAGE4_RULES_VERSION
+from vecenv.cage.playing import Seat, name_of
 from vecenv.core.arguments import read_count
 from vecenv.core.errors import ActionError
 from vecenv.files import write_json
-from vecenv.page.episode import EpisodePage, record, takes_report
-from vecenv.page.names import action_names
 
-__all__ = ["CAUSES", "Cage4Evaluation", "Episodes", "evaluate_cage4", "play_episodes", "play_game"]
+__all__ = ["CAUSES", "Cage4Evaluation", "Episodes", "evaluate_cage4", "play_episodes", "seated"]
 
 CAUSES = ("local_work", "access_service", "impact", "action_cost")
 _TITLES = ("LocalWork fails", "AccessService fails", "Impact", "Restore")
@@ -71,8 +66,8 @@ class Cage4Evaluation(Tabular):
     phases: tuple[Estimate, ...]
     causes: dict[str, Estimate]
     overflowed: dict[str, int]
-    phishing_rate: float = PHISHING_RATE
-    alarm_rate: float = ALARM_RATE
+    phishing_rate: float = codes.PHISHING_RATE
+    alarm_rate: float = codes.ALARM_RATE
     scenario: str = "CAGE Challenge 4"
     rules_version: int = CAGE4_RULES_VERSION
     impossible_turns: int = 0
@@ -135,56 +130,61 @@ class Episodes:
     impossible_turns: int
 
 
-def _make_envs(
-    policy: Any, num: int, num_threads: int | None, options: dict[str, Any]
-) -> Cage4VectorEnv:
-    if "observation" in options:
-        raise TypeError("policies are played with vectors, or what they ask for: no `observation`")
-    asked = getattr(policy, "observation", None)
-    return Cage4VectorEnv(
-        num,
-        messages=True,
-        observation=asked if isinstance(asked, str) else FLAT,
-        autoreset_mode="Disabled",
-        num_threads=num_threads,
-        **options,
-    )
+class _Seat(Seat):
+    """A policy before games of CAGE 4 with messages."""
+
+    def begin(self) -> None:
+        """Give the policy the masks, which it may keep."""
+        self.policy.reset([mask.copy() for mask in self.envs.agent_masks()])
+        if getattr(self.policy, "observation", None) == "raw":
+            self._network = RawNetwork.of_game(self.envs.states[0])
+
+    def ask(self, obs: np.ndarray, more: dict[str, Any]) -> np.ndarray:
+        """Return the policy's indices and messages, int64 (N, 10)."""
+        if getattr(self.policy, "observation", None) == "raw":
+            seen: Any = raw_observations(self.envs.states[0], self._network)
+        else:
+            seen = self.envs.agent_obs(obs)
+        return _read(self.policy.act(seen, **more), len(obs))
+
+    def tell(self) -> Mapping[str, str]:
+        """Return which actions of red took effect in the latest step of the first game."""
+        return self.envs.get_red_deeds()
 
 
-def play_game(policy: Any, envs: Cage4VectorEnv, seed: int | None) -> Iterator[np.ndarray]:
-    """Play one episode in every env; yield the rewards (N,) of each step.
+def seated(policy: Any, num_envs: int = 1, *, seed: int | None = 0, **options: Any) -> Seat:
+    """Return a policy in front of games for it, which do not reset themselves.
 
     Args:
-        policy: See `policies`.
-        envs: With messages, and without autoreset.
-        seed: Of game 0.
+        policy: See `policies.find_policy`.
+        num_envs: How many; one if the policy is agents of the original.
+        seed: For policies that draw.
+        **options: As for `Cage4VectorEnv`, but for `observation`.
     """
-    obs, _ = envs.reset(seed=seed)
-    policy.reset([mask.copy() for mask in envs.agent_masks()])
-    is_over = False
-    while not is_over:
-        # Every observation is an array of its own, which the policy may keep.
-        answer = policy.act(envs.agent_obs(obs))
-        obs, rewards, terminations, _, _ = envs.step(_read(answer, len(obs)))
-        is_over = bool(terminations.all())
-        yield rewards
+    if "observation" in options:
+        raise TypeError("policies are played with vectors, or what they ask for: no `observation`")
+    player = find_policy(policy, seed)
+    asked = getattr(player, "observation", None)
+    asked = asked if isinstance(asked, str) and asked != "raw" else FLAT
+    options |= {"messages": True, "observation": asked, "autoreset_mode": "Disabled"}
+    return _Seat(player, Cage4VectorEnv(num_envs, **options))
 
 
 def _read(answer: Any, num: int) -> np.ndarray:
     """Return what a policy said as actions int64 (N, 10)."""
     indices, messages = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
-    actions = np.zeros((num, 2 * NUM_BLUE), np.int64)
+    actions = np.zeros((num, 2 * codes.NUM_BLUE), np.int64)
     for name, given, start, highs in (
-        ("actions", indices, 0, np.array(NUM_ACTIONS)),
-        ("messages", messages, NUM_BLUE, np.full(NUM_BLUE, 1 << MESSAGE_BITS)),
+        ("actions", indices, 0, np.array(codes.NUM_ACTIONS)),
+        ("messages", messages, codes.NUM_BLUE, np.full(codes.NUM_BLUE, 1 << codes.MESSAGE_BITS)),
     ):
         if given is None and name == "messages":
             continue
         array = np.asarray(given)
-        if array.shape != (num, NUM_BLUE) or array.dtype.kind not in "iub":
+        if array.shape != (num, codes.NUM_BLUE) or array.dtype.kind not in "iub":
             raise ActionError(
                 f"the policy returned {name} of {array.dtype} {array.shape}, expected integers "
-                f"({num}, {NUM_BLUE}), one per game and agent"
+                f"({num}, {codes.NUM_BLUE}), one per game and agent"
             )
         wrong = (array < 0) | (array >= highs)
         if wrong.any():
@@ -193,7 +193,7 @@ def _read(answer: Any, num: int) -> np.ndarray:
                 f"the policy's {name} have {array[game, agent]} for agent {agent} of game {game}, "
                 f"expected 0 to {highs[agent] - 1}"
             )
-        actions[:, start : start + NUM_BLUE] = array
+        actions[:, start : start + codes.NUM_BLUE] = array
     return actions
 
 
@@ -217,26 +217,25 @@ def play_episodes(
         **options: See `Cage4Options`.
     """
     player = find_policy(policy, seed)
-    parts = []
+    parts: list[tuple[np.ndarray, ...]] = []
     overflowed: dict[str, int] = {}
     impossible = 0
-    for start in range(0, episodes, _BATCH):
-        size = min(_BATCH, episodes - start)
-        envs = _make_envs(player, size, num_threads, options)
-        try:
-            rewards, phases, causes = [], np.zeros((size, NUM_PHASES)), np.zeros((size, 4))
-            for reward in play_game(player, envs, seed + start):
+    batch = 1 if isinstance(player, OriginalAgents) else _BATCH
+    for start in range(0, episodes, batch):
+        size = min(batch, episodes - start)
+        rewards, phases, causes = [], np.zeros((size, NUM_PHASES)), np.zeros((size, len(CAUSES)))
+        with seated(player, size, num_threads=num_threads, **options) as seat:
+            states = seat.envs.states
+            for reward in islice(seat.play(seed + start), 1, None):
                 rewards.append(reward)
-                phases[np.arange(size), envs.states["phase"]] += reward
-                causes += envs.states["reward_parts"]
-                impossible += int(impossible_turns(envs.states).sum())
+                phases[np.arange(size), states["phase"]] += reward
+                causes += states["reward_parts"]
+                impossible += int(impossible_turns(states).sum())
                 if on_step is not None:
                     on_step(size)
-            sessions = envs.states["num_sessions"].astype(np.int64)
-            for name, count in overflows(envs.states).items():
+            sessions = states["num_sessions"].astype(np.int64)
+            for name, count in overflows(states).items():
                 overflowed[name] = overflowed.get(name, 0) + count
-        finally:
-            envs.close()
         parts.append((np.array(rewards), phases, causes, sessions))
     rewards = np.concatenate([part[0] for part in parts], axis=1)
     phases, causes, sessions = (np.concatenate([p[i] for p in parts]) for i in (1, 2, 3))
@@ -258,7 +257,8 @@ def evaluate_cage4(
     Args:
         policy: "sleep", "random", "react-restore", "react-remove", "decoy-restore", "rules",
             "defender" (the trained one), a file with a saved defender, "module:object", an object
-            with `reset(masks)` and `act(observations)`, or a function of observations and masks.
+            with `reset(masks)` and `act(observations)`, a function of observations and masks; or
+            agents of the original, see `policies.OriginalAgents`: their class, or a dict by name.
         episodes: How many, at least 2.
         seed: Of the first one; the same gives the same numbers, if the policy does not draw.
         name: What to call the policy.
@@ -281,8 +281,8 @@ def evaluate_cage4(
     )
     red = options.get("red", "fsm")
     return Cage4Evaluation(
-        policy=name or _name_of(policy),
-        red=red if isinstance(red, str) else _name_of(red),
+        policy=name or name_of(policy),
+        red=red if isinstance(red, str) else name_of(red),
         steps=int(options.get("steps", 500)),
         episodes=episodes,
         seed=seed,
@@ -294,65 +294,6 @@ def evaluate_cage4(
         },
         overflowed=found.overflowed,
         impossible_turns=found.impossible_turns,
-        phishing_rate=float(options.get("phishing_rate", PHISHING_RATE)),
-        alarm_rate=float(options.get("alarm_rate", ALARM_RATE)),
+        phishing_rate=float(options.get("phishing_rate", codes.PHISHING_RATE)),
+        alarm_rate=float(options.get("alarm_rate", codes.ALARM_RATE)),
     )
-
-
-def record_episode(
-    page: EpisodePage, policy: Any, *, seed: int | None = None, num_steps: int, **options: Any
-) -> None:
-    """Play the first steps of an episode into a page to scrub through.
-
-    Args:
-        page: An empty one.
-        policy: See `policies.find_policy`.
-        seed: Of the episode.
-        num_steps: At most so many.
-        **options: See `Cage4Options`.
-
-    Raises:
-        ImportError: Pictures need the extra `plots`.
-    """
-    player = find_policy(policy, seed)
-    envs = _make_envs(player, 1, 1, options)
-
-    def act(obs: np.ndarray, is_first: bool, report: dict[str, Any]) -> np.ndarray:
-        if is_first:
-            player.reset([mask.copy() for mask in envs.agent_masks()])
-        more: dict[str, Any] = {"report": report} if takes_report(player.act) else {}
-        return _read(player.act(envs.agent_obs(obs), **more), 1)
-
-    try:
-        names = action_names(envs, "Cage4-v0")
-        names = names._replace(parts=names.parts[:NUM_BLUE])  # without the messages
-        given: Any = {"seed": seed, "num_steps": num_steps, "tell": envs.get_red_deeds}
-        record(page, envs, act, names, lambda: envs.render()[0], **given)
-    finally:
-        envs.close()
-
-
-def _name_of(policy: Any) -> str:
-    if isinstance(policy, str | Path):
-        return str(policy)
-    return getattr(policy, "__name__", type(policy).__name__)
-
-
-def episode_pictures(policy: Any, *, seed: int | None = None, **options: Any) -> Iterator[Any]:
-    """Play one episode and yield a picture uint8 (height, width, 3) of each step.
-
-    Args:
-        policy: See `policies.find_policy`.
-        seed: Of the episode.
-        **options: See `Cage4Options`.
-
-    Raises:
-        ImportError: Pictures need the extra `plots`.
-    """
-    player = find_policy(policy, seed)
-    envs = _make_envs(player, 1, 1, options)
-    try:
-        for _ in play_game(player, envs, seed):
-            yield envs.render()[0]
-    finally:
-        envs.close()

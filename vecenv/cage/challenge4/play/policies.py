@@ -14,30 +14,21 @@ reference returns, and `rules`; like the challenge's evaluation they send no mes
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from gymnasium.spaces import Discrete
 
-from vecenv.cage.challenge4.play.player import Cage4Player
-from vecenv.cage.challenge4.play.rules import Rules
-from vecenv.cage.challenge4.rules.codes import (
-    BLUE_SUBNETS,
-    BLUE_TICKS,
-    DECOY,
-    HOSTS_PER_SUBNET,
-    NUM_ACTIONS,
-    NUM_BLUE,
-    REMOVE,
-    RESTORE,
-    SLEEPS,
-)
+from vecenv.cage.challenge4.play.player import Cage4Memory, Cage4Player
+from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.identity import CAGE4_RULES_VERSION
-from vecenv.core.importing import import_object
+from vecenv.cage.playing import PolicyKinds, called
 
-__all__ = ["POLICY_NAMES", "TRAINED_DEFENDER", "Cage4Policy", "find_policy", "make_policy"]
+__all__ = ["POLICY_NAMES", "TRAINED_DEFENDER", "Cage4Policy", "OriginalAgents", "find_policy"]
 
 TRAINED_DEFENDER = Path(__file__).with_name("defender.npz")  # what `make cage4` has trained
 _FIRST_BLOCK = 1 + 27  # of the process events of the first subnet
@@ -81,7 +72,7 @@ class Sleep:
 
     def act(self, observations: Sequence[np.ndarray]) -> np.ndarray:
         """Return five times Sleep of each game."""
-        return np.tile(SLEEPS, (len(observations[0]), 1))
+        return np.tile(codes.SLEEPS, (len(observations[0]), 1))
 
 
 class Random:
@@ -99,7 +90,9 @@ class Random:
         """Draw."""
         ranks = self._rng.integers(0, self._sizes)
         rows = np.arange(len(ranks))
-        return np.stack([self._indices[a][rows, ranks[:, a]] for a in range(NUM_BLUE)], axis=1)
+        return np.stack(
+            [self._indices[a][rows, ranks[:, a]] for a in range(codes.NUM_BLUE)], axis=1
+        )
 
 
 class React:
@@ -112,24 +105,24 @@ class React:
         """Begin episodes."""
         num = len(masks[0])
         # When a host was queued: the smallest is the first; never if it is not queued.
-        self._queued = np.full((num, NUM_BLUE, _MAX_HOSTS), _NEVER)
-        self._has_decoy = np.zeros((num, NUM_BLUE, _MAX_HOSTS), bool)
-        self._left = np.zeros((num, NUM_BLUE), np.int64)
+        self._queued = np.full((num, codes.NUM_BLUE, _MAX_HOSTS), _NEVER)
+        self._has_decoy = np.zeros((num, codes.NUM_BLUE, _MAX_HOSTS), bool)
+        self._left = np.zeros((num, codes.NUM_BLUE), np.int64)
         self._masks = list(masks)
         self._step = 0
 
     def act(self, observations: Sequence[np.ndarray]) -> np.ndarray:
         """Treat the first host in the queue."""
-        actions = np.tile(SLEEPS, (len(self._left), 1))
-        for agent in range(NUM_BLUE):
+        actions = np.tile(codes.SLEEPS, (len(self._left), 1))
+        for agent in range(codes.NUM_BLUE):
             self._act(agent, np.asarray(observations[agent]), actions)
         self._step += 1
         return actions
 
     def _act(self, agent: int, obs: np.ndarray, actions: np.ndarray) -> None:
-        rows, size = np.arange(len(obs)), HOSTS_PER_SUBNET * len(BLUE_SUBNETS[agent])
+        rows, size = np.arange(len(obs)), codes.HOSTS_PER_SUBNET * len(codes.BLUE_SUBNETS[agent])
         parts = [
-            obs[:, start : start + HOSTS_PER_SUBNET]
+            obs[:, start : start + codes.HOSTS_PER_SUBNET]
             for start in range(_FIRST_BLOCK, _FIRST_BLOCK + size // 16 * _BLOCK, _BLOCK)
         ]
         alarms = np.concatenate(parts, axis=1).astype(bool)
@@ -139,18 +132,18 @@ class React:
         is_free = self._left[:, agent] == 0
         first = queued.argmin(axis=1)
         acts = is_free & (queued[rows, first] != _NEVER)
-        base = size + 1 if self._family == REMOVE else 2 * size + 1
+        base = size + 1 if self._family == codes.REMOVE else 2 * size + 1
         actions[acts, agent] = base + first[acts]
         queued[rows[acts], first[acts]] = _NEVER
-        self._left[acts, agent] = BLUE_TICKS[self._family]
+        self._left[acts, agent] = codes.BLUE_TICKS[self._family]
         if self._places_decoys:
-            start = NUM_ACTIONS[agent] - size
+            start = codes.NUM_ACTIONS[agent] - size
             wanted = self._masks[agent][:, start:] & ~self._has_decoy[:, agent, :size]
             place = wanted.argmax(axis=1)
             places = is_free & ~acts & wanted.any(axis=1)
             actions[places, agent] = start + place[places]
             self._has_decoy[rows[places], agent, place[places]] = True
-            self._left[places, agent] = BLUE_TICKS[DECOY]
+            self._left[places, agent] = codes.BLUE_TICKS[codes.DECOY]
         self._left[:, agent] = np.maximum(self._left[:, agent] - 1, 0)
 
 
@@ -169,88 +162,126 @@ class FunctionPolicy:
         return self._function(observations, self._masks)
 
 
-POLICY_NAMES = (
-    "sleep",
-    "random",
-    "react_restore",
-    "react_remove",
-    "decoy_restore",
-    "rules",
-    "defender",
-)
+class Rules:
+    """The defender, for many games at a time; see `policies` for what a policy is."""
+
+    observation = "events"
+
+    def reset(self, masks: Sequence[np.ndarray]) -> None:
+        """Begin episodes."""
+        self._memory = Cage4Memory(len(masks[0]))
+        self._memory.begin(masks)
+
+    def act(self, observations: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the agents' indices int64 (N, 5)."""
+        self._memory.note(observations)
+        return self._memory.act(self._memory.rule_choices())
 
 
-def make_policy(name: str, seed: int | None = 0) -> Cage4Policy:
-    """Make one of `POLICY_NAMES`; "defender" is the trained one that is installed with this."""
-    if name == "sleep":
-        return Sleep()
-    if name == "random":
-        return Random(seed)
-    if name == "react_restore":
-        return React(RESTORE)
-    if name == "react_remove":
-        return React(REMOVE)
-    if name == "decoy_restore":
-        return React(RESTORE, places_decoys=True)
-    if name == "rules":
-        return Rules()
-    if name == "defender":
-        return Cage4Player(TRAINED_DEFENDER)
-    raise ValueError(f"no policy {name!r}; there are {', '.join(POLICY_NAMES)}")
+class OriginalAgents:
+    """Agents written for the original, one for each blue agent, as a policy of one game at a time.
+
+    An agent has `get_action(observation, action_space)`, which returns an index. It is handed the
+    dicts of hosts that `Cage4ParallelEnv(raw=True)` hands out; or int64 vectors, if it has an
+    attribute `observation` that is "flat". `reset()` is called before an episode if it has that;
+    else an agent is told of no new episode, as in the original's evaluation.
+
+    Args:
+        agents: By name, "blue_agent_0" to "blue_agent_4"; objects of their own each.
+
+    Raises:
+        ValueError: There are others.
+    """
+
+    def __init__(self, agents: Mapping[str, Any]) -> None:
+        if set(agents) != set(codes.AGENT_NAMES):
+            raise ValueError(
+                f"policy has the agents {', '.join(map(str, agents))}, expected "
+                f"{', '.join(codes.AGENT_NAMES)}"
+            )
+        self._agents = [agents[name] for name in codes.AGENT_NAMES]
+        is_flat = getattr(self._agents[0], "observation", "raw") == "flat"
+        self.observation = "flat" if is_flat else "raw"
+        self._spaces = [Discrete(num) for num in codes.NUM_ACTIONS]
+
+    def reset(self, masks: Sequence[np.ndarray]) -> None:
+        """Begin an episode."""
+        for agent in self._agents:
+            getattr(agent, "reset", lambda: None)()
+
+    def act(self, observations: Sequence[Any]) -> np.ndarray:
+        """Ask each agent for its index; return int64 (1, 5)."""
+        if self.observation == "flat":
+            observations = [rows[0].astype(np.int64) for rows in observations]
+        asked = zip(self._agents, observations, self._spaces, strict=True)
+        return np.array([[agent.get_action(seen, space) for agent, seen, space in asked]])
+
+
+_READY = {
+    "sleep": lambda seed: Sleep(),
+    "random": Random,
+    "react_restore": lambda seed: React(codes.RESTORE),
+    "react_remove": lambda seed: React(codes.REMOVE),
+    "decoy_restore": lambda seed: React(codes.RESTORE, places_decoys=True),
+    "rules": lambda seed: Rules(),
+    "defender": lambda seed: Cage4Player(TRAINED_DEFENDER),
+}
+POLICY_NAMES = tuple(_READY)
 
 
 def _load(path: Path) -> Cage4Player:
     """Return the defender of a file; warn if it was trained under another version of the rules."""
     player = Cage4Player(path)
-    version = player.facts.get("rules_version", CAGE4_RULES_VERSION)  # files of before have none
+    version = player.facts.get("rules_version", CAGE4_RULES_VERSION)
     if version != CAGE4_RULES_VERSION:
         warnings.warn(
             f"{path.name} was made with version {version} of the rules, and is used with version "
             f"{CAGE4_RULES_VERSION}: scores under the two are not comparable",
-            stacklevel=3,
+            stacklevel=4,
         )
     return player
+
+
+def _made(kind: type) -> Any:
+    """Return an object of a class of policies, or five of a class of agents of the original."""
+    if not hasattr(kind, "get_action"):
+        return kind()
+    return {name: called(kind, name=name) for name in codes.AGENT_NAMES}
+
+
+def _converted(found: Any) -> Any:
+    """Return agents of the original, or a function, as a policy; None for anything else."""
+    if isinstance(found, Mapping):
+        return OriginalAgents(found)
+    return FunctionPolicy(found) if callable(found) else None
 
 
 def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
     """Return the policy of a name, a file, "module:object", an object or a function.
 
+    | ready-made | each agent for itself |
+    |---|---|
+    | sleep | does nothing |
+    | random | draws any action of its mask, every step anew |
+    | react-restore, react-remove | treats hosts with process events, first come, first served |
+    | decoy-restore | the same with Restore; with none to treat, one decoy on each host |
+    | rules | works through what its events ask for, see `Rules` |
+    | defender | the trained network over events, see `Cage4Player` |
+
     Args:
-        policy: See above; hyphens in names are underscores. A class is called without arguments.
+        policy: See above; hyphens in names are underscores. A class is called without arguments;
+            one that has `get_action` is called five times, with `name` if it has this parameter,
+            and so makes the agents of the original; a dict of five such agents will do, too.
         seed: Of what the policy draws, if it does.
 
     Raises:
         TypeError, ValueError: It is none of these.
         OSError: The file can't be read.
     """
-    if isinstance(policy, Path):
-        return _load(policy)
-    if isinstance(policy, str):
-        name = policy.replace("-", "_")
-        if name in POLICY_NAMES:
-            return make_policy(name, seed)
-        for path in (Path(policy), Path(policy) / "defender.npz"):  # in a run folder
-            if path.is_file():
-                return _load(path)
-        if ":" not in policy:
-            known = ", ".join(name.replace("_", "-") for name in POLICY_NAMES)
-            kind = (
-                "a folder without a defender.npz"
-                if Path(policy).is_dir()
-                else "but there is no such file"
-            )
-            raise ValueError(
-                f"policy is {policy!r}, {kind}; expected a saved defender or its run folder, "
-                f"'module:object', or one of {known}"
-            )
-        policy = import_object("policy", policy)
-    if isinstance(policy, type):
-        policy = policy()
-    if isinstance(policy, Cage4Policy):
-        return policy
-    if callable(policy):
-        return FunctionPolicy(policy)
-    raise TypeError(
-        f"policy is {policy!r:.200}, expected an object with reset(masks) and act(observations), "
-        "or a function of observations and masks"
+    ready = {name: functools.partial(make, seed) for name, make in _READY.items()}
+    expected = (
+        "an object with reset(masks) and act(observations), a function of observations and masks, "
+        "or agents of the original, with get_action(observation, action_space)"
     )
+    kinds = PolicyKinds(ready, ("defender.npz",), _load, _made, Cage4Policy, _converted, expected)
+    return kinds.find(policy)

@@ -3,10 +3,9 @@
 import numpy as np
 from numba import njit
 
-from vecenv.cage.bits import nth_members_of_bytes
-
 _MEMBERS_OF_BYTE = np.array([bin(byte).count("1") for byte in range(256)], np.int64)
-_NTH_MEMBER = nth_members_of_bytes(np.int64)
+_MEMBERS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
+_NTH_MEMBER = np.array([[*members, *[0] * 8][:8] for members in _MEMBERS], np.int64)
 
 
 @njit

@@ -3,47 +3,24 @@
 import numpy as np
 from numba import njit
 
+from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.challenge4.rules.bits import has
-from vecenv.cage.challenge4.rules.codes import (
-    ACTION_FAMILY,
-    ACTION_SOURCE,
-    ACTION_TARGET,
-    ALLOW,
-    ANALYSE,
-    BLOCK,
-    BLUE_TICKS,
-    DECOY,
-    FAILED,
-    IN_PROGRESS,
-    MAX_ACTIONS,
-    MONITOR,
-    NUM_BLUE,
-    NUM_DECOYS,
-    NUM_SUBNETS,
-    PRIVILEGED,
-    RED_OF_SUBNET,
-    REMOVE,
-    RESTORE,
-    RESTORE_COST,
-    SLEEP,
-    SUCCEEDED,
-    UNKNOWN,
-)
 from vecenv.cage.challenge4.rules.events import log_analyse, log_decoy, log_restore
-from vecenv.cage.challenge4.rules.processes import (
+from vecenv.cage.challenge4.rules.sessions import (
     end_decoys,
+    end_session,
+    end_sessions_on,
     find_max_pid,
     forget_old_vsftpd,
     new_pid,
     place_decoy,
 )
-from vecenv.cage.challenge4.rules.sessions import end_session, end_sessions_on
 
 
 @njit
 def acts_on_host(family):
     """Whether actions of this family are aimed at a host."""
-    return ANALYSE <= family <= RESTORE or family == DECOY
+    return codes.ANALYSE <= family <= codes.RESTORE or family == codes.DECOY
 
 
 @njit
@@ -52,24 +29,24 @@ def submit(state, agent, action):
 
     An action on a host that is not there, and one that the agent does not have, is Sleep.
     """
-    family = np.int64(SLEEP)
+    family = np.int64(codes.SLEEP)
     target = source = np.int64(0)
-    if 0 <= action < MAX_ACTIONS:
-        family = ACTION_FAMILY[agent, action]
-        target, source = ACTION_TARGET[agent, action], ACTION_SOURCE[agent, action]
+    if 0 <= action < codes.MAX_ACTIONS:
+        family = codes.ACTION_FAMILY[agent, action]
+        target, source = codes.ACTION_TARGET[agent, action], codes.ACTION_SOURCE[agent, action]
         if acts_on_host(family):
             exists = np.int64(state.exists[target >> 4])
             if not has(exists, target & 15):
-                family, target = np.int64(SLEEP), np.int64(0)
+                family, target = np.int64(codes.SLEEP), np.int64(0)
     left = np.int64(state.blue_left[agent])
     if left == 0:
         state.blue_family[agent] = family
         state.blue_target[agent] = target
         state.blue_source[agent] = source
-        left = BLUE_TICKS[family]
+        left = codes.BLUE_TICKS[family]
     state.blue_left[agent] = left - 1
-    state.blue_success[agent] = IN_PROGRESS
-    return -RESTORE_COST if family == RESTORE else 0
+    state.blue_success[agent] = codes.IN_PROGRESS
+    return -codes.RESTORE_COST if family == codes.RESTORE else 0
 
 
 @njit
@@ -85,13 +62,13 @@ def _find_session_by_pid(state, agent, host, pid):
 @njit
 def _remove_process(state, host, pid, chance, actor):
     """Do Remove for one suspicious process id (SPEC 5.1)."""
-    agent = RED_OF_SUBNET[host >> 4]
+    agent = codes.RED_OF_SUBNET[host >> 4]
     index = _find_session_by_pid(state, agent, host, pid)
     if index >= 0:
-        if not np.int64(state.session_flags[agent, index]) & PRIVILEGED:
+        if not np.int64(state.session_flags[agent, index]) & codes.PRIVILEGED:
             end_session(state, agent, index)
         return
-    for decoy in range(NUM_DECOYS):
+    for decoy in range(codes.NUM_DECOYS):
         if state.decoy_pid[host, decoy] == pid:
             state.decoy_pid[host, decoy] = 0
             find_max_pid(state, host)
@@ -118,7 +95,7 @@ def _remove(state, host, chance, actor):
 @njit
 def bar(state, a, b):
     """Note whether a pair of zones is blocked in either direction (SPEC 6.3)."""
-    if a >= NUM_SUBNETS or b >= NUM_SUBNETS:
+    if a >= codes.NUM_SUBNETS or b >= codes.NUM_SUBNETS:
         return
     is_barred = has(np.int64(state.blocks[a]), b) or has(np.int64(state.blocks[b]), a)
     others_a = np.int64(state.barred[a]) & ~(np.int64(1) << b)
@@ -132,41 +109,41 @@ def _set_traffic(state, agent):
     """Carry out AllowTraffic or BlockTraffic."""
     to, bit = np.int64(state.blue_target[agent]), 1 << np.int64(state.blue_source[agent])
     blocked = np.int64(state.blocks[to])
-    is_block = state.blue_family[agent] == BLOCK
+    is_block = state.blue_family[agent] == codes.BLOCK
     changes = (blocked & bit == 0) == is_block
     if changes:
         state.blocks[to] = blocked ^ bit
         bar(state, to, np.int64(state.blue_source[agent]))
-    state.blue_success[agent] = SUCCEEDED if changes else FAILED
+    state.blue_success[agent] = codes.SUCCEEDED if changes else codes.FAILED
 
 
 @njit
 def blue_effects(state, chance):
     """Carry out the actions that are due: first traffic control, then the others (SPEC 4.5)."""
-    for agent in range(NUM_BLUE):
+    for agent in range(codes.NUM_BLUE):
         family = np.int64(state.blue_family[agent])
-        if state.blue_left[agent] == 0 and family in (ALLOW, BLOCK):
+        if state.blue_left[agent] == 0 and family in (codes.ALLOW, codes.BLOCK):
             _set_traffic(state, agent)
-    for agent in range(NUM_BLUE):
+    for agent in range(codes.NUM_BLUE):
         if state.blue_left[agent] != 0:
             continue
         family, host = np.int64(state.blue_family[agent]), np.int64(state.blue_target[agent])
-        if family == SLEEP:
-            state.blue_success[agent] = UNKNOWN
-        elif family == MONITOR:
-            state.blue_success[agent] = SUCCEEDED
-        elif family == ANALYSE:
-            log_analyse(chance[2], agent, host)
-            state.blue_success[agent] = SUCCEEDED
-        elif family == REMOVE:
+        if family == codes.SLEEP:
+            state.blue_success[agent] = codes.UNKNOWN
+        elif family == codes.MONITOR:
+            state.blue_success[agent] = codes.SUCCEEDED
+        elif family == codes.ANALYSE:
+            log_analyse(state, agent, host)
+            state.blue_success[agent] = codes.SUCCEEDED
+        elif family == codes.REMOVE:
             _remove(state, host, chance, agent)
-            state.blue_success[agent] = SUCCEEDED
-        elif family == RESTORE:
+            state.blue_success[agent] = codes.SUCCEEDED
+        elif family == codes.RESTORE:
             end_sessions_on(state, host)
             end_decoys(state, host)
-            log_restore(chance[2], host)
-            state.blue_success[agent] = SUCCEEDED
-        elif family == DECOY:
+            log_restore(state, host)
+            state.blue_success[agent] = codes.SUCCEEDED
+        elif family == codes.DECOY:
             decoy = place_decoy(state, host, chance, agent)
-            log_decoy(chance[2], agent, host, decoy)
-            state.blue_success[agent] = SUCCEEDED
+            log_decoy(state, agent, host, decoy)
+            state.blue_success[agent] = codes.SUCCEEDED

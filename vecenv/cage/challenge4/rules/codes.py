@@ -5,7 +5,13 @@ is the original's order of hosts. Routers and the internet host have no state an
 that happens to them is seen by anyone. The specification's host id is 17 * subnet + 1 + k.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
+
+__all__ = ["ZONE_NAMES", "action_labels", "host_name", "observation_labels"]
 
 # --- subnets (SPEC 1.1) ---
 RZA, OZA, RZB, OZB, CON, PUB, ADM, OFF, INT = range(9)
@@ -91,16 +97,8 @@ PORT_22, PORT_80, PORT_443, PORT_3390, PORT_25, PORT_OT = 1, 2, 4, 8, 16, 32
 
 # --- blue actions (SPEC 1.7, 5, 10.1) ---
 SLEEP, MONITOR, ANALYSE, REMOVE, RESTORE, ALLOW, BLOCK, DECOY = range(8)
-FAMILY_NAMES = (
-    "Sleep",
-    "Monitor",
-    "Analyse",
-    "Remove",
-    "Restore",
-    "AllowTraffic",
-    "BlockTraffic",
-    "DeployDecoy",
-)
+_FAMILIES = "Sleep Monitor Analyse Remove Restore AllowTraffic BlockTraffic DeployDecoy"
+FAMILY_NAMES = tuple(_FAMILIES.split())
 BLUE_TICKS = np.array([1, 1, 2, 3, 5, 1, 1, 2], np.int64)
 FAILED, SUCCEEDED, UNKNOWN, IN_PROGRESS, DROPPED = 0, 1, 2, 3, 4
 NUM_ACTIONS = (82, 82, 82, 82, 242)
@@ -109,7 +107,6 @@ SLEEPS = (49, 49, 49, 49, 145)  # index of Sleep of each agent
 OBS_LENGTHS = (92, 92, 92, 92, 210)
 OBS_STARTS = (0, 92, 184, 276, 368)
 OBS_LENGTH = 578
-MAX_OBS_LENGTH = 210
 MESSAGE_BITS = 8
 RESTORE_COST = 1  # SPEC 9, per submission
 
@@ -141,16 +138,11 @@ ACTION_FAMILY, ACTION_TARGET, ACTION_SOURCE = _action_tables()  # beyond an agen
 
 # --- red actions (SPEC 1.7, SPEC_RED 2) ---
 DISCOVER, AGGRESSIVE, STEALTH, DECEPTION, EXPLOIT, ESCALATE, IMPACT, DEGRADE = range(8)
-RED_ACTION_NAMES = (
-    "DiscoverRemoteSystems",
-    "AggressiveServiceDiscovery",
-    "StealthServiceDiscovery",
-    "DiscoverDeception",
-    "ExploitRemoteService",
-    "PrivilegeEscalate",
-    "Impact",
-    "DegradeServices",
+_RED_ACTIONS = (
+    "DiscoverRemoteSystems AggressiveServiceDiscovery StealthServiceDiscovery "
+    "DiscoverDeception ExploitRemoteService PrivilegeEscalate Impact DegradeServices"
 )
+RED_ACTION_NAMES = tuple(_RED_ACTIONS.split())
 WITHDRAW = 8  # exists, but is never chosen
 RED_TICKS = np.array([1, 1, 3, 2, 4, 2, 2, 2], np.int64)
 INACTIVE, NONE = 254, 255  # of `choice_type` and the like; NONE: busy, or nothing
@@ -170,7 +162,6 @@ MAX_PID_STEP = 9  # SPEC 3.3
 
 # --- the finite-state red agent (SPEC_RED 7): states of a host in its table ---
 UNKNOWN_HOST, K, KD, S, SD, U, UD, R, RD, F = range(10)
-STATE_NAMES = ("", "K", "KD", "S", "SD", "U", "UD", "R", "RD", "F")
 STATE_BITS = 15
 NAME_KNOWN = 16
 FSM_RED, DISCOVERY_RED, SLEEPING_RED = 0, 1, 2
@@ -349,85 +340,89 @@ MAX_IDENT = 255
 NUM_WATCHED, NUM_SHOWN = HOSTS_PER_SUBNET * sum(map(len, BLUE_SUBNETS)), 1 + NUM_DECOYS + 3
 MAX_EVENTS = 512  # of a step, where they are kept; a scan has one for each process that listens
 # bits of `overflow`
-(
-    SESSIONS_FULL,
-    MEMORY_FULL,
-    OFFERED_FULL,
-    SUSPICIOUS_FULL,
-    VSFTPD_FULL,
-    IDENT_FULL,
-    PID_FULL,
-    EVENTS_FULL,
-) = (1 << bit for bit in range(8))
-OVERFLOW_NAMES = (
-    "red sessions",
-    "port memory",
-    "session ids on offer",
-    "suspicious ids",
-    "old vsftpd processes",
-    "session id",
-    "process id",
-    "events of a step",
+SESSIONS_FULL, MEMORY_FULL, OFFERED_FULL, SUSPICIOUS_FULL = (1 << bit for bit in range(4))
+VSFTPD_FULL, IDENT_FULL, PID_FULL, EVENTS_FULL = (1 << bit for bit in range(4, 8))
+_CAPACITIES = (
+    "red sessions, port memory, session ids on offer, suspicious ids, old vsftpd processes, "
+    "session id, process id, events of a step"
 )
+OVERFLOW_NAMES = tuple(_CAPACITIES.split(", "))
 
 # --- sites of draws (TRACES, tape_site) ---
 # int64, as Numba compiles a function anew for each int that it is called with.
 (
-    GREEN_ACTION,
-    FSM_STATE,
-    FSM_HOST,
-    FSM_SERVER,
-    FSM_ACTION,
-    FSM_SUBNET,
-    FSM_SESSION,
-    DECOY_TYPE,
-    PID,
-    WORK_SERVICE,
-    WORK_RELIABILITY,
-    WORK_ALARM,
-    WORK_PHISH,
-    PHISH_AGENT,
-    ACCESS_DEST,
-    ACCESS_ALARM,
-    SCAN_DETECT,
-    DECEPTION_HIT_SITE,
-    DECEPTION_FALSE_SITE,
-    EXPLOIT_CHOICE,
-    EXPLOIT_TOP,
-    SSH_HOP,
-    EXPLOIT_SUCCESS,
-    EXPLOIT_DETECT,
-    ESCALATE_SESSION,
-    NEW_PRIMARY,
-    PORT,
-) = map(np.int64, range(27))
-SITE_NAMES = (
-    "green_action",
-    "fsm_state",
-    "fsm_host",
-    "fsm_server",
-    "fsm_action",
-    "fsm_subnet",
-    "fsm_session",
-    "decoy_type",
-    "pid",
-    "work_service",
-    "work_reliability",
-    "work_alarm",
-    "work_phish",
-    "phish_agent",
-    "access_dest",
-    "access_alarm",
-    "scan_detect",
-    "deception_hit",
-    "deception_false",
-    "exploit_choice",
-    "exploit_top",
-    "ssh_hop",
-    "exploit_success",
-    "exploit_detect",
-    "pe_session",
-    "new_primary",
-    "port",
+    GREEN_ACTION, FSM_STATE, FSM_HOST, FSM_SERVER, FSM_ACTION, FSM_SUBNET, FSM_SESSION, DECOY_TYPE,
+    PID, WORK_SERVICE, WORK_RELIABILITY, WORK_ALARM, WORK_PHISH, PHISH_AGENT, ACCESS_DEST,
+    ACCESS_ALARM, SCAN_DETECT, DECEPTION_HIT_SITE, DECEPTION_FALSE_SITE, EXPLOIT_CHOICE,
+    EXPLOIT_TOP, SSH_HOP, EXPLOIT_SUCCESS, EXPLOIT_DETECT, ESCALATE_SESSION, NEW_PRIMARY, PORT,
+) = map(np.int64, range(27))  # fmt: skip
+_SITES = (
+    "green_action fsm_state fsm_host fsm_server fsm_action fsm_subnet fsm_session decoy_type pid "
+    "work_service work_reliability work_alarm work_phish phish_agent access_dest access_alarm "
+    "scan_detect deception_hit deception_false exploit_choice exploit_top ssh_hop exploit_success "
+    "exploit_detect pe_session new_primary port"
 )
+SITE_NAMES = tuple(_SITES.split())
 FIRST_RED_ACTOR, FIRST_GREEN_ACTOR = 5, 11
+
+
+ZONE_NAMES = (
+    "restricted_zone_a_subnet",
+    "operational_zone_a_subnet",
+    "restricted_zone_b_subnet",
+    "operational_zone_b_subnet",
+    "contractor_network_subnet",
+    "public_access_zone_subnet",
+    "admin_network_subnet",
+    "office_network_subnet",
+    "internet_subnet",
+)
+
+
+def spec_id(hosts: np.ndarray) -> np.ndarray:
+    """Return the specification's ids of hosts (16 * subnet + k), int64 like them."""
+    return hosts // HOSTS_PER_SUBNET * 17 + 1 + hosts % HOSTS_PER_SUBNET
+
+
+def host_name(host: int) -> str:
+    """Return the name of a host, 16 * subnet + k."""
+    subnet, k = divmod(host, HOSTS_PER_SUBNET)
+    kind, number = ("user", k) if k < FIRST_SERVER else ("server", k - FIRST_SERVER)
+    return f"{ZONE_NAMES[subnet]}_{kind}_host_{number}"
+
+
+def action_labels(agent: int, mask: Any = None) -> list[str]:
+    """Return what each action of a blue agent does.
+
+    Args:
+        agent: 0 to 4.
+        mask: bool (actions,), or longer; those that are false get the prefix "[Invalid] ".
+    """
+    labels = []
+    for index in range(NUM_ACTIONS[agent]):
+        family, target = (int(ACTION_FAMILY[agent, index]), int(ACTION_TARGET[agent, index]))
+        name = FAMILY_NAMES[family]
+        if family in (ALLOW, BLOCK):
+            source = int(ACTION_SOURCE[agent, index])
+            label = f"{name}Zone {ZONE_NAMES[target]} <- {ZONE_NAMES[source]}"
+        elif family in (SLEEP, MONITOR):
+            label = name
+        else:
+            label = f"{name} {host_name(target)}"
+        labels.append(label if mask is None or mask[index] else f"[Invalid] {label}")
+    return labels
+
+
+def observation_labels(agent: int) -> list[str]:
+    """Return what each of the 92 or 210 values is that a blue agent, 0 to 4, observes."""
+    labels, zones = ["phase"], [ZONE_NAMES[zone] for zone in SORTED]
+    for subnet in BLUE_SUBNETS[agent]:
+        labels += [f"{ZONE_NAMES[subnet]}: zone is {zone}" for zone in zones]
+        labels += [f"traffic {ZONE_NAMES[subnet]} <- {zone} is blocked" for zone in zones]
+        labels += [f"policy does not link {ZONE_NAMES[subnet]} and {zone}" for zone in zones]
+        places = (*range(FIRST_SERVER, HOSTS_PER_SUBNET), *range(FIRST_SERVER))
+        for event in ("process", "connection"):
+            hosts = [host_name(HOSTS_PER_SUBNET * subnet + place) for place in places]
+            labels += [f"{event} event on {host}" for host in hosts]
+    senders = [sender for sender in range(NUM_BLUE) if sender != agent]
+    return labels + [f"bit {k} from blue_agent_{s}" for s in senders for k in range(MESSAGE_BITS)]

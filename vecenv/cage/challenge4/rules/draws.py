@@ -1,27 +1,15 @@
 """Every draw of the rules: from the env's own random stream, or from a recorded tape.
 
-`chance` is (rng, tape, log); see `events` for the log. Free running, the tape is None: Numba then
-drops the branch that reads one. A tape is a pair (entries TAPE_DTYPE (L,), cursor record
-CURSOR_DTYPE); each draw must be the one that was recorded next, same site, actor and number of
-choices. The first that is not is noted in the cursor, and 0 (or what is nearest to it) is taken for
-it and for those that follow.
+`chance` is (rng, tape). Free running, the tape is None: Numba then drops the branch that reads one.
+A tape is a pair (entries TAPE_DTYPE (L,), cursor record CURSOR_DTYPE); each draw must be the one
+that was recorded next, same site, actor and number of choices. The first that is not is noted in
+the cursor, and 0 (or what is nearest to it) is taken for it and for those that follow.
 """
 
 import numpy as np
 from numba import njit
 
-from vecenv.cage.challenge4.rules.codes import (
-    CELL_CUMULATIVE,
-    FIRST_PORT,
-    FSM_ACTION,
-    MAX_PID_STEP,
-    NUM_CELLS,
-    NUM_DECOYS,
-    PID,
-    PORT,
-    PORT_STOP,
-    SSH_HOP,
-)
+from vecenv.cage.challenge4.rules import codes
 from vecenv.jit.random import integers, integers_at, uniform, uniform_at
 
 TAPE_DTYPE = np.dtype(
@@ -87,71 +75,66 @@ def _unused(rng, tape, site, actor):
 
 @njit
 def _cell(rng, tape, actor, variant, own):
-    n = NUM_CELLS[variant, own]
+    n = codes.NUM_CELLS[variant, own]
     if tape is None:
         value = uniform(rng)
         cell = np.int64(0)
-        while cell < n - 1 and value >= CELL_CUMULATIVE[variant, own, cell]:
+        while cell < n - 1 and value >= codes.CELL_CUMULATIVE[variant, own, cell]:
             cell += 1
         return cell
     else:
-        cell = np.int64(_read(tape, FSM_ACTION, actor, n))
+        cell = np.int64(_read(tape, codes.FSM_ACTION, actor, n))
         return cell if 0 <= cell < n else np.int64(0)
 
 
 @njit
 def _pid(rng, tape, actor):
     if tape is None:
-        return integers(rng, MAX_PID_STEP) + 1
+        return integers(rng, codes.MAX_PID_STEP) + 1
     else:
-        value = np.int64(_read(tape, PID, actor, MAX_PID_STEP))
-        return value if 1 <= value <= MAX_PID_STEP else np.int64(1)
+        value = np.int64(_read(tape, codes.PID, actor, codes.MAX_PID_STEP))
+        return value if 1 <= value <= codes.MAX_PID_STEP else np.int64(1)
 
 
 @njit
 def _decoy(rng, tape, site, actor, possible, n):
     if tape is None:
         index = integers(rng, n)
-        for decoy in range(NUM_DECOYS):
+        for decoy in range(codes.NUM_DECOYS):
             if (possible >> decoy) & 1:
                 if index == 0:
                     return np.int64(decoy)
                 index -= 1
-        return np.int64(NUM_DECOYS - 1)
+        return np.int64(codes.NUM_DECOYS - 1)
     else:
         decoy = np.int64(_read(tape, site, actor, n))
-        is_possible = 0 <= decoy < NUM_DECOYS and (possible >> decoy) & 1 == 1
-        return decoy if is_possible else np.int64(NUM_DECOYS - 1)
+        is_possible = 0 <= decoy < codes.NUM_DECOYS and (possible >> decoy) & 1 == 1
+        return decoy if is_possible else np.int64(codes.NUM_DECOYS - 1)
 
 
 @njit
-def _next_slot(log):
-    slot = np.int64(log.num_slots)
-    log.num_slots = slot + 1
+def _next_slot(state):
+    slot = np.int64(state.num_slots)
+    state.num_slots = slot + 1
     return slot
 
 
 @njit
-def _port(rng, tape, log, actor):
-    if log is None:
-        return np.int64(0)
-    else:
-        if tape is not None:
-            entries, cursor = tape  # tapes may lack ports
-            if cursor.position < cursor.end and entries[cursor.position].site == PORT:
-                return np.int64(_read(tape, PORT, actor, 0))
-        return FIRST_PORT + integers_at(rng, _next_slot(log), np.int64(PORT_STOP - FIRST_PORT))
+def _port(state, rng, tape, actor):
+    if tape is not None:
+        entries, cursor = tape  # tapes may lack ports
+        if cursor.position < cursor.end and entries[cursor.position].site == codes.PORT:
+            return np.int64(_read(tape, codes.PORT, actor, 0))
+    num_ports = np.int64(codes.PORT_STOP - codes.FIRST_PORT)
+    return codes.FIRST_PORT + integers_at(rng, _next_slot(state), num_ports)
 
 
 @njit
-def _hop(rng, tape, log, actor):
-    if tape is not None:
-        return _unit(rng, tape, SSH_HOP, actor)
+def _hop(state, rng, tape, actor):
+    if tape is None:
+        return uniform_at(rng, _next_slot(state))
     else:
-        if log is None:
-            return 0.0
-        else:
-            return uniform_at(rng, _next_slot(log))
+        return _unit(rng, tape, codes.SSH_HOP, actor)
 
 
 @njit
@@ -191,12 +174,12 @@ def draw_decoy(chance, site, actor, possible, n):
 
 
 @njit
-def draw_port(chance, actor):
-    """Draw a port int64 that only raw observations show; 0 without a log."""
-    return _port(chance[0], chance[1], chance[2], actor)
+def draw_port(state, chance, actor):
+    """Draw a port int64 that only raw observations show."""
+    return _port(state, chance[0], chance[1], actor)
 
 
 @njit
-def draw_hop(chance, actor):
-    """Draw a float64 for the alarm of a node that only raw observations show; 0 without a log."""
-    return _hop(chance[0], chance[1], chance[2], actor)
+def draw_hop(state, chance, actor):
+    """Draw a float64 for the alarm of a node that only raw observations show."""
+    return _hop(state, chance[0], chance[1], actor)

@@ -1,41 +1,16 @@
-"""One step of the simulator, in the order of SPEC 4; for compiled code.
+"""The network of an episode, drawn (SPEC 2); and one step of the simulator, in the order of SPEC 4.
 
-`apply` is the step, given where draws come from (see `draws`). `reset` and `step` are the kernels
-that `vecenv.jit` runs: they draw from the game's own stream.
+For compiled code. `apply` is the step, given where draws come from (see `draws`). `reset` and
+`step` are the kernels that `vecenv.jit` runs: they draw from the game's own stream.
 """
 
 import numpy as np
 from numba import njit
 
-from vecenv.cage.challenge4.rules.bits import count
+from vecenv.cage.challenge4.rules import codes
+from vecenv.cage.challenge4.rules.bits import count, nth
 from vecenv.cage.challenge4.rules.blue import blue_effects, submit
-from vecenv.cage.challenge4.rules.codes import (
-    ABSTRACT,
-    ACCESS_REWARD,
-    DROPPED,
-    FAILED,
-    FULL,
-    GREEN_ALLOWED,
-    IMPACT,
-    IMPACT_REWARD,
-    INACTIVE,
-    KIND_A,
-    NO_EXPLOIT,
-    NONE,
-    NUM_BLUE,
-    NUM_HOSTS,
-    NUM_RED,
-    NUM_SUBNETS,
-    NUM_ZONES,
-    OT,
-    OT_RUNNING,
-    RED_TICKS,
-    SUCCEEDED,
-    UNKNOWN,
-    WORK_REWARD,
-)
 from vecenv.cage.challenge4.rules.events import begin_log, begin_step
-from vecenv.cage.challenge4.rules.generator import generate
 from vecenv.cage.challenge4.rules.green import (
     choose_greens,
     draw_quiet,
@@ -43,8 +18,7 @@ from vecenv.cage.challenge4.rules.green import (
     greens_one_by_one,
     num_servers_in,
 )
-from vecenv.cage.challenge4.rules.red_actions import red_action
-from vecenv.cage.challenge4.rules.red_agent import checked_choice, choose, digest
+from vecenv.cage.challenge4.rules.red import checked_choice, choose, digest, red_action
 from vecenv.cage.challenge4.rules.sessions import (
     add_session,
     check_sessions,
@@ -52,6 +26,46 @@ from vecenv.cage.challenge4.rules.sessions import (
     offer,
     reassign,
 )
+from vecenv.jit.random import integers
+
+MIN_USERS, MIN_SERVERS = 3, 1
+_NUM_HQ_SUBNETS = 3
+
+
+@njit
+def _draw_services(subnet, rng):
+    """Draw the set int64 of services of a host."""
+    services = np.int64(codes.SSH)
+    if subnet in (codes.OZA, codes.OZB):
+        services |= codes.OT
+    extras = np.int64(0)  # of web, database, mail
+    for _ in range(integers(rng, codes.MAX_EXTRAS + 1)):
+        left = 0b111 & ~extras
+        extras |= 1 << nth(left, integers(rng, count(left)))
+    return services | (extras * codes.WEB)
+
+
+@njit
+def generate(state, rng):
+    """Draw a network and the subnets that red agents know; return agent 0's host int64."""
+    for host in range(codes.NUM_HOSTS):
+        state.services[host] = 0
+    for subnet in range(codes.NUM_HOSTS // 16):
+        num_users = MIN_USERS + integers(rng, codes.MAX_USERS - MIN_USERS + 1)
+        num_servers = MIN_SERVERS + integers(rng, codes.MAX_SERVERS - MIN_SERVERS + 1)
+        state.num_users[subnet], state.num_servers[subnet] = num_users, num_servers
+        users, servers = (1 << num_users) - 1, (1 << num_servers) - 1
+        state.exists[subnet] = users | (servers << codes.FIRST_SERVER)
+        for k in range(num_users):
+            state.services[subnet * 16 + k] = _draw_services(subnet, rng)
+        for k in range(codes.FIRST_SERVER, codes.FIRST_SERVER + num_servers):
+            state.services[subnet * 16 + k] = _draw_services(subnet, rng)
+    for agent in range(codes.NUM_RED - 1):
+        state.known_subnets[agent] = codes.RED_SUBNETS[agent]
+    state.known_subnets[codes.NUM_RED - 1] = 1 << (codes.PUB + integers(rng, _NUM_HQ_SUBNETS))
+    hosts = np.int64(state.exists[codes.CON])
+    return np.int64(codes.CON * 16) + nth(hosts, integers(rng, count(hosts)))
+
 
 _WORK, _ACCESS, _IMPACTS, _COST = 0, 1, 2, 3
 
@@ -62,48 +76,48 @@ def begin(state, start_host):
     state.t = state.phase = state.overflow = state.reward = state.quiet_greens = 0
     for part in range(4):
         state.reward_parts[part] = 0
-    for zone in range(NUM_ZONES):
+    for zone in range(codes.NUM_ZONES):
         state.blocks[zone] = 0
-    for subnet in range(NUM_SUBNETS):
+    for subnet in range(codes.NUM_SUBNETS):
         state.red_hosts[subnet] = state.degraded[subnet] = state.phished[subnet] = 0
         state.process_events[subnet] = state.connection_events[subnet] = 0
         state.work_failed[subnet] = state.access_failed[subnet] = state.barred[subnet] = 0
         for phase in range(3):
-            allowed = GREEN_ALLOWED[phase, subnet]
+            allowed = codes.GREEN_ALLOWED[phase, subnet]
             state.num_destinations[phase, subnet] = num_servers_in(state, allowed)
-    for agent in range(NUM_BLUE):
+    for agent in range(codes.NUM_BLUE):
         state.blue_family[agent] = state.blue_target[agent] = state.blue_source[agent] = 0
         state.blue_left[agent] = state.messages[agent] = 0
-        state.blue_success[agent] = UNKNOWN
-    for agent in range(NUM_RED):
+        state.blue_success[agent] = codes.UNKNOWN
+    for agent in range(codes.NUM_RED):
         _begin_red(state, agent)
-    for host in range(NUM_HOSTS):
+    for host in range(codes.NUM_HOSTS):
         services = np.int64(state.services[host])
-        level = FULL if services else 0
-        state.svc[host] = level | (OT_RUNNING if services & OT else 0)
+        level = codes.FULL if services else 0
+        state.svc[host] = level | (codes.OT_RUNNING if services & codes.OT else 0)
         state.decoys[host] = state.decoy_order[host] = state.green[host] = 0
         state.max_pid[host] = state.num_vsftpd[host] = 0
         for decoy in range(4):
             state.decoy_pid[host, decoy] = 0
     _clear_pools(state)
-    add_session(state, 0, start_host, KIND_A | ABSTRACT, 0)
+    add_session(state, 0, start_host, codes.KIND_A | codes.ABSTRACT, 0)
     offer(state, 0, 0)
     state.active[0] = 1
 
 
 @njit
 def _begin_red(state, agent):
-    state.choice_type[agent] = INACTIVE
-    state.choice_target[agent] = state.choice_session[agent] = NONE
-    state.busy_type[agent] = state.busy_target[agent] = state.busy_session[agent] = NONE
-    state.done_type[agent] = state.done_target[agent] = state.done_success[agent] = NONE
+    state.choice_type[agent] = codes.INACTIVE
+    state.choice_target[agent] = state.choice_session[agent] = codes.NONE
+    state.busy_type[agent] = state.busy_target[agent] = state.busy_session[agent] = codes.NONE
+    state.done_type[agent] = state.done_target[agent] = state.done_success[agent] = codes.NONE
     state.busy_left[agent] = 0
-    state.red_exploit[agent] = NO_EXPLOIT
+    state.red_exploit[agent] = codes.NO_EXPLOIT
     state.found_ports[agent] = state.found_name[agent] = state.found_links[agent] = 0
     state.active[agent] = state.has_digested[agent] = state.gained[agent] = state.lost[agent] = 0
     state.num_sessions[agent] = state.num_memory[agent] = state.num_offered[agent] = 0
     state.num_table[agent] = state.num_handed[agent] = 0
-    for host in range(NUM_HOSTS):
+    for host in range(codes.NUM_HOSTS):
         state.fsm[agent, host] = 0
 
 
@@ -111,7 +125,7 @@ def _begin_red(state, agent):
 def _clear_pools(state):
     """Leave nothing of an earlier episode in the unused parts of lists."""
     state.num_foreign = state.num_suspicious = state.num_old_vsftpd = 0
-    for agent in range(NUM_RED):
+    for agent in range(codes.NUM_RED):
         for index in range(state.table.shape[1]):
             state.table[agent, index] = 0
         for index in range(state.session_ident.shape[1]):
@@ -133,10 +147,10 @@ def _clear_pools(state):
 @njit
 def _choose_red(state, agent, chance, rules, own_red):
     """Let an agent digest what it has seen, and choose (SPEC 4.2, SPEC_RED 7.4)."""
-    kind, target, ident = np.int64(INACTIVE), np.int64(NONE), np.int64(NONE)
+    kind, target, ident = np.int64(codes.INACTIVE), np.int64(codes.NONE), np.int64(codes.NONE)
     if state.active[agent]:
         digest(state, agent)
-        kind = np.int64(NONE)
+        kind = np.int64(codes.NONE)
         if state.busy_left[agent] == 0:
             if own_red is None:
                 kind, target, ident = choose(state, agent, chance, rules)
@@ -145,18 +159,18 @@ def _choose_red(state, agent, chance, rules, own_red):
     state.choice_type[agent] = kind
     state.choice_target[agent] = target
     state.choice_session[agent] = ident
-    if kind < INACTIVE and state.busy_left[agent] == 0:
+    if kind < codes.INACTIVE and state.busy_left[agent] == 0:
         state.busy_type[agent] = kind
         state.busy_target[agent] = target
         state.busy_session[agent] = ident
-        state.busy_left[agent] = RED_TICKS[kind]
+        state.busy_left[agent] = codes.RED_TICKS[kind]
 
 
 @njit
 def _tick_red(state, agent):
     """Count an agent's action down; what is due is filtered by its session (SPEC 4.3, 4.4)."""
-    state.done_type[agent] = state.done_target[agent] = state.done_success[agent] = NONE
-    state.red_exploit[agent] = NO_EXPLOIT
+    state.done_type[agent] = state.done_target[agent] = state.done_success[agent] = codes.NONE
+    state.red_exploit[agent] = codes.NO_EXPLOIT
     state.found_ports[agent] = state.found_name[agent] = state.found_links[agent] = 0
     left = np.int64(state.busy_left[agent])
     if left == 0:
@@ -167,18 +181,18 @@ def _tick_red(state, agent):
     state.done_type[agent] = state.busy_type[agent]
     state.done_target[agent] = state.busy_target[agent]
     is_there = find_session(state, agent, np.int64(state.busy_session[agent])) >= 0
-    state.done_success[agent] = FAILED if is_there else DROPPED
+    state.done_success[agent] = codes.FAILED if is_there else codes.DROPPED
 
 
 @njit
 def _act_red(state, agent, chance):
     """Carry out an agent's action, if one is due that was not dropped."""
-    if state.done_type[agent] == NONE or state.done_success[agent] == DROPPED:
+    if state.done_type[agent] == codes.NONE or state.done_success[agent] == codes.DROPPED:
         return
     kind, target = np.int64(state.done_type[agent]), np.int64(state.done_target[agent])
     ident = np.int64(state.busy_session[agent])
     if red_action(state, agent, kind, target, ident, chance):
-        state.done_success[agent] = SUCCEEDED
+        state.done_success[agent] = codes.SUCCEEDED
 
 
 @njit
@@ -186,14 +200,16 @@ def _count_reward(state, cost):
     """Add up the reward of the step (SPEC 9)."""
     phase = np.int64(state.phase)
     work = access = impacts = np.int64(0)
-    for subnet in range(NUM_SUBNETS):
+    for subnet in range(codes.NUM_SUBNETS):
         if state.work_failed[subnet]:
-            work += WORK_REWARD[phase, subnet] * count(np.int64(state.work_failed[subnet]))
+            work += codes.WORK_REWARD[phase, subnet] * count(np.int64(state.work_failed[subnet]))
         if state.access_failed[subnet]:
-            access += ACCESS_REWARD[phase, subnet] * count(np.int64(state.access_failed[subnet]))
-    for agent in range(NUM_RED):
-        if state.done_type[agent] == IMPACT and state.active[agent]:
-            impacts += IMPACT_REWARD[phase, np.int64(state.done_target[agent]) >> 4]
+            access += codes.ACCESS_REWARD[phase, subnet] * count(
+                np.int64(state.access_failed[subnet])
+            )
+    for agent in range(codes.NUM_RED):
+        if state.done_type[agent] == codes.IMPACT and state.active[agent]:
+            impacts += codes.IMPACT_REWARD[phase, np.int64(state.done_target[agent]) >> 4]
     state.reward_parts[_WORK] = work
     state.reward_parts[_ACCESS] = access
     state.reward_parts[_IMPACTS] = impacts
@@ -229,7 +245,7 @@ def phase_at(t, rules):
 
 
 @njit
-def apply(state, actions, chance, rules, own_red=None, log=None):
+def apply(state, actions, chance, rules, own_red=None):
     """Play one step.
 
     Args:
@@ -239,35 +255,26 @@ def apply(state, actions, chance, rules, own_red=None, log=None):
         chance: Where draws come from: (rng, None) or (rng, tape), see `draws`.
         rules: Record of `options.compile_rules`.
         own_red: Who chooses for red, instead of `red_agent.choose`; or None.
-        log: The state again, if it is one with a log, see `events`; or None.
     """
-    if log is None:
-        _play(state, actions, (chance[0], chance[1], None), rules, own_red)
-    else:
-        _play(state, actions, (chance[0], chance[1], log), rules, own_red)
-
-
-@njit
-def _play(state, actions, chance, rules, own_red):
-    begin_step(chance[2])
+    begin_step(state)
     state.phase = phase_at(np.int64(state.t), rules)
-    for subnet in range(NUM_SUBNETS):
+    for subnet in range(codes.NUM_SUBNETS):
         state.process_events[subnet] = state.connection_events[subnet] = 0
         state.work_failed[subnet] = state.access_failed[subnet] = 0
     cost = np.int64(0)
-    for agent in range(NUM_BLUE):
+    for agent in range(codes.NUM_BLUE):
         cost += submit(state, agent, np.int64(actions[agent]))
-        state.messages[agent] = np.int64(actions[NUM_BLUE + agent]) & 255
+        state.messages[agent] = np.int64(actions[codes.NUM_BLUE + agent]) & 255
     _choose_greens(state, chance[0], chance[1], rules)
-    for agent in range(NUM_RED):
+    for agent in range(codes.NUM_RED):
         _choose_red(state, agent, chance, rules, own_red)
         _tick_red(state, agent)
     blue_effects(state, chance)
     _greens(state, chance[1], chance, rules)
-    for agent in range(NUM_RED):
+    for agent in range(codes.NUM_RED):
         _act_red(state, agent, chance)
     reassign(state)
-    for agent in range(NUM_RED):
+    for agent in range(codes.NUM_RED):
         is_active = state.num_sessions[agent] > 0
         state.active[agent] = is_active
         if is_active:
@@ -284,40 +291,23 @@ def reset(state, rng, rules):
     start_host = generate(state, rng)
     begin(state, start_host)
     state.quiet_greens = draw_quiet(rng, rules)
-
-
-@njit
-def reset_logged(state, rng, rules):
-    """Begin an episode of a game with a log."""
-    reset(state, rng, rules)
     begin_log(state, rng)
 
 
-@njit
-def _end(state, rules):
-    """Return the reward of the step, and whether all agents' episode is over, after S - 1 steps."""
-    is_over = np.int64(state.t) >= rules.steps - 1
-    return float(state.reward), is_over, is_over
-
-
-def step_kernel(read, own_red=None, is_logged=False):
+def step_kernel(read, own_red=None):
     """Return a kernel that plays one step with the game's own draws.
 
     Args:
         read: Compiled function from the env's action to ten int64, see `apply`.
         own_red: Compiled function `(state, agent, rng)` that chooses for red; None for the
             challenge's red agents.
-        is_logged: Whether states have a log, see `events`.
     """
 
     @njit
     def step(state, actions, rng, rules):
+        """Return the reward, and whether all agents' episode is over, after S - 1 steps."""
         apply(state, read(actions), (rng, None), rules, own_red)
-        return _end(state, rules)
+        is_over = np.int64(state.t) >= rules.steps - 1
+        return float(state.reward), is_over, is_over
 
-    @njit
-    def step_logged(state, actions, rng, rules):
-        apply(state, read(actions), (rng, None), rules, own_red, state)
-        return _end(state, rules)
-
-    return step_logged if is_logged else step
+    return step

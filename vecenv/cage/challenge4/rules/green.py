@@ -17,37 +17,11 @@ import math
 import numpy as np
 from numba import njit
 
+from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.challenge4.rules.bits import count, has, nth, put_host
-from vecenv.cage.challenge4.rules.codes import (
-    ACCESS_ALARM,
-    ACCESS_DEST,
-    ACCESS_DONE,
-    ACCESS_FAILED,
-    ACCESS_SERVICE,
-    BLOCKED_PORT,
-    DECOY_SHIFT,
-    FIRST_GREEN_ACTOR,
-    FIRST_SERVER,
-    FULL,
-    GREEN_ACTION,
-    GREEN_ALLOWED,
-    GREEN_SLEPT,
-    LEVEL,
-    LEVEL_BITS,
-    LOCAL_WORK,
-    NUM_DECOYS,
-    NUM_SUBNETS,
-    WORK_ALARM,
-    WORK_DONE,
-    WORK_FAILED,
-    WORK_PHISH,
-    WORK_RELIABILITY,
-    WORK_SERVICE,
-)
 from vecenv.cage.challenge4.rules.draws import draw_index, draw_port, draw_unit
 from vecenv.cage.challenge4.rules.events import NO_PORT, log_alarm, log_connection
-from vecenv.cage.challenge4.rules.processes import note_connection, note_process, num_genuine
-from vecenv.cage.challenge4.rules.sessions import phish
+from vecenv.cage.challenge4.rules.sessions import note_connection, note_process, num_genuine, phish
 from vecenv.jit.random import integers, next_word, uniform
 
 _HALF = np.uint64(32)
@@ -73,7 +47,7 @@ def nth_server_in(state, subnets, n):
         subnet = nth(subnets, 0)
         num = np.int64(state.num_servers[subnet])
         if n < num:
-            return subnet * 16 + FIRST_SERVER + n
+            return subnet * 16 + codes.FIRST_SERVER + n
         n -= num
         subnets &= subnets - 1
     return np.int64(0)
@@ -84,9 +58,9 @@ def service_level(state, host, index):
     """Level int64 of the service that a user's work draws (SPEC 6.2)."""
     word, genuine = np.int64(state.svc[host]), num_genuine(state, host)
     if index < genuine:
-        return word & LEVEL_BITS
+        return word & codes.LEVEL_BITS
     decoy = (np.int64(state.decoy_order[host]) >> (2 * (index - genuine))) & 3
-    return (word >> (DECOY_SHIFT + 3 * decoy)) & LEVEL_BITS
+    return (word >> (codes.DECOY_SHIFT + 3 * decoy)) & codes.LEVEL_BITS
 
 
 @njit
@@ -96,53 +70,53 @@ def num_services(state, host):
 
 
 @njit
-def _fail_access(state, log, host, destination):
+def _fail_access(state, host, destination):
     put_host(state.access_failed, host)
     note_connection(state, destination)
-    log_connection(log, destination, host, destination, NO_PORT, host, BLOCKED_PORT)
+    log_connection(state, destination, host, destination, NO_PORT, host, codes.BLOCKED_PORT)
 
 
 @njit
 def choose_greens(state, chance):
     """Draw what every green user does (SPEC 6.1), into `green`."""
-    actor = np.int64(FIRST_GREEN_ACTOR)
-    for subnet in range(NUM_SUBNETS):
+    actor = np.int64(codes.FIRST_GREEN_ACTOR)
+    for subnet in range(codes.NUM_SUBNETS):
         for k in range(np.int64(state.num_users[subnet])):
-            state.green[subnet * 16 + k] = draw_index(chance, GREEN_ACTION, actor, 3)
+            state.green[subnet * 16 + k] = draw_index(chance, codes.GREEN_ACTION, actor, 3)
             actor += 1
 
 
 @njit
 def greens_one_by_one(state, chance, rules):
     """Carry out what `choose_greens` drew (SPEC 6.2, 6.3); `green` becomes the results."""
-    actor = np.int64(FIRST_GREEN_ACTOR)
-    for subnet in range(NUM_SUBNETS):
+    actor = np.int64(codes.FIRST_GREEN_ACTOR)
+    for subnet in range(codes.NUM_SUBNETS):
         for k in range(np.int64(state.num_users[subnet])):
             host = np.int64(subnet * 16 + k)
             choice = np.int64(state.green[host])
-            if choice == LOCAL_WORK:
+            if choice == codes.LOCAL_WORK:
                 state.green[host] = _work(state, host, chance, actor, rules)
-            elif choice == ACCESS_SERVICE:
+            elif choice == codes.ACCESS_SERVICE:
                 state.green[host] = _access(state, host, chance, actor, rules)
             else:
-                state.green[host] = GREEN_SLEPT
+                state.green[host] = codes.GREEN_SLEPT
             actor += 1
 
 
 @njit
 def _work(state, host, chance, actor, rules):
     """LocalWork of the user of a host; return the result int64."""
-    index = draw_index(chance, WORK_SERVICE, actor, num_services(state, host))
-    reliability = LEVEL * service_level(state, host, index)
-    if draw_index(chance, WORK_RELIABILITY, actor, 100) >= reliability:
+    index = draw_index(chance, codes.WORK_SERVICE, actor, num_services(state, host))
+    reliability = codes.LEVEL * service_level(state, host, index)
+    if draw_index(chance, codes.WORK_RELIABILITY, actor, 100) >= reliability:
         put_host(state.work_failed, host)
-        return np.int64(WORK_FAILED)
-    if draw_unit(chance, WORK_ALARM, actor) < rules.alarm_rate:
+        return np.int64(codes.WORK_FAILED)
+    if draw_unit(chance, codes.WORK_ALARM, actor) < rules.alarm_rate:
         note_process(state, host)
-        log_alarm(chance[2], host, draw_port(chance, actor))
-    if draw_unit(chance, WORK_PHISH, actor) < rules.phishing_rate:
+        log_alarm(state, host, draw_port(state, chance, actor))
+    if draw_unit(chance, codes.WORK_PHISH, actor) < rules.phishing_rate:
         phish(state, host, chance, actor)
-    return np.int64(WORK_DONE)
+    return np.int64(codes.WORK_DONE)
 
 
 @njit
@@ -150,16 +124,16 @@ def _access(state, host, chance, actor, rules):
     """AccessService of the user of a host; return the result int64."""
     subnet = host >> 4
     num = np.int64(state.num_destinations[state.phase, subnet])
-    index = draw_index(chance, ACCESS_DEST, actor, num)
-    destination = nth_server_in(state, GREEN_ALLOWED[state.phase, subnet], index)
-    port = draw_port(chance, actor)
+    index = draw_index(chance, codes.ACCESS_DEST, actor, num)
+    destination = nth_server_in(state, codes.GREEN_ALLOWED[state.phase, subnet], index)
+    port = draw_port(state, chance, actor)
     if has(np.int64(state.barred[subnet]), destination >> 4):
-        _fail_access(state, chance[2], host, destination)
-        return np.int64(ACCESS_FAILED)
-    if draw_unit(chance, ACCESS_ALARM, actor) < rules.alarm_rate:
+        _fail_access(state, host, destination)
+        return np.int64(codes.ACCESS_FAILED)
+    if draw_unit(chance, codes.ACCESS_ALARM, actor) < rules.alarm_rate:
         note_connection(state, destination)
-        log_connection(chance[2], destination, host, host, NO_PORT, destination, port)
-    return np.int64(ACCESS_DONE)
+        log_connection(state, destination, host, host, NO_PORT, destination, port)
+    return np.int64(codes.ACCESS_DONE)
 
 
 # --- by exception ---
@@ -179,11 +153,11 @@ def _work_failure(state, host):
     """Probability float64 that the service which a user's work draws fails it (SPEC 6.2)."""
     word, decoys = np.int64(state.svc[host]), np.int64(state.decoys[host])
     genuine = num_genuine(state, host)
-    num, levels = genuine + count(decoys), genuine * (word & LEVEL_BITS)
-    for decoy in range(NUM_DECOYS):
+    num, levels = genuine + count(decoys), genuine * (word & codes.LEVEL_BITS)
+    for decoy in range(codes.NUM_DECOYS):
         if has(decoys, decoy):
-            levels += (word >> (DECOY_SHIFT + 3 * decoy)) & LEVEL_BITS
-    return 1.0 - levels / (FULL * num)
+            levels += (word >> (codes.DECOY_SHIFT + 3 * decoy)) & codes.LEVEL_BITS
+    return 1.0 - levels / (codes.FULL * num)
 
 
 @njit
@@ -192,25 +166,25 @@ def _not_quiet(state, host, blocked, chance, rules):
 
     `blocked` is the set int64 of subnets to which its access fails.
     """
-    rng, log = chance[0], chance[2]
+    rng = chance[0]
     share = uniform(rng)
     subnet, bit = host >> 4, 1 << (host & 15)
     if share < rules.share_access:
         index = integers(rng, np.int64(state.num_destinations[state.phase, subnet]))
-        destination = nth_server_in(state, GREEN_ALLOWED[state.phase, subnet], index)
+        destination = nth_server_in(state, codes.GREEN_ALLOWED[state.phase, subnet], index)
         if has(blocked, destination >> 4):
-            _fail_access(state, log, host, destination)
+            _fail_access(state, host, destination)
         else:
             note_connection(state, destination)
-            port = draw_port(chance, 0)
-            log_connection(log, destination, host, host, NO_PORT, destination, port)
+            port = draw_port(state, chance, 0)
+            log_connection(state, destination, host, host, NO_PORT, destination, port)
         return
     if np.int64(state.degraded[subnet]) & bit and uniform(rng) < _work_failure(state, host):
         put_host(state.work_failed, host)
         return
     if share < rules.share_alarm:  # with or without phishing
         note_process(state, host)
-        log_alarm(log, host, draw_port(chance, 0))
+        log_alarm(state, host, draw_port(state, chance, 0))
     if share >= rules.share_phish:  # with or without an alarm
         state.phished[subnet] = np.int64(state.phished[subnet]) | bit
 
@@ -223,7 +197,7 @@ def _draw_failures(state, subnet, users, blocked, chance, rules):
         users: Set int64.
         blocked: Set int64 of subnets to which their access fails.
     """
-    rng, log = chance[0], chance[2]
+    rng = chance[0]
     num_blocked = num_servers_in(state, blocked)
     num = np.int64(state.num_destinations[state.phase, subnet])
     access = rules.access_failure * num_blocked / num
@@ -238,7 +212,7 @@ def _draw_failures(state, subnet, users, blocked, chance, rules):
         if number < access_bound:
             index = (np.int64(word & _LOW_HALF) * num_blocked) >> 32
             destination = nth_server_in(state, blocked, index)
-            _fail_access(state, log, np.int64(subnet * 16 + k), destination)
+            _fail_access(state, np.int64(subnet * 16 + k), destination)
         elif has(degraded, k):
             host = np.int64(subnet * 16 + k)
             share = access + rules.work_failure * _work_failure(state, host)
@@ -252,13 +226,13 @@ def greens_by_exception(state, chance, rules):
     rng = chance[0]
     quiet = np.int64(state.quiet_greens)
     any_phished = np.int64(0)
-    for subnet in range(NUM_SUBNETS):
+    for subnet in range(codes.NUM_SUBNETS):
         size = np.int64(state.num_users[subnet])
         users = (np.int64(1) << size) - 1
         state.phished[subnet] = 0
         blocked = np.int64(state.barred[subnet])
         if blocked:
-            blocked &= GREEN_ALLOWED[state.phase, subnet]
+            blocked &= codes.GREEN_ALLOWED[state.phase, subnet]
         quiet_users = users
         while quiet < size:
             quiet_users &= ~(1 << quiet)
@@ -270,7 +244,7 @@ def greens_by_exception(state, chance, rules):
         any_phished |= np.int64(state.phished[subnet])
     state.quiet_greens = min(quiet, _NEVER)
     if any_phished:
-        for subnet in range(NUM_SUBNETS):
+        for subnet in range(codes.NUM_SUBNETS):
             for k in range(np.int64(state.num_users[subnet])):
                 if has(np.int64(state.phished[subnet]), k):
                     phish(state, np.int64(subnet * 16 + k), chance, 0)

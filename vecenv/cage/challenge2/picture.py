@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from vecenv.cage.canvas import Canvas
 from vecenv.cage.challenge2.network.scenario import Scenario
-from vecenv.cage.challenge2.view.snapshot import Deed, HostView, Snapshot
+from vecenv.cage.challenge2.snapshot import Deed, HostView, Snapshot
 
 __all__ = ["draw_snapshot"]
 
@@ -15,7 +15,6 @@ _HEADER, _DEEDS, _LEGEND_ROW = 62, 58, 26
 _CARD_WIDTH, _CARD_HEIGHT = 284, 88
 _PANEL_TITLE, _PANEL_GAP = 32, 22
 _PANELS_PER_ROW = 4
-_FRAME_WIDTH = 26  # of a frame in the legend
 
 _BACKGROUND, _PANEL, _CARD = "#eef1f5", "#ffffff", "#f8fafc"
 _INK, _FAINT, _LINE = "#1f2933", "#7b8794", "#cbd2d9"
@@ -72,15 +71,15 @@ def _panels(scenario: Scenario) -> Iterator[tuple[str, int, int, int]]:
 
 
 def _draw_header(canvas: Canvas, snapshot: Snapshot) -> None:
-    scenario, episode = snapshot.scenario, snapshot.episode
+    scenario = snapshot.scenario
     canvas.text(_MARGIN, 21, scenario.name, _INK, size=20, bold=True)
     agent = _AGENTS[snapshot.red_agent]
     canvas.text(_MARGIN, 45, f"red agent: {agent}   rules: {scenario.rules.name}", _FAINT)
     right = canvas.width - _MARGIN
-    numbers = f"step {snapshot.step} / {episode.length}"
+    numbers = f"step {snapshot.step} / {snapshot.length}"
     x = right - canvas.text_width(numbers, size=16)
     canvas.text(x, 21, numbers, _INK, size=16, bold=True)
-    costs = f"reward {snapshot.reward:.1f}   total {episode.total:.1f}"
+    costs = f"reward {snapshot.reward:.1f}   total {snapshot.total:.1f}"
     canvas.text(right - canvas.text_width(costs, size=14), 45, costs, _INK, size=14)
 
 
@@ -187,38 +186,35 @@ def _draw_deeds(canvas: Canvas, snapshot: Snapshot, top: float) -> None:
 
 
 def _draw_legend(canvas: Canvas, top: float) -> float:
-    """Draw what colours and shapes mean, in as many rows as it takes; return where it ends.
+    """Draw what colours and shapes mean, entry by entry; return where it ends.
 
     Each entry is some swatches, (words, colour, fill, outline), and what they stand for; a frame
     has no words.
     """
     levels = [(name.lower(), *_LEVEL_COLORS[name], None) for name in _LEVEL_COLORS if name != "No"]
-    decoy = [("name", _GREEN, _DECOY_FILL, _GREEN)]
-    seen = [("exploit seen", _WHITE, _INK, None), ("scan seen", _INK, _WHITE, _INK)]
     entries = (
         (levels, "red's access: card and left pill true, right pill believed"),
-        (decoy, "decoy in place"),
-        ([("", _BLUE, "", _BLUE)], "blue's action"),
-        ([("", _RED, "", _RED)], "red's action"),
-        (seen, "what blue was shown in this step"),
+        ([("name", _GREEN, _DECOY_FILL, _GREEN)], "decoy in place"),
+        ([(" " * 6, _BLUE, _BACKGROUND, _BLUE)], "blue's action"),
+        ([(" " * 6, _RED, _BACKGROUND, _RED)], "red's action"),
+        (
+            [("exploit seen", _WHITE, _INK, None), ("scan seen", _INK, _WHITE, _INK)],
+            "what blue was shown in this step",
+        ),
     )
     x, y, end = float(_MARGIN), top + _LEGEND_ROW / 2, canvas.width - _MARGIN
+
+    def room_for(x: float, y: float, width: float) -> tuple[float, float]:
+        """Return where something begins: here, or in the next row."""
+        is_here = x == _MARGIN or x + width <= end
+        return (x, y) if is_here else (float(_MARGIN), y + _LEGEND_ROW)
+
     for swatches, meaning in entries:
-        words_width = canvas.text_width(meaning, size=11) + 3
-        width = sum(_swatch_width(canvas, words) + 5 for words, *_ in swatches)
-        if x > _MARGIN and x + width + words_width > end:
-            x, y = float(_MARGIN), y + _LEGEND_ROW
+        width = sum(canvas.text_width(words, size=10) + 15 for words, *_ in swatches)
+        x, y = room_for(x, y, width + canvas.text_width(meaning, size=11) + 3)
         for words, color, fill, outline in swatches:
-            if words:
-                canvas.pill(x, y, words, color, fill, size=10, outline=outline)
-            else:
-                canvas.box((x, y - 8, _FRAME_WIDTH, 16), outline=outline, line=2, radius=5)
-            x += _swatch_width(canvas, words) + 5
-        if x + words_width > end:  # in a narrow picture
-            x, y = float(_MARGIN), y + _LEGEND_ROW
+            x, y = room_for(x, y, canvas.text_width(words, size=10) + 10)
+            x = canvas.pill(x, y, words, color, fill, size=10, outline=outline) + 5
+        x, y = room_for(x, y, canvas.text_width(meaning, size=11) + 3)
         x = canvas.text(x + 3, y, meaning, _INK, size=11) + 22
     return y + _LEGEND_ROW / 2 + 8
-
-
-def _swatch_width(canvas: Canvas, words: str) -> float:
-    return canvas.text_width(words, size=10) + 10 if words else _FRAME_WIDTH

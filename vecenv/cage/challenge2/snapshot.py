@@ -1,44 +1,32 @@
-"""One environment spelled out: what is true, what blue sees, what was just done, in words."""
+"""One environment spelled out in words, and tables of it for people to read."""
 
 from __future__ import annotations
 
-import ipaddress
+import io
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions
 from vecenv.cage.challenge2.network.state import decode
-from vecenv.cage.challenge2.rules.codes import (
-    ACTIVITY_BITS,
-    ACTIVITY_EXPLOIT,
-    ACTIVITY_SCAN,
-    BELIEF_BITS,
-    BELIEF_PRIVILEGED,
-    BELIEF_UNKNOWN,
-    BELIEF_USER,
-    BITS_PER_HOST,
-    RED_ACTION_NAMES,
-    RED_AGENT_NAMES,
-    RED_SLEEP,
-    SUCCESS_NAMES,
-    SWEEP,
-)
+from vecenv.cage.challenge2.rules import codes
 
-__all__ = ["Deed", "Episode", "HostView", "Snapshot", "draw_addresses", "take_snapshot"]
+__all__ = ["Deed", "HostView", "Snapshot", "overview", "take_snapshot", "to_text"]
 
 ACCESS_NAMES = ("None", "User", "Privileged")
-ACTIVITY_NAMES = {0: "None", ACTIVITY_SCAN: "Scan", ACTIVITY_EXPLOIT: "Exploit"}
+ACTIVITY_NAMES = {0: "None", codes.ACTIVITY_SCAN: "Scan", codes.ACTIVITY_EXPLOIT: "Exploit"}
 BELIEF_NAMES = {
     0: "No",
-    BELIEF_UNKNOWN: "Unknown",
-    BELIEF_USER: "User",
-    BELIEF_PRIVILEGED: "Privileged",
+    codes.BELIEF_UNKNOWN: "Unknown",
+    codes.BELIEF_USER: "User",
+    codes.BELIEF_PRIVILEGED: "Privileged",
 }
 _OUTCOMES = {"true": ", succeeded", "false": ", failed", "unknown": ""}
-_NETWORK = ipaddress.ip_network("10.0.0.0/16")
-_ADDRESS_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +38,6 @@ class HostView:
         activity: What blue saw there in this step: "None", "Scan" or "Exploit".
         compromised: What blue believes: "No", "Unknown", "User" or "Privileged".
         access: Red's best session there: "None", "User" or "Privileged".
-        oldest_access: That of red's oldest session, which the original's table shows.
         num_sessions: How many red has there.
         is_known: Whether red knows its address.
         is_scanned: Whether red has seen its ports.
@@ -64,7 +51,6 @@ class HostView:
     activity: str
     compromised: str
     access: str
-    oldest_access: str
     num_sessions: int
     is_known: bool
     is_scanned: bool
@@ -98,27 +84,13 @@ class Deed:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
-    """Where an env stands in its episode.
-
-    Attributes:
-        length: At which step it is truncated.
-        total: Sum of its rewards so far.
-        key: Numbers that tell this episode from others, from which its addresses are drawn.
-    """
-
-    length: int
-    total: float
-    key: tuple[int, ...] = (0,)
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """One environment after a step.
 
     Attributes:
         scenario: Its tables.
-        episode: See `Episode`.
+        length: At which step its episode is truncated.
+        total: Sum of the rewards so far.
         step: Steps made in this episode.
         reward: Of the latest step.
         red_agent: Name of red's agent.
@@ -130,7 +102,8 @@ class Snapshot:
     """
 
     scenario: Scenario
-    episode: Episode
+    length: int
+    total: float
     step: int
     reward: float
     red_agent: str
@@ -142,22 +115,23 @@ class Snapshot:
     hosts: tuple[HostView, ...]
 
 
-def take_snapshot(state: Any, scenario: Scenario, episode: Episode) -> Snapshot:
+def take_snapshot(state: Any, scenario: Scenario, length: int, total: float) -> Snapshot:
     """Spell out one environment.
 
     Args:
         state: STATE_DTYPE record; copied from.
         scenario: Whose state it is.
-        episode: See `Episode`.
+        length, total: See `Snapshot`.
     """
     has_begun = int(state["step"]) > 0
     green = int(state["green_target"])
     return Snapshot(
         scenario=scenario,
-        episode=episode,
+        length=length,
+        total=total,
         step=int(state["step"]),
         reward=int(state["reward10"]) / 10,
-        red_agent=RED_AGENT_NAMES[int(state["red_agent"])],
+        red_agent=codes.RED_AGENT_NAMES[int(state["red_agent"])],
         blue=_blue_deed(state, scenario) if has_begun else None,
         red=_red_deed(state, scenario) if has_begun else None,
         green_target=scenario.hosts[green].name if has_begun and green >= 0 else None,
@@ -174,7 +148,7 @@ def _host_views(state: Any, scenario: Scenario) -> tuple[HostView, ...]:
     bits = int(state["obs_bits"])
     views = []
     for index, host in enumerate(scenario.hosts):
-        seen = bits >> BITS_PER_HOST * index
+        seen = bits >> codes.BITS_PER_HOST * index
         sessions = sum(int(true[name][index]) for name in ("n_removable", "n_stuck", "n_priv"))
         decoys = int(true["decoys"][index])
         views.append(
@@ -182,10 +156,9 @@ def _host_views(state: Any, scenario: Scenario) -> tuple[HostView, ...]:
                 host.name,
                 host.subnet,
                 host.os,
-                ACTIVITY_NAMES.get(seen & ACTIVITY_BITS, "None"),
-                BELIEF_NAMES[seen & BELIEF_BITS],
+                ACTIVITY_NAMES.get(seen & codes.ACTIVITY_BITS, "None"),
+                BELIEF_NAMES[seen & codes.BELIEF_BITS],
                 ACCESS_NAMES[true["access"][index]],
-                ACCESS_NAMES[true["table_access"][index]],
                 sessions,
                 bool(true["known_ip"][index]),
                 bool(true["table_scanned"][index]),
@@ -198,47 +171,96 @@ def _host_views(state: Any, scenario: Scenario) -> tuple[HostView, ...]:
 
 def _blue_deed(state: Any, scenario: Scenario) -> Deed:
     action = blue_actions(scenario)[int(state["blue_action"])]
-    return Deed(action.name, action.host, SUCCESS_NAMES[int(state["blue_success"])])
+    return Deed(action.name, action.host, codes.SUCCESS_NAMES[int(state["blue_success"])])
 
 
 def _red_deed(state: Any, scenario: Scenario) -> Deed:
     kind, target = int(state["red_type"]), int(state["red_target"])
-    names = scenario.subnets if kind == SWEEP else [host.name for host in scenario.hosts]
-    has_target = kind != RED_SLEEP and 0 <= target < len(names)
+    names = scenario.subnets if kind == codes.SWEEP else [host.name for host in scenario.hosts]
+    has_target = kind != codes.RED_SLEEP and 0 <= target < len(names)
     exploit = int(state["red_exploit"])
     return Deed(
-        RED_ACTION_NAMES[kind],
+        codes.RED_ACTION_NAMES[kind],
         names[target] if has_target else None,
-        SUCCESS_NAMES[int(state["red_success"])],
+        codes.SUCCESS_NAMES[int(state["red_success"])],
         scenario.exploits[exploit].name if exploit >= 0 else "",
     )
 
 
-def draw_addresses(
-    scenario: Scenario, key: tuple[int, ...]
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Draw the addresses of an episode: distinct blocks of 10.0.0.0/16, distinct hosts in each.
+_WIDTH = 100
+_STYLES = {
+    "Scan": "yellow",
+    "Exploit": "bold red",
+    "Unknown": "magenta",
+    "User": "yellow",
+    "Privileged": "bold red",
+}
 
-    They stand in tables for people and influence nothing, so they are drawn when a table is.
 
-    Args:
-        scenario: Whose hosts and subnets.
-        key: Non-negative integers that say which episode; equal ones give equal addresses.
+def overview(snapshot: Snapshot) -> RenderableType:
+    """Return truth and blue's view side by side, with what was just done; 80 columns wide."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("Host", "Access", "Red knows", "Activity", "Compromised"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("Decoys")
+    for subnet in snapshot.scenario.subnets:
+        table.add_row(Text(subnet, style="bold"))
+        for host in snapshot.hosts:
+            if host.subnet == subnet:
+                table.add_row(*_cells(host))
+        table.add_section()
+    return Group(*_title(snapshot), table, *_events(snapshot))
 
-    Returns:
-        The blocks by subnet and the addresses by host.
-    """
-    generator = np.random.default_rng(key)
-    names = {s: [h.name for h in scenario.hosts if h.subnet == s] for s in scenario.subnets}
-    host_bits = max(4, max(len(hosts) + 1 for hosts in names.values()).bit_length())
-    num_blocks = _NETWORK.num_addresses >> host_bits
-    blocks = generator.choice(num_blocks, len(scenario.subnets), replace=False)
-    subnets, hosts = {}, {}
-    for subnet, block in zip(scenario.subnets, blocks.tolist(), strict=True):
-        first = _NETWORK.network_address + (block << host_bits)
-        subnets[subnet] = f"{first}/{_ADDRESS_BITS - host_bits}"
-        usable = (1 << host_bits) - 2  # neither the first nor the last of a block
-        places = generator.choice(usable, len(names[subnet]), replace=False)
-        for host, place in zip(names[subnet], places.tolist(), strict=True):
-            hosts[host] = str(first + 1 + place)
-    return subnets, hosts
+
+def _cells(host: HostView) -> list[Text]:
+    knows = "ports" if host.is_scanned else "address" if host.is_known else ""
+    decoys = ", ".join(name.removeprefix("Decoy") for name in host.decoys)
+    words = (host.access, knows, host.activity, host.compromised)
+    return [Text(f"  {host.name}"), *map(_cell, words), Text(decoys)]
+
+
+def to_text(renderable: RenderableType) -> str:
+    """Return a table as text with colour codes."""
+    console = Console(
+        file=io.StringIO(),
+        width=_WIDTH,
+        force_terminal=True,
+        color_system="standard",
+        legacy_windows=False,
+    )
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+def _cell(word: str) -> Text:
+    return Text(word, style=_STYLES.get(word, "dim" if word in ("None", "No") else ""))
+
+
+def _title(snapshot: Snapshot) -> list[Text]:
+    scenario = snapshot.scenario
+    return [
+        Text(f"{scenario.name}, {scenario.rules.name} rules", "bold"),
+        Text(
+            f"red agent {snapshot.red_agent}, step {snapshot.step}/{snapshot.length}, "
+            f"reward {snapshot.reward:.1f}, total {snapshot.total:.1f}"
+        ),
+    ]
+
+
+def _events(snapshot: Snapshot) -> list[Text]:
+    service = snapshot.scenario.operational_service.host
+    sides = (("Blue", "bold blue", snapshot.blue), ("Red", "bold red", snapshot.red))
+    lines = [_deed_line(*side) for side in sides]
+    if snapshot.green_target is not None:
+        lines.append(Text(f"Green: scanned {snapshot.green_target}"))
+    if not snapshot.is_service_running:
+        lines.append(Text(f"The operational service on {service} is stopped", style="bold red"))
+    return lines
+
+
+def _deed_line(side: str, style: str, deed: Deed | None) -> Text:
+    line = Text(f"{side}: ", style=style)
+    if deed is not None:
+        line.append(deed.with_outcome(), style="default not bold")
+    return line

@@ -1,39 +1,22 @@
 """The state record of one game.
 
-Hosts are the indices of `rules.codes`; sets of the hosts of one subnet are bit masks (bit k). The
-first part is what every step reads, the last what few steps touch.
+Hosts are the indices of `codes`; sets of the hosts of one subnet are bit masks (bit k). The first
+part is what every step reads, the last what few steps touch.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from vecenv.cage.challenge4.rules.codes import (
-    MAX_EVENTS,
-    MAX_HANDED,
-    MAX_MEMORY,
-    MAX_OFFERED,
-    MAX_OLD_VSFTPD,
-    MAX_SESSIONS,
-    MAX_SUSPICIOUS,
-    MAX_TABLE,
-    NUM_BLUE,
-    NUM_DECOYS,
-    NUM_HOSTS,
-    NUM_RED,
-    NUM_SHOWN,
-    NUM_SUBNETS,
-    NUM_WATCHED,
-    NUM_ZONES,
-)
+from vecenv.cage.challenge4.rules import codes
 
-__all__ = ["LOGGED_STATE_DTYPE", "STATE_DTYPE"]
+__all__ = ["STATE_DTYPE"]
 
-_SUBNET_MASKS = (np.uint16, (NUM_SUBNETS,))
-_BLUE_BYTES = (np.uint8, (NUM_BLUE,))
-_RED_BYTES = (np.uint8, (NUM_RED,))
-_HOST_BYTES = (np.uint8, (NUM_HOSTS,))
-_HOST_WORDS = (np.uint16, (NUM_HOSTS,))
+_SUBNET_MASKS = (np.uint16, (codes.NUM_SUBNETS,))
+_BLUE_BYTES = (np.uint8, (codes.NUM_BLUE,))
+_RED_BYTES = (np.uint8, (codes.NUM_RED,))
+_HOST_BYTES = (np.uint8, (codes.NUM_HOSTS,))
+_HOST_WORDS = (np.uint16, (codes.NUM_HOSTS,))
 
 _FIELDS = [
     # --- what every step reads ---
@@ -43,12 +26,12 @@ _FIELDS = [
     ("reward", np.int16),  # of the latest step
     ("reward_parts", np.int16, (4,)),  # LocalWork, AccessService, Impact, cost of actions
     ("quiet_greens", np.int32),  # greens to pass over before the next that does something
-    ("blocks", np.uint16, (NUM_ZONES,)),  # by `to`: set of the zones `from` that are blocked
+    ("blocks", np.uint16, (codes.NUM_ZONES,)),  # by `to`: set of the zones `from` that are blocked
     ("barred", *_SUBNET_MASKS),  # subnets with a block against, or by, this one
     ("exists", *_SUBNET_MASKS),
-    ("num_users", np.uint8, (NUM_SUBNETS,)),
-    ("num_servers", np.uint8, (NUM_SUBNETS,)),
-    ("num_destinations", np.uint8, (3, NUM_SUBNETS)),  # of a subnet's users, by phase
+    ("num_users", np.uint8, (codes.NUM_SUBNETS,)),
+    ("num_servers", np.uint8, (codes.NUM_SUBNETS,)),
+    ("num_destinations", np.uint8, (3, codes.NUM_SUBNETS)),  # of a subnet's users, by phase
     ("red_hosts", *_SUBNET_MASKS),  # with a session of any red agent
     ("degraded", *_SUBNET_MASKS),  # with a service below 100 %
     ("process_events", *_SUBNET_MASKS),  # of this step
@@ -74,7 +57,7 @@ _FIELDS = [
     ("done_type", *_RED_BYTES),
     ("done_target", *_RED_BYTES),
     ("done_success", *_RED_BYTES),
-    ("red_exploit", np.int8, (NUM_RED,)),
+    ("red_exploit", np.int8, (codes.NUM_RED,)),
     ("found_ports", *_RED_BYTES),  # by the scan of the latest step
     ("found_name", *_RED_BYTES),  # whether the latest action found its target's name
     ("found_links", *_RED_BYTES),  # whether it revealed hosts
@@ -100,23 +83,31 @@ _FIELDS = [
     ("num_vsftpd", *_HOST_WORDS),  # processes
     ("green", *_HOST_BYTES),  # results; written where greens are drawn one by one
     # --- red's tables, in order ---
-    ("fsm", np.uint8, (NUM_RED, NUM_HOSTS)),  # state of a host, and whether its name is known
-    ("table", np.uint8, (NUM_RED, MAX_TABLE)),  # known hosts that are not in state F
-    ("session_ident", np.uint8, (NUM_RED, MAX_SESSIONS)),
-    ("session_host", np.uint8, (NUM_RED, MAX_SESSIONS)),
-    ("session_flags", np.uint8, (NUM_RED, MAX_SESSIONS)),
-    ("session_pid", np.uint16, (NUM_RED, MAX_SESSIONS)),
-    ("memory_ident", np.uint8, (NUM_RED, MAX_MEMORY)),  # session that scanned
-    ("memory_host", np.uint8, (NUM_RED, MAX_MEMORY)),
-    ("memory_ports", np.uint8, (NUM_RED, MAX_MEMORY)),
-    ("offered", np.uint8, (NUM_RED, MAX_OFFERED)),
-    ("handed", np.uint8, (NUM_RED, MAX_HANDED)),  # hosts of sessions handed over in this step
+    (
+        "fsm",
+        np.uint8,
+        (codes.NUM_RED, codes.NUM_HOSTS),
+    ),  # state of a host, and whether its name is known
+    ("table", np.uint8, (codes.NUM_RED, codes.MAX_TABLE)),  # known hosts that are not in state F
+    ("session_ident", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)),
+    ("session_host", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)),
+    ("session_flags", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)),
+    ("session_pid", np.uint16, (codes.NUM_RED, codes.MAX_SESSIONS)),
+    ("memory_ident", np.uint8, (codes.NUM_RED, codes.MAX_MEMORY)),  # session that scanned
+    ("memory_host", np.uint8, (codes.NUM_RED, codes.MAX_MEMORY)),
+    ("memory_ports", np.uint8, (codes.NUM_RED, codes.MAX_MEMORY)),
+    ("offered", np.uint8, (codes.NUM_RED, codes.MAX_OFFERED)),
+    (
+        "handed",
+        np.uint8,
+        (codes.NUM_RED, codes.MAX_HANDED),
+    ),  # hosts of sessions handed over in this step
     # --- processes ---
-    ("decoy_pid", np.uint16, (NUM_HOSTS, NUM_DECOYS)),
-    ("suspicious_pid", np.uint16, (MAX_SUSPICIOUS,)),
-    ("suspicious_host", np.uint8, (MAX_SUSPICIOUS,)),
-    ("old_vsftpd_host", np.uint8, (MAX_OLD_VSFTPD,)),
-    ("old_vsftpd_pid", np.uint16, (MAX_OLD_VSFTPD,)),
+    ("decoy_pid", np.uint16, (codes.NUM_HOSTS, codes.NUM_DECOYS)),
+    ("suspicious_pid", np.uint16, (codes.MAX_SUSPICIOUS,)),
+    ("suspicious_host", np.uint8, (codes.MAX_SUSPICIOUS,)),
+    ("old_vsftpd_host", np.uint8, (codes.MAX_OLD_VSFTPD,)),
+    ("old_vsftpd_pid", np.uint16, (codes.MAX_OLD_VSFTPD,)),
 ]
 _EVENT = np.dtype(
     [
@@ -132,17 +123,15 @@ _EVENT = np.dtype(
     ],
     align=True,
 )
-# What `rules.events` keeps.
-_EVENT_FIELDS = [
+_FIELDS += [  # what `rules.events` keeps
     ("num_events", np.uint16),
     ("num_slots", np.uint16),  # draws of this step that change nothing else
     ("analysed", *_BLUE_BYTES),  # files that an Analyse of this step found, and WAS_ANALYSED
     ("new_decoy", *_BLUE_BYTES),  # that was placed in this step, or NONE
-    ("last_event", np.uint16, (NUM_BLUE,)),  # 1 + the latest on a node of the agent; 0: none
-    ("shown", np.uint8, (NUM_SHOWN * NUM_WATCHED,)),  # of hosts in every step, as rows have it
-    ("events", _EVENT, (MAX_EVENTS,)),  # in the order in which they happened
+    ("last_event", np.uint16, (codes.NUM_BLUE,)),  # 1 + the latest on a node of the agent
+    ("shown", np.uint8, (codes.NUM_SHOWN * codes.NUM_WATCHED,)),  # of hosts, as rows have it
+    ("events", _EVENT, (codes.MAX_EVENTS,)),  # in the order in which they happened
     ("files", *_HOST_BYTES),  # that red has dropped
     ("extra_order", *_HOST_BYTES),  # of web, database and mail among processes, two bits each
 ]
 STATE_DTYPE = np.dtype(_FIELDS, align=True)
-LOGGED_STATE_DTYPE = np.dtype(_FIELDS + _EVENT_FIELDS, align=True)

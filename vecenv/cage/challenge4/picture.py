@@ -7,33 +7,8 @@ from typing import Any
 import numpy as np
 
 from vecenv.cage.canvas import Canvas
-from vecenv.cage.challenge4.network.names import host_name
-from vecenv.cage.challenge4.rules.codes import (
-    ADM,
-    ALLOW,
-    BLOCK,
-    CON,
-    FAMILY_NAMES,
-    FIRST_SERVER,
-    FULL,
-    HOSTS_PER_SUBNET,
-    LEVEL_BITS,
-    MONITOR,
-    NUM_BLUE,
-    NUM_RED,
-    NUM_ZONES,
-    OFF,
-    OT,
-    OT_RUNNING,
-    OZA,
-    OZB,
-    PRIVILEGED,
-    PUB,
-    RZA,
-    RZB,
-    SLEEP,
-    SUBNET_NAMES,
-)
+from vecenv.cage.challenge4.rules import codes
+from vecenv.cage.challenge4.rules.codes import host_name
 
 __all__ = ["draw_state"]
 
@@ -42,19 +17,19 @@ _INK, _GREY, _PAPER, _ZONE = "#1d3557", "#8d99ae", "#ffffff", "#f4f6f8"
 _CLEAN, _HELD, _OWNED = "#cfe8d5", "#f4a261", "#c1121f"
 _ALARM, _CONTACT, _FAILED, _DECOY = "#e63946", "#457b9d", "#9b2226", "#2a9d8f"
 _TITLES = {
-    RZA: "Restricted zone A",
-    OZA: "Operational zone A",
-    RZB: "Restricted zone B",
-    OZB: "Operational zone B",
-    CON: "Contractors",
-    PUB: "Public access",
-    ADM: "Administration",
-    OFF: "Office",
+    codes.RZA: "Restricted zone A",
+    codes.OZA: "Operational zone A",
+    codes.RZB: "Restricted zone B",
+    codes.OZB: "Operational zone B",
+    codes.CON: "Contractors",
+    codes.PUB: "Public access",
+    codes.ADM: "Administration",
+    codes.OFF: "Office",
 }
-_PLACES = {RZA: (0, 0), RZB: (1, 0), CON: (2, 0), PUB: (3, 0)}
-_PLACES |= {OZA: (0, 1), OZB: (1, 1), ADM: (2, 1), OFF: (3, 1)}
-_AGENT_OF = {RZA: "blue 0", OZA: "blue 1", RZB: "blue 2", OZB: "blue 3"}
-_AGENT_OF |= {PUB: "blue 4", ADM: "blue 4", OFF: "blue 4", CON: "nobody"}
+_PLACES = {codes.RZA: (0, 0), codes.RZB: (1, 0), codes.CON: (2, 0), codes.PUB: (3, 0)}
+_PLACES |= {codes.OZA: (0, 1), codes.OZB: (1, 1), codes.ADM: (2, 1), codes.OFF: (3, 1)}
+_AGENT_OF = {codes.RZA: "blue 0", codes.OZA: "blue 1", codes.RZB: "blue 2", codes.OZB: "blue 3"}
+_AGENT_OF |= {codes.PUB: "blue 4", codes.ADM: "blue 4", codes.OFF: "blue 4", codes.CON: "nobody"}
 _ZONE_WIDTH, _ZONE_HEIGHT, _GAP, _TOP = 236, 214, 8, 56
 _CELL, _HOST = 36, 28
 
@@ -88,11 +63,7 @@ def _draw_head(canvas: Canvas, state: Any, steps: int) -> None:
     reward = f"reward {int(state['reward'])}" + (f": {shown}" if shown else "")
     canvas.text(x + 14, 20, reward, _FAILED if state["reward"] < 0 else _GREY, size=13)
     x = 16
-    for words, color in (
-        ("clean", _CLEAN),
-        ("red session", _HELD),
-        ("privileged", _OWNED),
-    ):
+    for words, color in (("clean", _CLEAN), ("red session", _HELD), ("privileged", _OWNED)):
         canvas.box((x, 38, 10, 10), color, radius=2)
         x = canvas.text(x + 15, 43, words, _GREY, size=11) + 14
     for words, color in (("process alarm", _ALARM), ("connection alarm", _CONTACT)):
@@ -108,10 +79,10 @@ def _draw_head(canvas: Canvas, state: Any, steps: int) -> None:
 def _session_levels(state: Any) -> np.ndarray:
     """Return 0, 1 (a session) or 2 (a privileged one) of each host, int (128,)."""
     levels = np.zeros(len(state["svc"]), np.int64)
-    for agent in range(NUM_RED):
+    for agent in range(codes.NUM_RED):
         size = int(state["num_sessions"][agent])
         hosts = state["session_host"][agent, :size]
-        own = 1 + (state["session_flags"][agent, :size] & PRIVILEGED != 0)
+        own = 1 + (state["session_flags"][agent, :size] & codes.PRIVILEGED != 0)
         np.maximum.at(levels, hosts, own)
     return levels
 
@@ -123,20 +94,22 @@ def _draw_zone(
     end = canvas.text(left + 10, top + 14, _TITLES[zone], _INK, size=13, bold=True)
     canvas.text(end + 8, top + 14, _AGENT_OF[zone], _GREY, size=11)
     exists = int(state["exists"][zone])
-    for k in range(HOSTS_PER_SUBNET):
+    for k in range(codes.HOSTS_PER_SUBNET):
         if not exists >> k & 1:
             continue
-        is_server = k >= FIRST_SERVER
-        number = k - FIRST_SERVER if is_server else k
+        is_server = k >= codes.FIRST_SERVER
+        number = k - codes.FIRST_SERVER if is_server else k
         column, row = (number, 0) if is_server else (number % 5, 1 + number // 5)
         place = (left + 12 + column * _CELL, top + 30 + row * (_CELL + 8))
-        _draw_host(canvas, state, zone, k, place, int(levels[zone * HOSTS_PER_SUBNET + k]))
+        _draw_host(canvas, state, zone, k, place, int(levels[zone * codes.HOSTS_PER_SUBNET + k]))
     blocked = int(state["blocks"][zone])
     x = left + 10
     if blocked:
         x = canvas.text(x, top + _ZONE_HEIGHT - 16, "no traffic from", _GREY, size=11) + 5
-        names = [SUBNET_NAMES[other] for other in range(NUM_ZONES) if blocked >> other & 1]
-        words = "all" if len(names) == NUM_ZONES - 1 else " ".join(names)
+        names = [
+            codes.SUBNET_NAMES[other] for other in range(codes.NUM_ZONES) if blocked >> other & 1
+        ]
+        words = "all" if len(names) == codes.NUM_ZONES - 1 else " ".join(names)
         canvas.text(x, top + _ZONE_HEIGHT - 16, words, _FAILED, size=11)
 
 
@@ -144,7 +117,7 @@ def _draw_host(
     canvas: Canvas, state: Any, zone: int, k: int, place: tuple[float, float], level: int
 ) -> None:
     left, top = place
-    host = zone * HOSTS_PER_SUBNET + k
+    host = zone * codes.HOSTS_PER_SUBNET + k
 
     def has(name: str) -> bool:
         return bool(int(state[name][zone]) >> k & 1)
@@ -152,18 +125,18 @@ def _draw_host(
     outline = _ALARM if has("process_events") else None
     outline = _CONTACT if outline is None and has("connection_events") else outline
     fill = (_CLEAN, _HELD, _OWNED)[level]
-    radius = 4 if k >= FIRST_SERVER else _HOST / 2
+    radius = 4 if k >= codes.FIRST_SERVER else _HOST / 2
     canvas.box((left, top, _HOST, _HOST), fill, outline=outline, line=3, radius=radius)
     color = "#ffffff" if level == 2 else _INK
     word = int(state["svc"][host])
-    percent = 100 * (word & LEVEL_BITS) // FULL
+    percent = 100 * (word & codes.LEVEL_BITS) // codes.FULL
     if percent < 100:
         canvas.text(left + 5, top + _HOST / 2, f"{percent}", color, size=10)
-    elif k >= FIRST_SERVER:
-        canvas.text(left + 8, top + _HOST / 2, f"s{k - FIRST_SERVER}", color, size=10)
+    elif k >= codes.FIRST_SERVER:
+        canvas.text(left + 8, top + _HOST / 2, f"s{k - codes.FIRST_SERVER}", color, size=10)
     else:
         canvas.text(left + 8, top + _HOST / 2, f"u{k}", color, size=10)
-    if int(state["services"][host]) & OT and not word & OT_RUNNING:
+    if int(state["services"][host]) & codes.OT and not word & codes.OT_RUNNING:
         canvas.text(left, top + _HOST + 6, "OT", _FAILED, size=9)
     for number in range(int(state["decoys"][host]).bit_count()):
         canvas.box((left + _HOST - 5 * number - 5, top - 4, 5, 5), _DECOY, radius=2.5)
@@ -174,7 +147,7 @@ def _draw_host(
 def _draw_foot(canvas: Canvas, state: Any) -> None:
     """Write what the blue agents are doing, and what they have said."""
     top = _TOP + 2 * (_ZONE_HEIGHT + _GAP) + 14
-    for agent in range(NUM_BLUE):
+    for agent in range(codes.NUM_BLUE):
         y = top + 24 * agent
         x = canvas.pill(16, y, f"blue {agent}", "#ffffff", _CONTACT, size=11)
         canvas.text(x + 8, y, _doing(state, agent), _INK, size=12)
@@ -185,15 +158,14 @@ def _draw_foot(canvas: Canvas, state: Any) -> None:
 def _doing(state: Any, agent: int) -> str:
     """Return what an agent has begun or done in the latest step."""
     family = int(state["blue_family"][agent])
-    words = FAMILY_NAMES[family]
-    if state["t"] == 0 or family == SLEEP:
+    words = codes.FAMILY_NAMES[family]
+    if state["t"] == 0 or family == codes.SLEEP:
         return "Sleep"
     target = int(state["blue_target"][agent])
-    if family in (ALLOW, BLOCK):
-        words += (
-            f" into {SUBNET_NAMES[target]} from {SUBNET_NAMES[int(state['blue_source'][agent])]}"
-        )
-    elif family != MONITOR:
+    if family in (codes.ALLOW, codes.BLOCK):
+        source = int(state["blue_source"][agent])
+        words += f" into {codes.SUBNET_NAMES[target]} from {codes.SUBNET_NAMES[source]}"
+    elif family != codes.MONITOR:
         words += f" {host_name(target).replace('_subnet', '').replace('_', ' ')}"
     left = int(state["blue_left"][agent])
     return words + (f", {left} more" if left else "")

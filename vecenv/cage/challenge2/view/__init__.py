@@ -1,1 +1,0 @@
-"""What people look at: one environment in words, tables, pictures."""

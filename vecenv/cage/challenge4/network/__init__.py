@@ -1,1 +1,0 @@
-"""The network of an episode: its state record, and how it is drawn."""

@@ -1,0 +1,570 @@
+"""Red: what its actions do when they take effect (SPEC_RED 2), and the finite-state agent (7)."""
+
+import numpy as np
+from numba import njit
+
+from vecenv.cage.challenge4.rules import codes
+from vecenv.cage.challenge4.rules.bits import count, has, nth
+from vecenv.cage.challenge4.rules.draws import (
+    draw_cell,
+    draw_hop,
+    draw_index,
+    draw_port,
+    draw_unit,
+    draw_unused,
+)
+from vecenv.cage.challenge4.rules.events import (
+    FIRST_RED,
+    FIRST_ROUTER,
+    NO_PORT,
+    drop_cmd,
+    drop_escalate,
+    log_connection,
+    log_scan,
+    log_session,
+    next_decoy,
+)
+from vecenv.cage.challenge4.rules.sessions import (
+    add_session,
+    degrade,
+    find_session,
+    is_privileged_on,
+    new_pid,
+    note_connection,
+    note_suspicious,
+    num_genuine,
+    open_ports,
+    remember_ports,
+    remembered_ports,
+)
+
+_SSH_PORT, _SSH_GUESSES = 22, 10  # connections of a brute-force attack
+
+
+@njit
+def _is_reachable(state, source, host):
+    """Whether no block stops red's traffic from one host to another (SPEC 5.4)."""
+    return not has(np.int64(state.blocks[host >> 4]), source >> 4)
+
+
+@njit
+def _scan(state, agent, index, host, detection, chance):
+    source = np.int64(state.session_host[agent, index])
+    is_abstract = np.int64(state.session_flags[agent, index]) & codes.KIND_A
+    if not is_abstract or not _is_reachable(state, source, host):
+        return False
+    ports = open_ports(state, host)
+    ident = np.int64(state.session_ident[agent, index])
+    remember_ports(state, agent, ident, host, ports)
+    state.found_ports[agent] = ports
+    value = draw_unit(chance, codes.SCAN_DETECT, codes.FIRST_RED_ACTOR + agent)
+    if value <= detection or state.decoys[host]:
+        note_connection(state, host)
+        log_scan(state, chance, agent, source, host, value <= detection)
+    return True
+
+
+@njit
+def _num_sessions_on(state, agent, host):
+    num = np.int64(0)
+    for index in range(np.int64(state.num_sessions[agent])):
+        if state.session_host[agent, index] == host:
+            num += 1
+    return num
+
+
+@njit
+def _probe_one(is_decoy, chance, actor):
+    """Probe one process for deception; return whether it was noticed as a decoy."""
+    hit = draw_unit(chance, codes.DECEPTION_HIT_SITE, actor)
+    if hit <= codes.DECEPTION_HIT and is_decoy:
+        return True
+    false = draw_unit(chance, codes.DECEPTION_FALSE_SITE, actor)
+    return false <= codes.DECEPTION_FALSE and not is_decoy
+
+
+@njit
+def _next_process(state, host, after):
+    """The red session or decoy process with the smallest id above `after`.
+
+    Ids grow in the order of creation, which is the order in which processes are probed.
+
+    Returns:
+        Its id int64, or -1; and whether it is a decoy.
+    """
+    best, _ = next_decoy(state, host, max(after, np.int64(0)))
+    is_decoy = best >= 0
+    for agent in range(codes.NUM_RED):
+        for index in range(np.int64(state.num_sessions[agent])):
+            pid = np.int64(state.session_pid[agent, index])
+            if state.session_host[agent, index] == host and pid > after and not 0 <= best < pid:
+                best, is_decoy = pid, False
+    return best, is_decoy
+
+
+@njit
+def _probe(state, host, tape, chance, actor):
+    """Probe all processes of a host; return whether any was taken for a decoy."""
+    others = num_genuine(state, host)
+    if host >> 4 != codes.CON:
+        others += 1  # blue's
+    if host & 15 < codes.FIRST_SERVER:
+        others += 1  # green's
+    if tape is None:
+        num_decoys = count(np.int64(state.decoys[host]))
+        if state.num_vsftpd[host] > 1:
+            num_decoys += np.int64(state.num_vsftpd[host]) - 1
+        subnet = host >> 4
+        for agent in range(codes.NUM_RED):
+            if state.num_foreign > 0 or agent == codes.RED_OF_SUBNET[subnet]:
+                others += _num_sessions_on(state, agent, host)
+        missed = 1.0
+        for _ in range(num_decoys):
+            missed *= 1.0 - codes.DECEPTION_HIT
+        for _ in range(others):
+            missed *= 1.0 - codes.DECEPTION_FALSE
+        return draw_unit(chance, codes.DECEPTION_HIT_SITE, actor) >= missed
+    else:
+        is_noticed = False
+        for _ in range(others):
+            is_noticed |= _probe_one(False, chance, actor)
+        pid, is_decoy = _next_process(state, host, np.int64(-1 if host >> 4 == codes.CON else 0))
+        while pid >= 0:
+            is_noticed |= _probe_one(is_decoy, chance, actor)
+            pid, is_decoy = _next_process(state, host, pid)
+        return is_noticed
+
+
+@njit
+def _open_session(state, agent, host, kind, chance):
+    """An exploit works: a C session of the agent; return the id int64 of its process."""
+    drop_cmd(state, host)
+    pid = new_pid(state, host, chance, codes.FIRST_RED_ACTOR + agent)
+    add_session(state, agent, host, kind, pid)
+    return pid
+
+
+@njit
+def _ssh(state, agent, source, host, chance):
+    actor, red = codes.FIRST_RED_ACTOR + agent, FIRST_RED + agent
+    a, b = source >> 4, host >> 4
+    if source != host:
+        if draw_unit(chance, codes.SSH_HOP, actor) > codes.SSH_MISSED:
+            note_connection(state, source)
+            log_connection(state, source, red, host, NO_PORT, source, _SSH_PORT)
+        for place in range(codes.NODES_BETWEEN[a, b]):
+            if draw_hop(state, chance, actor) > codes.SSH_MISSED:
+                router = FIRST_ROUTER + codes.ROUTES[a, b, place]
+                log_connection(state, router, red, host, NO_PORT, source, _SSH_PORT)
+    if draw_hop(state, chance, actor) > codes.SSH_MISSED:
+        log_connection(state, host, red, host, NO_PORT, source, _SSH_PORT)
+    port = draw_port(state, chance, actor)
+    pid = _open_session(state, agent, host, codes.SSH_SHELL, chance)
+    note_connection(state, host)
+    for _ in range(_SSH_GUESSES):
+        log_connection(state, host, red, host, _SSH_PORT, source, port)
+    note_suspicious(state, host, pid)
+    log_session(state, host, red, pid)
+    return True
+
+
+@njit
+def _lured(state, agent, source, host, port, is_caught, chance):
+    """HTTP, HTTPS or mail: fails, with a connection event if a decoy caught it."""
+    if is_caught:
+        actor, red = codes.FIRST_RED_ACTOR + agent, FIRST_RED + agent
+        remote_port = draw_port(state, chance, actor)
+        log_connection(state, host, red, host, port, source, remote_port)
+        draw_unused(chance, codes.EXPLOIT_SUCCESS, actor)
+        note_connection(state, host)
+        local_port = draw_port(state, chance, actor)
+        remote_port = draw_port(state, chance, actor)
+        log_connection(state, host, red, host, local_port, source, remote_port)
+    return False
+
+
+@njit
+def _sql(state, agent, host, chance):
+    if not np.int64(state.services[host]) & codes.DATABASE:
+        return False
+    actor = codes.FIRST_RED_ACTOR + agent
+    draw_unused(chance, codes.EXPLOIT_SUCCESS, actor)
+    draw_port(state, chance, actor)
+    pid = _open_session(state, agent, host, codes.REVERSE_SHELL, chance)
+    if draw_unit(chance, codes.EXPLOIT_DETECT, actor) > codes.SQL_MISSED:
+        note_suspicious(state, host, pid)
+        log_session(state, host, FIRST_RED + agent, pid)
+    return True
+
+
+@njit
+def exploit_options(ports):
+    """Set int64 of exploits for a set of remembered ports (SPEC_RED 2, Exploit 2)."""
+    options = np.int64(1 << codes.SSH_EXPLOIT)
+    if ports & codes.PORT_80:
+        options |= 1 << codes.HTTP
+    if ports & codes.PORT_443:
+        options |= 1 << codes.HTTPS
+    if ports & codes.PORT_3390 and ports & (codes.PORT_80 | codes.PORT_443):
+        options |= 1 << codes.SQL
+    if ports & codes.PORT_25:
+        options |= 1 << codes.MAIL_EXPLOIT
+    return options
+
+
+@njit
+def strongest(options):
+    """The exploit int64 with the largest weight of a set: mail, SQL, HTTPS, HTTP, SSH."""
+    if has(options, codes.MAIL_EXPLOIT):
+        return codes.MAIL_EXPLOIT
+    if has(options, codes.SQL):
+        return codes.SQL
+    if has(options, codes.HTTPS):
+        return codes.HTTPS
+    return codes.HTTP if has(options, codes.HTTP) else codes.SSH_EXPLOIT
+
+
+@njit
+def _exploit(state, agent, index, host, chance):
+    source = np.int64(state.session_host[agent, index])
+    if not np.int64(state.session_flags[agent, index]) & codes.KIND_A:
+        return False
+    ident = np.int64(state.session_ident[agent, index])
+    ports = remembered_ports(state, agent, ident, host)
+    if ports == 0 or not _is_reachable(state, source, host):
+        return False
+    actor = codes.FIRST_RED_ACTOR + agent
+    options = exploit_options(ports)
+    exploit = np.int64(codes.SSH_EXPLOIT)
+    if count(options) > 1:
+        others = options & ~(1 << strongest(options))
+        exploit = nth(others, draw_index(chance, codes.EXPLOIT_CHOICE, actor, count(others)))
+        draw_unused(chance, codes.EXPLOIT_TOP, actor)
+    state.red_exploit[agent] = exploit
+    services, decoys = np.int64(state.services[host]), np.int64(state.decoys[host])
+    if exploit == codes.SSH_EXPLOIT:
+        return _ssh(state, agent, source, host, chance)
+    if exploit == codes.SQL:
+        return _sql(state, agent, host, chance)
+    if exploit == codes.HTTP:
+        lures, genuine = (1 << codes.APACHE) | (1 << codes.VSFTPD), services & codes.WEB
+        port = codes.DECOY_PORTS[codes.APACHE]
+    elif exploit == codes.HTTPS:
+        lures, genuine, port = 1 << codes.TOMCAT, np.int64(0), codes.DECOY_PORTS[codes.TOMCAT]
+    else:
+        lures, genuine, port = (
+            1 << codes.HARAKA,
+            services & codes.MAIL,
+            codes.DECOY_PORTS[codes.HARAKA],
+        )
+    is_caught = decoys & lures != 0 and genuine == 0
+    return _lured(state, agent, source, host, port, is_caught, chance)
+
+
+@njit
+def _escalate(state, agent, index, host, chance):
+    """Do PrivilegeEscalate with the session at `index`, -1 if it is gone."""
+    num = _num_sessions_on(state, agent, host)
+    if num == 0:
+        return False
+    if not is_privileged_on(state, agent, host):
+        left = draw_index(chance, codes.ESCALATE_SESSION, codes.FIRST_RED_ACTOR + agent, num)
+        if index < 0 or not np.int64(state.session_flags[agent, index]) & codes.KIND_A:
+            return False
+        for place in range(np.int64(state.num_sessions[agent])):
+            if state.session_host[agent, place] == host:
+                if left == 0:
+                    flags = np.int64(state.session_flags[agent, place])
+                    state.session_flags[agent, place] = flags | codes.PRIVILEGED
+                    drop_escalate(state, host)
+                    break
+                left -= 1
+    if index >= 0 and host & 15 == codes.FIRST_SERVER:
+        state.found_links[agent] = 1
+    return True
+
+
+@njit
+def _impact(state, agent, index, host):
+    word = np.int64(state.svc[host])
+    if index < 0 or not word & codes.OT_RUNNING or not is_privileged_on(state, agent, host):
+        return False
+    state.svc[host] = word & ~codes.OT_RUNNING
+    return True
+
+
+@njit
+def red_action(state, agent, kind, target, ident, chance):
+    """Carry out an agent's action with one of its sessions; return whether it succeeds.
+
+    Args:
+        kind, target, ident: int64; the target is a host, or a subnet for DISCOVER.
+    """
+    index = find_session(state, agent, ident)
+    tape = chance[1]
+    if kind == codes.ESCALATE:
+        return _escalate(state, agent, index, target, chance)
+    if kind == codes.IMPACT:
+        return _impact(state, agent, index, target)
+    if kind == codes.DEGRADE:
+        if not is_privileged_on(state, agent, target):
+            return False
+        degrade(state, target)
+        return True
+    if index < 0:
+        return False
+    if kind == codes.DISCOVER:
+        return True
+    if kind == codes.DECEPTION:
+        if _probe(state, target, tape, chance, codes.FIRST_RED_ACTOR + agent):
+            state.found_name[agent] = 1
+        return True
+    if kind == codes.EXPLOIT:
+        if not _exploit(state, agent, index, target, chance):
+            return False
+        state.found_name[agent] = 1
+        return True
+    detection = codes.AGGRESSIVE_DETECTION if kind == codes.AGGRESSIVE else codes.STEALTH_DETECTION
+    return _scan(state, agent, index, target, detection, chance)
+
+
+@njit
+def revealed_by(host):
+    """Set int64 of subnets whose server 0 is revealed by escalating a host, a server 0."""
+    return codes.REVEALS[host >> 4]
+
+
+@njit
+def _state_of(state, agent, host):
+    """State int64 of a host in the agent's table, 0 if it is not in it."""
+    return np.int64(state.fsm[agent, host]) & codes.STATE_BITS
+
+
+@njit
+def _set_state(state, agent, host, new):
+    state.fsm[agent, host] = (np.int64(state.fsm[agent, host]) & codes.NAME_KNOWN) | new
+
+
+@njit
+def _see(state, agent, host, has_name):
+    """Enter a host that the agent has seen, and whether it knows its name (7.2)."""
+    entry = np.int64(state.fsm[agent, host])
+    if entry & codes.STATE_BITS == 0:
+        num = np.int64(state.num_table[agent])
+        if (
+            num >= codes.MAX_TABLE
+        ):  # cannot happen: its own hosts, and those that escalation reveals
+            state.overflow = np.int64(state.overflow) | codes.OFFERED_FULL
+            return
+        state.table[agent, num] = host
+        state.num_table[agent] = num + 1
+        entry |= codes.K if state.has_digested[agent] else codes.U
+        state.lost[agent] = 1
+    if has_name:
+        entry |= codes.NAME_KNOWN
+    state.fsm[agent, host] = entry
+
+
+@njit
+def _leave_table(state, agent, host):
+    """Take a host in state F off the list that the agent chooses from."""
+    num_kept = np.int64(0)
+    for index in range(np.int64(state.num_table[agent])):
+        if state.table[agent, index] != host:
+            state.table[agent, num_kept] = state.table[agent, index]
+            num_kept += 1
+    state.num_table[agent] = num_kept
+
+
+@njit
+def _move(state, agent, host, action):
+    """Bring a host to the state after a success of the agent's action (7.1)."""
+    before = _state_of(state, agent, host)
+    after = np.int64(codes.NEXT_STATE[before, action])
+    if after == before:
+        return False
+    is_foreign = not has(codes.RED_SUBNETS[agent], host >> 4)
+    if is_foreign:
+        state.lost[agent] = 1
+    if after == codes.U and is_foreign:
+        _set_state(state, agent, host, codes.F)
+        _leave_table(state, agent, host)
+        return True
+    _set_state(state, agent, host, after)
+    return False
+
+
+@njit
+def _learn_from_action(state, agent):
+    """Digest the result of the agent's own action (7.1, and 3.1 of what it has seen)."""
+    kind, target = np.int64(state.done_type[agent]), np.int64(state.done_target[agent])
+    if kind == codes.DISCOVER:
+        index = np.int64(0)
+        while index < np.int64(state.num_table[agent]):
+            host = np.int64(state.table[agent, index])
+            has_left = host >> 4 == target and _move(state, agent, host, kind)
+            index += 0 if has_left else 1
+        hosts = np.int64(state.exists[target])
+        for k in range(16):
+            if has(hosts, k):
+                _see(state, agent, target * 16 + k, False)
+        return
+    _move(state, agent, target, kind)
+    _see(state, agent, target, state.found_name[agent] == 1)
+    if kind == codes.ESCALATE and state.found_links[agent]:
+        subnets = revealed_by(target)
+        for subnet in range(codes.NUM_SUBNETS):
+            if has(subnets, subnet):
+                _see(state, agent, np.int64(subnet * 16 + codes.FIRST_SERVER), True)
+
+
+@njit
+def _find_lost(state, agent):
+    """Hosts that the agent holds in its table, but has no session on any more, become KD (7.3)."""
+    for index in range(np.int64(state.num_table[agent])):
+        host = np.int64(state.table[agent, index])
+        if codes.U <= _state_of(state, agent, host) <= codes.RD:
+            is_own = has(codes.RED_SUBNETS[agent], host >> 4)
+            if not is_own or not has(np.int64(state.red_hosts[host >> 4]), host & 15):
+                _set_state(state, agent, host, codes.KD)
+
+
+@njit
+def digest(state, agent):
+    """Learn from what was seen in the last step (SPEC_RED 3, 7.1-7.3)."""
+    if state.done_type[agent] != codes.NONE and state.done_success[agent] == codes.SUCCEEDED:
+        _learn_from_action(state, agent)
+    for index in range(np.int64(state.num_handed[agent])):
+        _see(state, agent, np.int64(state.handed[agent, index]), True)
+    if state.gained[agent]:
+        for index in range(np.int64(state.num_sessions[agent])):
+            _see(state, agent, np.int64(state.session_host[agent, index]), True)
+        state.gained[agent] = 0
+    if state.lost[agent]:
+        _find_lost(state, agent)
+        state.lost[agent] = 0
+    state.has_digested[agent] = 1
+
+
+@njit
+def _draw_host_in_state(state, agent, chance, actor):
+    """Draw a host int64 as the variant "discovery" does (7.7)."""
+    num = np.int64(state.num_table[agent])
+    # States in the order of their first appearance, one nibble each.
+    order, num_states, seen, total = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+    for index in range(num):
+        own = _state_of(state, agent, np.int64(state.table[agent, index]))
+        if not has(seen, own):
+            seen |= 1 << own
+            order |= own << (4 * num_states)
+            num_states += 1
+            total += codes.STATE_WEIGHT[own]
+    cell = _draw_state(state, chance, actor, order, num_states, total)
+    chosen = (order >> (4 * cell)) & 15
+    num_all, num_servers = np.int64(0), np.int64(0)
+    for index in range(num):
+        host = np.int64(state.table[agent, index])
+        if _state_of(state, agent, host) == chosen:
+            num_all += 1
+            if _is_known_server(state, agent, host):
+                num_servers += 1
+    pool = np.int64(0)  # 0 all, 1 known servers, 2 the others
+    num_pool = num_all
+    if num_all > 1 and num_servers > 0:
+        pool, num_pool = np.int64(1), num_servers
+        if (
+            draw_unit(chance, codes.FSM_SERVER, actor) > codes.SERVER_FIRST
+            and num_servers < num_all
+        ):
+            pool, num_pool = np.int64(2), num_all - num_servers
+    left = draw_index(chance, codes.FSM_HOST, actor, num_pool)
+    for index in range(num):
+        host = np.int64(state.table[agent, index])
+        if _state_of(state, agent, host) != chosen:
+            continue
+        is_server = _is_known_server(state, agent, host)
+        if pool == 0 or (pool == 1) == is_server:
+            if left == 0:
+                return host
+            left -= 1
+    return np.int64(state.table[agent, 0])
+
+
+@njit
+def _is_known_server(state, agent, host):
+    return (
+        host & 15 >= codes.FIRST_SERVER and np.int64(state.fsm[agent, host]) & codes.NAME_KNOWN != 0
+    )
+
+
+@njit
+def _draw_weighted(rng, tape, actor, order, num_states, total):
+    if tape is None:
+        left = draw_index((rng, tape), codes.FSM_STATE, actor, total)
+        for cell in range(num_states):
+            weight = codes.STATE_WEIGHT[(order >> (4 * cell)) & 15]
+            if left < weight:
+                return np.int64(cell)
+            left -= weight
+        return np.int64(0)
+    else:
+        return draw_index((rng, tape), codes.FSM_STATE, actor, num_states)
+
+
+@njit
+def _draw_state(state, chance, actor, order, num_states, total):
+    if total == 0:
+        return draw_index(chance, codes.FSM_STATE, actor, num_states)
+    return _draw_weighted(chance[0], chance[1], actor, order, num_states, total)
+
+
+@njit
+def choose(state, agent, chance, rules):
+    """Draw an action of an agent that is not busy (7.5): kind, target, session id, all int64."""
+    actor = np.int64(codes.FIRST_RED_ACTOR + agent)
+    num = np.int64(state.num_table[agent])
+    if rules.red_variant == codes.SLEEPING_RED or num == 0:
+        return np.int64(codes.NONE), np.int64(codes.NONE), np.int64(codes.NONE)
+    variant = np.int64(rules.red_variant)
+    if variant == codes.DISCOVERY_RED:
+        host = _draw_host_in_state(state, agent, chance, actor)
+    else:
+        host = np.int64(state.table[agent, draw_index(chance, codes.FSM_HOST, actor, num)])
+    own = _state_of(state, agent, host)
+    cell = draw_cell(chance, actor, variant, own)
+    kind, target = codes.CELL_ACTION[variant, own, cell], host
+    if kind == codes.DISCOVER:
+        subnets = np.int64(state.known_subnets[agent])
+        target = nth(subnets, draw_index(chance, codes.FSM_SUBNET, actor, count(subnets)))
+    offered = draw_index(chance, codes.FSM_SESSION, actor, np.int64(state.num_offered[agent]))
+    return kind, target, np.int64(state.offered[agent, offered])
+
+
+@njit
+def checked_choice(state, agent, choice):
+    """Return the choice of a red agent of one's own, or NONE thrice if it can't be played.
+
+    Of what does not exist, the session is IMPOSSIBLE; kind NONE is to wait.
+
+    Args:
+        choice: Three integers: kind; host, or subnet of DISCOVER; id of a session on offer.
+    """
+    kind, target, ident = np.int64(choice[0]), np.int64(choice[1]), np.int64(choice[2])
+    num_targets = codes.NUM_SUBNETS if kind == codes.DISCOVER else codes.NUM_HOSTS
+    if not (0 <= kind < codes.WITHDRAW and 0 <= target < num_targets):
+        return (
+            np.int64(codes.NONE),
+            np.int64(codes.NONE),
+            np.int64(codes.NONE if kind == codes.NONE else codes.IMPOSSIBLE),
+        )
+    is_offered = False
+    for index in range(np.int64(state.num_offered[agent])):
+        is_offered |= state.offered[agent, index] == ident
+    is_known = False
+    if kind == codes.DISCOVER:
+        is_known = has(np.int64(state.known_subnets[agent]), target)
+    else:
+        is_known = np.int64(state.fsm[agent, target]) & codes.STATE_BITS != codes.UNKNOWN_HOST
+    if not is_offered or not is_known:
+        return np.int64(codes.NONE), np.int64(codes.NONE), np.int64(codes.NONE)
+    return kind, target, ident

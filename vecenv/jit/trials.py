@@ -1,0 +1,433 @@
+"""Trials: one env is stepped in plain Python before compiled code is called.
+
+They find indices out of range, wrong results of `step`, and memory that kernels leave unwritten:
+`reset` must set every field and `observe` every entry of `out`, as the loop clears neither. So a
+trial is played again with other numbers in that memory. What comes out differently was left
+unwritten.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import linecache
+import logging
+import re
+import sys
+import threading
+import time
+import traceback
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from vecenv.core.masks import sample_actions
+from vecenv.jit import interpreted
+from vecenv.jit.episodes import MASK, RESET, STEP, Batch
+from vecenv.jit.errors import KernelIndexError, KernelResultError, Place
+from vecenv.jit.games import COLUMNS, GameLayout
+from vecenv.jit.interpreted import here
+from vecenv.jit.kernels import EnvKernels, empty_batch
+from vecenv.jit.reading import reads
+
+__all__ = ["Trial", "try_out"]
+
+_logger = logging.getLogger("vecenv")
+_NUM_STEPS = 64  # of a dry run
+_MIN_STEPS = 8
+NUM_EPISODES = 3  # that are played whole
+_TRIAL_SECONDS = 0.02  # a dry run with enough steps ends after this time
+_LIMIT_SECONDS = 2.0  # any dry run is stopped after this time
+_STOP_SECONDS = 1.5  # until the thread that was stopped is left behind
+_MOST = 12345  # what memory is filled with, in types that have room for it; few loops are that long
+_SHOWN = {
+    "obs": "the observation",
+    "masks": "the action mask",
+    "rewards64": "the reward",
+    "terminations": "the termination",
+    "truncations": "the truncation",
+}
+_KERNELS = {"obs": "observe", "masks": "action_mask"}  # that write these; `step` the others
+_FOUND = (
+    "Found by stepping an env in Python before the first compiled call, on memory filled "
+    "differently; dry_run=False leaves that out."
+)
+
+
+class Trial:
+    """What a trial of an env begins with, and what came of it.
+
+    Args:
+        fields: Fields of the state record that are filled before the first reset; others are zero.
+        fills_out: Whether `out` is filled before each call; else it is zero, a mask True.
+        repeats: Actions to take; None to draw them.
+
+    Attributes:
+        actions: Those taken.
+        results: What came out by name, arrays, of the reset and of each step.
+        unset: Fields that the first reset left as they were filled, with the first such element.
+        error: What ended it early, or None.
+        num_episodes: How many have ended.
+    """
+
+    def __init__(
+        self,
+        fields: Sequence[str] = (),
+        *,
+        fills_out: bool = False,
+        repeats: list[np.ndarray] | None = None,
+    ) -> None:
+        self.fields, self.fills_out, self.repeats = fields, fills_out, repeats
+        self.actions: list[np.ndarray] = []
+        self.results: list[dict[str, np.ndarray]] = []
+        self.unset: dict[str, str] | None = None
+        self.error: BaseException | None = None
+        self.num_episodes = 0
+
+    def play(
+        self,
+        kernels: EnvKernels,
+        loop: Callable[..., Any],
+        params: np.ndarray | None,
+        limit: int,
+        seconds: float | None,
+    ) -> None:
+        """Reset an env and step it with random actions that its mask allows, or with `repeats`.
+
+        See `try_out`; with `seconds` nothing is noted.
+        """
+        space, rng = kernels.action_space, np.random.default_rng(0)
+        batch = empty_batch(kernels, 1)._replace(
+            max_episode_steps=limit, params=None if params is None else params.copy()
+        )
+        given = None if params is None or kernels.sampler else batch.params.tobytes()
+        batch.runs["key"] = rng.integers(2**63)
+        for name in self.fields:
+            _fill(batch.states[name])
+        self._call(loop, batch, RESET)
+        places = ((name, _untouched(batch.states[0][name], name)) for name in self.fields)
+        self.unset = {name: place for name, place in places if place is not None}
+        end = time.perf_counter() + (_TRIAL_SECONDS if seconds is None else seconds)
+        num_steps = _NUM_STEPS if seconds is None else sys.maxsize
+        for step in range(num_steps if self.repeats is None else len(self.repeats)):
+            if self.repeats is None and step >= _MIN_STEPS and time.perf_counter() > end:
+                return
+            self.num_episodes = int(batch.runs["num_episodes"][0])
+            if seconds is not None:
+                self.results.clear()
+                self.actions.clear()
+                if self.num_episodes >= NUM_EPISODES:
+                    return
+            if kernels.action_mask is not None:
+                self._call(loop, batch, MASK)
+            if self.repeats is not None:
+                batch.actions[0] = self.repeats[step]
+            elif kernels.action_mask is not None:
+                batch.actions[0] = sample_actions(space, batch.masks, rng)[0]
+            else:
+                batch.actions[0] = _sample(space, rng)
+            self.actions.append(batch.actions[0].copy())
+            self._call(loop, batch, STEP)
+            if given is not None and batch.params.tobytes() != given:
+                _refuse(
+                    kernels,
+                    _author(kernels.step),
+                    "a kernel writes `params`, which only a sampler may, as envs share them: keep "
+                    "what changes during an episode in the state",
+                    found="",
+                )
+
+    def _call(self, loop: Callable[..., Any], batch: Batch, op: int) -> None:
+        """Do one job, on memory that it has to fill, and note what it has written."""
+        if self.fills_out:
+            _fill(batch.obs)
+        else:
+            batch.obs[...] = 0
+        batch.masks[...] = not self.fills_out
+        loop(batch._replace(op=op), 0, 1)
+        names = ("masks",) if op == MASK else [name for name in _SHOWN if name != "masks"]
+        self.results.append({name: getattr(batch, name).copy() for name in names})
+
+
+def try_out(
+    kernels: EnvKernels,
+    loop: Callable[..., Any],
+    params: np.ndarray | None,
+    max_episode_steps: int,
+    seconds: float | None = None,
+) -> int:
+    """Run one separate env for a few steps in Python, to find mistakes that compiled code hides.
+
+    Kernels that Python or NumPy can't run, or not in two seconds, are left to the compiler.
+
+    Args:
+        kernels: The kind of env.
+        loop: Its loop, from `interpretable`.
+        params: (1,) parameter record, which is copied, or None.
+        max_episode_steps: Limit of an episode; NO_LIMIT for none.
+        seconds: Play `NUM_EPISODES` whole episodes, for at most so long, instead of a few steps.
+
+    Returns:
+        How many episodes have ended.
+
+    Raises:
+        KernelIndexError: An index is out of range; names file and line.
+        KernelResultError: `step` returns something wrong, or a kernel leaves something unwritten.
+    """
+
+    def play(trial: Trial, *, tells: bool = False) -> Trial:
+        def run() -> None:
+            here.is_trial, here.tells = True, tells
+            try:
+                trial.play(kernels, loop, params, max_episode_steps, seconds)
+            except BaseException as error:
+                trial.error = error
+
+        if not _ends_in_time(run, _LIMIT_SECONDS + (seconds or 0.0)):
+            trial.error = TimeoutError("the trial was stopped")
+        return trial
+
+    clean = play(Trial(), tells=True)  # others begin with foreign numbers in memory
+    error = clean.error
+    if isinstance(error, KernelResultError):
+        raise error from None
+    if error is None and seconds is None:
+        _find_leftovers(kernels, clean, play)
+    if isinstance(error, IndexError) and "out of" in str(error):
+        _raise_index_error(kernels, error)
+    if error is not None:
+        _logger.debug("%s: the trial in Python ended early: %r", kernels.name, error)
+    return clean.num_episodes
+
+
+def _ends_in_time(run: Callable[[], None], seconds: float) -> bool:
+    """Call a function in a thread, where TimeoutError is raised after some time."""
+    thread = threading.Thread(target=run, name="vecenv-jit-trial", daemon=True)
+    is_late = True
+    try:
+        thread.start()
+        thread.join(seconds)
+        is_late = thread.is_alive()
+    finally:  # also after Ctrl-C
+        if thread.is_alive():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
+            )
+            thread.join(_STOP_SECONDS)
+    return not is_late
+
+
+def _sample(space: Any, rng: np.random.Generator) -> Any:
+    """Draw an action; the space's own stream of random numbers is left alone."""
+    if isinstance(space, Discrete):
+        return space.start + rng.integers(space.n)
+    if hasattr(space, "nvec"):
+        return space.start + rng.integers(space.nvec)
+    if not isinstance(space, Box):
+        return rng.integers(0, 2, space.shape)
+    low, high = (np.clip(bound.astype(float), -1e3, 1e3) for bound in (space.low, space.high))
+    if np.dtype(space.dtype).kind == "f":
+        return rng.uniform(low, high)
+    return rng.integers(low.astype(np.int64), high.astype(np.int64), endpoint=True)
+
+
+def _raise_index_error(kernels: EnvKernels, error: IndexError) -> None:
+    """Raise KernelIndexError with file, line and values of the index.
+
+    Not where a number has more than 64 bits: compiled integers overflow, as hashes are meant to.
+    """
+    inside = traceback.walk_tb(error.__traceback__)
+    frame, line = [(f, n) for f, n in inside if f.f_code.co_filename != interpreted.__file__][-1]
+    place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
+    names = set(re.findall(r"[^\W\d]\w*", linecache.getline(place.filename, line)))
+    numbers = [
+        f"{name} = {value}"
+        for name, value in frame.f_locals.items()
+        if name in names and isinstance(value, int | np.integer)
+    ]
+    if any(isinstance(one, int) and abs(one) >= 2**63 for one in frame.f_locals.values()):
+        return
+    raise KernelIndexError.at(
+        place,
+        f"{kernels.name}: {error}{', with ' if numbers else ''}{', '.join(numbers)}. Compiled code "
+        "would read or write foreign memory there.\nFound by stepping an env in Python. (dry_run="
+        "False leaves that out where an env is made, debug=True runs everything in Python.)",
+    ) from None
+
+
+# -- memory that is left unwritten -------------------------------------------------------------
+
+
+class _Difference(NamedTuple):
+    step: int  # 0: the reset
+    name: str  # in `_SHOWN`, or "" if an error was raised
+    first: tuple[int, ...]  # index of the first that differs
+    num: int  # that differ
+    size: int
+
+    @property
+    def moment(self) -> str:
+        return "the reset" if self.step == 0 else f"step {self.step}"
+
+    def __str__(self) -> str:
+        return f"{_SHOWN[self.name]} of {self.moment}" if self.name else "what follows"
+
+
+def _find_leftovers(kernels: EnvKernels, clean: Trial, play: Callable[[Trial], Trial]) -> None:
+    """Play a trial again on memory that is filled differently; refuse what it leaves unwritten.
+
+    A field is refused only if what comes out depends on what was in it. Kernels of this package are
+    not looked at.
+
+    Raises:
+        KernelResultError: A kernel leaves something unwritten; names it, the file and the line.
+    """
+    own = [kernels.reset, kernels.observe, kernels.action_mask]
+    given = [list(one.values()) if isinstance(one, Mapping) else [one] for one in own]
+    authors = [_author(one) for part in given for one in part if one is not None]
+    if all((one.__module__ or "").startswith("vecenv.") for one in authors):
+        return
+
+    def found(*fields: str, fills_out: bool) -> _Difference | None:
+        return _difference(play(Trial(fields, fills_out=fills_out, repeats=clean.actions)), clean)
+
+    columns = COLUMNS if kernels.groups is not None else ()
+    fields = [name for name in kernels.state_dtype.names if name not in columns]
+    both = play(Trial(fields, fills_out=True, repeats=clean.actions))
+    if _difference(both, clean) is None:
+        return
+    suspects = both.unset
+    if suspects is None:  # the reset did not come to its end: it may have left any field
+        suspects = dict(zip(fields, fields, strict=True))
+    if (other := found(fills_out=False)) is not None:
+        function, _ = _writer(kernels, _KERNELS.get(other.name, "step"), other.first)
+        _refuse(
+            kernels,
+            function,
+            f"{other} differs when the same seed and actions are played again: a kernel reads "
+            "something besides its arguments, such as a clock, or a global that changes",
+        )
+    if (other := found(fills_out=True)) is not None:
+        _refuse_out(kernels, other)
+    for name, place in suspects.items():
+        if (other := found(name, fills_out=False)) is not None:
+            _refuse(
+                kernels,
+                _author(kernels.reset),
+                f"kernel reset does not set state.{place}, and {other} depends on it: it would be "
+                "what the last episode left there. Set every field in `reset`",
+            )
+
+
+def _author(kernel: Any) -> types.FunctionType:
+    return getattr(kernel, "py_func", kernel)
+
+
+def _fill(array: np.ndarray) -> None:
+    """Fill with a number that `reset` hardly sets."""
+    if array.dtype.names:
+        for name in array.dtype.names:
+            _fill(array[name])
+    elif array.dtype.kind in "iu":
+        array[...] = min(np.iinfo(array.dtype).max - 7, _MOST)
+    else:
+        array[...] = True if array.dtype.kind == "b" else _MOST + 0.5
+
+
+def _untouched(found: Any, path: str) -> str | None:
+    """Return the path of the first element that is still what it was filled with, or None."""
+    array = np.asarray(found)
+    if array.dtype.names:
+        for index in np.ndindex(array.shape):
+            for name in array.dtype.names:
+                place = _untouched(array[index][name], f"{path}{_text(index)}.{name}")
+                if place is not None:
+                    return place
+        return None
+    filled = np.empty_like(array)
+    _fill(filled)
+    places = np.argwhere(array == filled)
+    return path + _text(tuple(places[0])) if len(places) else None
+
+
+def _difference(trial: Trial, clean: Trial) -> _Difference | None:
+    """Return where a trial first went otherwise than the clean one."""
+    step = 0
+    for came, expected in zip(trial.results, clean.results, strict=False):
+        for name in came:
+            one, other = came[name][0], expected[name][0]
+            places = np.argwhere((one != other) & ((one == one) | (other == other)))
+            if len(places):
+                index = tuple(map(int, places[0]))
+                return _Difference(step, name, index, len(places), int(np.size(one)))
+        step += "masks" not in came
+    if trial.error is None or isinstance(trial.error, TimeoutError):  # it has proved nothing
+        return None
+    return _Difference(step, "", (), 1, 1)
+
+
+def _refuse_out(kernels: EnvKernels, found: _Difference) -> None:
+    """Refuse a kernel that leaves entries of `out` unwritten."""
+    name = _KERNELS.get(found.name, "observe")
+    function, index = _writer(kernels, name, found.first)
+    out = function.__code__.co_varnames[1 if kernels.groups is None else 2]
+    line, hint, last = None, "", None
+    for one in reads(function):
+        if one.operation.startswith("STORE_FAST"):  # some store two names, or load the second
+            names = one.name if isinstance(one.name, tuple) else (one.name,)
+            if out in names[: 1 if "LOAD" in one.operation else 2]:
+                hint = f"; this line makes {out} another array: assign to {out}[:]"
+        returns_none = last is not None and (last.operation, last.name) == ("LOAD_CONST", None)
+        if one.operation == "RETURN_VALUE" and not returns_none:
+            hint = f"; what it returns is not read: write it into {out}"
+        if hint:
+            line = one.line
+            break
+        last = one
+    place = f"{out}{_text(index or (0,))}"
+    more = f" (and {found.num - 1} of {found.size} entries more)" if found.num > 1 else ""
+    _refuse(
+        kernels,
+        function,
+        f"kernel {name} leaves {place}{more} as it was before, or reads it, after {found.moment}"
+        f"{hint}. `{out}` holds anything before: write all of it",
+        line,
+    )
+
+
+def _refuse(
+    kernels: EnvKernels,
+    function: types.FunctionType,
+    text: str,
+    line: int | None = None,
+    found: str = f".\n{_FOUND}",
+) -> NoReturn:
+    place = Place.of(function, line)
+    raise KernelResultError.at(place, f"{kernels.name}: {text}{found}") from None
+
+
+def _writer(
+    kernels: EnvKernels, name: str, index: tuple[int, ...]
+) -> tuple[types.FunctionType, tuple[int, ...]]:
+    """Return the author's function that writes an entry, and the index in its `out`."""
+    function = getattr(kernels, name)
+    for group, part in GameLayout.of(kernels.groups).groups.items() if kernels.groups else ():
+        whole, shape = part.masks, (part.mask_width,)
+        if name == "observe":
+            whole, shape = part.obs, part.obs_shape or (1,)
+            if len(kernels.groups or ()) == 1:
+                return _author(function[group] if isinstance(function, Mapping) else function), (
+                    index[1:]  # after the agent's
+                )
+        if whole.start <= index[0] < whole.stop:
+            offset = (index[0] - whole.start) % int(np.prod(shape))
+            index = tuple(map(int, np.unravel_index(offset, shape)))
+            function = function[group] if isinstance(function, Mapping) else function
+            break
+    return _author(function), index
+
+
+def _text(index: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, index))}]" if index else ""
