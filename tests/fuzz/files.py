@@ -486,7 +486,7 @@ def policy_kind(folder):
 
     def play(file):
         policy = find_policy(file)
-        obs = np.ones((2, 52 if policy.observation == "bits" else 81), np.uint8)
+        obs = np.ones((2, 52 if policy.observation == "bits" else 152), np.uint8)
         with being_used():
             policy.reset()
             for _ in range(2):
