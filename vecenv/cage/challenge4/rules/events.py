@@ -27,6 +27,10 @@ _NO_PID = 1 << 20
 def begin_log(state, rng):
     """Clear the log at the beginning of an episode, and draw the order of hosts' extra services."""
     begin_step(state)
+    for index in range(codes.MAX_EVENTS):  # nothing of an earlier episode is left
+        state.event_node[index] = state.event_actor[index] = state.event_kind[index] = 0
+        state.event_local[index] = state.event_remote[index] = state.event_pid[index] = 0
+        state.event_local_port[index] = state.event_remote_port[index] = 0
     for host in range(codes.NUM_HOSTS):
         state.files[host] = 0
         state.last_analyse[host] = state.last_restore[host] = state.last_decoy[host] = 0
