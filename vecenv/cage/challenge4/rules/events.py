@@ -45,7 +45,7 @@ for _agent, _zones in enumerate(codes.BLUE_SUBNETS):
 def begin_log(state, rng):
     """Clear the log at the beginning of an episode, and draw the order of hosts' extra services."""
     begin_step(state)
-    for index in range(codes.MAX_EVENTS):
+    for index in range(codes.MAX_EVENTS):  # nothing of an earlier episode is left
         event = state.events[index]
         event.node = event.actor = event.kind = event.local = event.remote = 0
         event.local_port = event.remote_port = event.pid = event.before = 0
