@@ -122,7 +122,7 @@ class Actions:
         self._left = int(self._rng.geometric(0.15))
         scores = self._rng.random((1, self._width)) ** self._powers
         if self._style == "rare" and isinstance(self._space, Box):  # bounds, the middle, beyond
-            scores = self._rng.choice([0.0, 0.5, 1.0, 2.0, self._rng.random()], (1, self._width))
+            scores = self._rng.choice([-1.0, 0.0, 0.5, 1.0, 2.0], (1, self._width))
         is_masked = self._style in ("masked", "held") and "mask" in seen
         self._held = pick(self._space, scores, seen["mask"][None] if is_masked else None)[0]
         return self._held
