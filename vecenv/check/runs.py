@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from vecenv.check.rules import Findings, Frame, Watch
+from vecenv.check.rules import Findings, Frame, GiveUpError, Watch
+from vecenv.core.errors import ActionMaskError
 from vecenv.core.random_actions import RandomActions
 from vecenv.core.spaces import is_same, merge_rows, short, take_row, take_rows
 
-__all__ = ["Runs"]
+__all__ = ["MASK_RULE", "Runs"]
 
+MASK_RULE = "action masks fit the action space, and allow an action while an episode goes on"
 _NUM_RESETS = 8  # under different seeds, to see whether starts vary
 
 StepFunction = Callable[[Any], tuple[Any, ...]]
@@ -55,7 +57,7 @@ class Runs:
         action_space.seed(seed)
         self.actions = [action_space.sample() for _ in range(num_steps)]
         self._others = [action_space.sample() for _ in range(num_steps)]
-        self._allowed = RandomActions(envs, seed)
+        self._allowed = RandomActions(envs, seed, is_strict=True)
         self._starts: list[Any] = [None] * envs.num_envs
         self.frames: list[Frame] = []
         self.is_repeatable = False
@@ -111,7 +113,7 @@ class Runs:
         for k, actions in enumerate(self.actions):
             self._found.where = f"step {k}"
             if watch and self._allowed.are_masked:
-                actions = self.actions[k] = self._allowed()
+                actions = self.actions[k] = self.allowed_now()
             if vary_dead_actions:
                 space = self._envs.single_action_space
                 actions = merge_rows(space, actions, self._others[k], over)
@@ -129,7 +131,13 @@ class Runs:
 
     def allowed_now(self) -> Any:
         """Return actions that masks allow after the latest call; of others those of step 0."""
-        return self._allowed() if self._allowed.are_masked else self.actions[0]
+        if not self._allowed.are_masked:
+            return self.actions[0]
+        try:
+            return self._allowed()
+        except ActionMaskError as error:  # any action might be one that the env raises at
+            self._found.require(MASK_RULE, False, "{told}", told=str(error))
+            raise GiveUpError from None
 
     def _see(self, result: tuple[Any, ...]) -> None:
         """Note the masks in what a reset or a step has returned."""
