@@ -10,7 +10,6 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Space
@@ -262,11 +261,7 @@ def save_spaces(folder: Path, trainer: type, options: Any, envs: Any) -> None:
 
 def env_of(options: Any) -> str:
     """Return the env of a trainer's options as the user wrote it; without one, the run's name."""
-    env = getattr(options, "env_id", None) or getattr(options, "env", None) or options.save.name
-    point = getattr(gym.registry.get(env), "entry_point", None)
-    if isinstance(point, str) and point.replace(":", ".") == env:
-        return point  # a factory, which is registered under a name of its own
-    return env
+    return getattr(options, "env_id", None) or getattr(options, "env", None) or options.save.name
 
 
 def sb3_player(envs: Any, model: Any, uses_masks: bool, normalized: Any) -> Any:
