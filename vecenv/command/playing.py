@@ -154,10 +154,10 @@ def _load_run(
     if home is None:
         told = "expected a folder that vecenv train wrote, or a .zip of stable-baselines3"
         raise ValueError(f"{policy} is no policy: no {OPTIONS_FILE} is in it or beside it; {told}")
-    if policy.suffix == ".pt":
+    if policy.suffix == ".pt" and policy.name not in ("policy.pt", "last.pt"):
         raise ValueError(
-            f"{policy} is a checkpoint: give the folder {home}, whose policy is played; another "
-            "checkpoint is evaluated by vecenv.learn.evaluate(vecenv.load_policy(FILE), ENV)"
+            f"{policy} is not the last checkpoint, which is what {home} plays; another one is "
+            "evaluated by vecenv.learn.evaluate(vecenv.load_policy(FILE), ENV)"
         )
     module = load(algorithm or _trained_by(home))
     if not hasattr(module, "load_policy"):
