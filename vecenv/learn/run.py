@@ -384,7 +384,7 @@ def load_options(folder: str | Path, kind: type[T]) -> T:
         found, made = _read_options(path), cast("Any", kind)
         for name, hint in get_type_hints(made).items():
             kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-            kind_of = {list: tuple, str: Path}.get(type(found.get(name)))
+            kind_of: Any = {list: tuple, str: Path}.get(type(found.get(name)))
             if kind_of in [get_origin(one) or one for one in kinds]:
                 found[name] = kind_of(found[name])
         return made(**found)
