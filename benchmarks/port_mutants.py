@@ -103,6 +103,7 @@ def try_one(name: str, source: str, seconds: float, answer: multiprocessing.conn
             module.make,
             module.KERNELS,
             fields=module.FIELDS,
+            policies=getattr(module, "POLICIES", ()),
             minutes=seconds / 60.0,
             debug=True,
             has_free_runs=False,
@@ -146,6 +147,7 @@ def try_mutants(options: argparse.Namespace, rng: random.Random) -> list[dict]:
         source = (ROOT / file).read_text()
         importlib.import_module(f"port.ports.{name}").make().close()  # so that children have it
         possible = [x for x in changes.find_mutants(file) if is_in_kernel(source, x.line)]
+        possible = [x for x in possible if not options.lines or x.line in options.lines]
         for mutant in rng.sample(possible, min(len(possible), options.count // len(options.ports))):
             changed = changes.apply(source, mutant)
             found, line, took = run(name, changed, options.seconds, options.limit)
@@ -188,6 +190,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=60.0, help="of a first comparison in all")
     parser.add_argument("--again", type=float, default=110.0, help="for what is not found at first")
     parser.add_argument("--variants", type=int, default=50, help="correct ones (50)")
+    parser.add_argument("--lines", nargs="*", type=int, help="only mutants of these lines")
     parser.add_argument("--ports", nargs="*", default=PORTS)
     parser.add_argument("--output", type=Path, help="write the results as JSON")
     options = parser.parse_args()

@@ -77,7 +77,13 @@ LONGEST = (
     "tests/buffers",
 )
 # Compiling a simulator takes minutes on a busy machine, in whichever test is first.
-COMPILING = ("tests/cage/challenge2", "tests/cage/challenge4", "tests/agents")
+COMPILING = (
+    "tests/cage/challenge2",
+    "tests/cage/challenge4",
+    "tests/agents",
+    "tests/test_cli.py",
+    "tests/test_doctests.py",
+)
 
 
 def group_of(nodeid):

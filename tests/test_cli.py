@@ -567,7 +567,6 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
         (["play", "CartPole-v1", "--policy", ".", "--gif", "a.mp4"], "expected a name that ends"),
         (["play", "CartPole-v1", "--policy", ".", "--fps", "-1"], "fps is -1"),
         (["play", "CartPole-v1", "--policy", ".", "--gif", "no/a.gif"], "there is no folder"),
-        (["play", "CartPole-v1", "--policy", ".", "--html", "/proc/a.html"], "a.html: it can't be"),
         (["watch", "CartPole-v1", "--policy", "."], "vecenv play CartPole-v1 --policy . --html"),
         (["watch", "--policy", "."], "policy is '.', a folder without a policy.npz; expected"),
         (["envs", "no-such"], "no env has no-such in its name; --all lists"),

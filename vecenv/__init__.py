@@ -83,7 +83,7 @@ _LATE = {
 
 # So are the packages within it that users import from: `vecenv.wrappers.FrameStack`.
 _PACKAGES = ("adapters", "agents", "cage", "check", "compare", "files", "jit", "learn", "train")
-_PACKAGES += ("wrappers",)
+_PACKAGES += ("port", "wrappers")
 
 
 def __getattr__(name: str) -> Any:

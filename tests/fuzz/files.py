@@ -347,8 +347,7 @@ def loader(buffer, whole, use, make):
             made = type(buffer).from_file(source)
             with being_used():
                 made.state_dict()
-                if len(made):
-                    made.get(made.order())
+                use(made)
 
     return load
 
@@ -487,7 +486,7 @@ def policy_kind(folder):
 
     def play(file):
         policy = find_policy(file)
-        obs = np.ones((2, 52 if policy.observation == "bits" else 81), np.uint8)
+        obs = np.ones((2, 52 if policy.observation == "bits" else 152), np.uint8)
         with being_used():
             policy.reset()
             for _ in range(2):

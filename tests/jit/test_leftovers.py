@@ -170,6 +170,7 @@ def observe_a_global(state, out):
     out[:] = NUM_CALLS[0]
 
 
+@needs_jit
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

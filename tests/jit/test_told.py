@@ -9,7 +9,10 @@ from gymnasium.spaces import Box, Discrete
 
 from vecenv import SyncVectorEnv, check_vector_env, make_vec
 from vecenv.check import VectorEnvCheckError
+from vecenv.core.compiling import is_jit_off
 from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv, KernelCompileError, pack_record
+
+needs_jit = pytest.mark.skipif(is_jit_off(), reason="there are no trials, and nothing is compiled")
 
 
 def reset(state, rng, params):
@@ -87,6 +90,7 @@ def test_parameters_are_a_live_view():
     assert obs[:, 0].tolist() == [15.0] * 3
 
 
+@needs_jit
 @pytest.mark.parametrize(
     ("field", "told"), [("battery", "stores 19.8 as int"), ("t", "200 as int8")]
 )
@@ -108,6 +112,7 @@ def test_stores_that_lose_something_are_told_with_their_line(field, told, caplog
     assert found[0].endswith("can't hold it: use another dtype, or int(...) if it is meant")
 
 
+@needs_jit
 @pytest.mark.parametrize(
     ("dtype", "value", "is_told"),
     [
@@ -164,6 +169,7 @@ def with_rng(state, rng, params):
     state.draws[0] = state.battery = 0.0
 
 
+@needs_jit
 @pytest.mark.parametrize(
     ("function", "told"),
     [

@@ -234,7 +234,7 @@ def test_the_command_reports_in_words_and_json(tmp_path, capsys):
 
 
 def test_bundled_envs_are_kernels_by_their_id(capsys):
-    ids = ["CliffWalking-v1", "JitCliffWalking-v1"]
+    ids = ["FrozenLake-v1", "JitFrozenLake-v1"]
     assert main(["port", *ids, "--debug", "--minutes", "0.01"]) == 0, capsys.readouterr().out
 
 

@@ -92,6 +92,7 @@ def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
         assert report.shares["straggler wait"] > 0  # envs 2 and 3 take 7 ms, 0 and 1 take 3
 
 
+@measured_anew
 def test_first_ready_waits_for_nobody():
     fns = [lambda k=k: CountingEnv(step_s=0.01 if k == 0 else 0.001) for k in range(4)]
     envs = AsyncVectorEnv(fns, num_workers=4)
@@ -117,6 +118,7 @@ def in_thread(name, function, *args):
     thread.join()
 
 
+@measured_anew
 def test_an_env_that_another_thread_goes_on_with_is_timed_there(tmp_path):
     envs = SyncVectorEnv([partial(CountingEnv, 0.003)])
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vecenv.cage.identity import RULES_VERSION
 from vecenv.files import write_json
 
 __all__ = ["Cell", "Estimate", "Evaluation", "Tabular", "cell_of", "estimate", "interval", "sum_of"]
@@ -136,38 +133,6 @@ class Evaluation(Tabular):
     def to_json(self, path: str | Path | None = None) -> str:
         """Return all of it as JSON, and write it to a file if a path is given."""
         return write_json(asdict(self), path)
-
-    @classmethod
-    def from_json(cls, path: str | Path) -> Evaluation:
-        """Read what `to_json` has written.
-
-        Warns if it was made with another version of the simulator than this one.
-
-        Raises:
-            ValueError: The file holds something else.
-            OSError: The file can't be read.
-        """
-        try:
-            fields = json.loads(Path(path).read_text(encoding="utf-8"))
-            cells = tuple(Cell(**cell) for cell in fields.pop("cells"))
-            result = cls(**fields, cells=cells)
-            str(result)  # shows that all cells are there, and numbers
-        except (
-            LookupError,
-            ArithmeticError,
-            TypeError,
-            AttributeError,
-            ValueError,
-            RecursionError,
-        ) as error:
-            raise ValueError(f"{path} is no evaluation that `to_json` wrote: {error}") from error
-        if result.rules_version != RULES_VERSION:
-            warnings.warn(
-                f"{path} was made with version {result.rules_version} of the rules, this is "
-                f"version {RULES_VERSION}: scores under the two are not comparable",
-                stacklevel=2,
-            )
-        return result
 
     def table(self) -> Table:
         """Return a table for `rich` to print: mean ± half of the 95 % confidence interval.

@@ -69,7 +69,7 @@ class Runner:
         self._plain_run: Any = loop.run_rows if self.is_python else loop.attend
         self._run = self._plain_run
         self._note_cut = note_cut
-        self._kept = batch.states, batch.runs, batch.final_obs  # to whose addresses the record has
+        self._kept = batch.states, batch.runs, batch.final_obs  # whose addresses are in the record
         self._bounds = bounds if bounds.shape[1] else None
         self._jobs = np.zeros(1, dtype=JOB_DTYPE)
         self._job = self._jobs[0]  # a view

@@ -56,8 +56,8 @@ class Hidden(NamedTuple):
 
 def _global_states() -> tuple[Any, Any]:
     """Return the states of the generators behind `random` and `numpy.random`."""
-    kind, key, *rest = np.random.get_state()  # noqa: NPY002  # what is looked for
-    return python_random.getstate(), (kind, key.tobytes(), *rest)
+    state: Any = np.random.get_state()  # noqa: NPY002  # what is looked for
+    return python_random.getstate(), (state[1].tobytes(), *state[2:])
 
 
 class _Watch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +19,10 @@ from vecenv.port.tape import UnsupportedDraw
 __all__ = ["Actions", "Difference", "Lockstep", "compare", "pick", "width_of"]
 
 _LENGTHS = (20, 60, 200, 600)  # of runs, in turn
-STYLES = ("random", "held", "rare", "short", "return", "masked")
+# Ways to choose actions, with their shares of all steps.
+STYLES = {"random": 1, "held": 1, "rare": 1, "short": 1, "masked": 1, "return": 2, "best": 4}
 _MOST_KEPT = 400  # runs that others go on from
+_NUM_BEST = 12  # runs of the highest returns so far
 _FAR = 1e3  # in place of infinite bounds of actions
 
 
@@ -107,7 +109,7 @@ class Actions:
         self._powers = np.exp(self._rng.normal(0.0, 3.0, self._width)) if style == "rare" else 1.0
         self._policy = None
         if style == "policy":
-            self._policy = self._policies[self._rng.integers(len(self._policies))]
+            self._policy = self._policies[int(self._rng.integers(len(self._policies)))]
 
     def __call__(self, seen: Seen, obs: Any) -> np.ndarray:
         """Return the next action, after what was seen and the Python env's observation."""
@@ -120,8 +122,8 @@ class Actions:
         self._left = int(self._rng.geometric(0.15))
         scores = self._rng.random((1, self._width)) ** self._powers
         if self._style == "rare" and isinstance(self._space, Box):  # bounds, the middle, beyond
-            scores = self._rng.choice([0.0, 0.5, 1.0, 2.0, self._rng.random()], (1, self._width))
-        is_masked = self._style in ("masked", "return") and "mask" in seen
+            scores = self._rng.choice([-1.0, 0.0, 0.5, 1.0, 2.0], (1, self._width))
+        is_masked = self._style in ("masked", "held") and "mask" in seen
         self._held = pick(self._space, scores, seen["mask"][None] if is_masked else None)[0]
         return self._held
 
@@ -172,6 +174,7 @@ def compare(
 
 
 def _call(side: Any, action: Any, seed: int | None) -> Seen:
+    """Reset or step a side."""
     return side(action, seed)
 
 
@@ -204,7 +207,7 @@ def call_both(
     own, other = seen
     if isinstance(own, Exception) or isinstance(other, Exception):
         told = [repr(one) if isinstance(one, Exception) else "no exception" for one in (own, other)]
-        return Difference("exception", *told), {}
+        return Difference("exception", told[0], told[1]), {}
     if (words := python.tape.num_words) != kernels.num_words:
         return Difference("draws", f"{words} words of 64 bits", f"{kernels.num_words}"), own
     found = compare(own, other, *compared)
@@ -215,8 +218,9 @@ class Lockstep:
     """Plays runs of many kinds until they differ or time is up.
 
     A seed and the actions from there are a run: both sides do the same each time that it is played.
-    Runs that did something new (a reward, an end, another sequence of draws) are kept; some runs
-    begin as these and go on in another way, so rare situations are reached often.
+    Runs that did something new (a reward, an end, another sequence of draws) are kept, and those of
+    the highest returns; some runs begin as these and go on in another way, so that what needs luck
+    or skill is reached often.
 
     Args:
         python: The Python env.
@@ -243,37 +247,53 @@ class Lockstep:
         self._python, self._kernels, self._tolerance = python, kernels, tolerance
         self._rng = np.random.default_rng(seed)
         self._actions = Actions(kernels.envs.single_action_space, self._rng, policies)
-        self._styles = (*STYLES, *(["policy", "policy"] if policies else []))
+        self._shares = STYLES | ({"policy": 2} if policies else {})
         self.counts = Counter(steps=0, resets=0, draws=0, numbers=0)
         self.styles: Counter[str] = Counter()
         self.errors: dict[str, float] = {}
         self._visits: Counter[Any] = Counter()
         self._kept: dict[Any, tuple[int, list[Any]]] = {}  # seeds and actions by what was new
+        self._best = deque[tuple[int, list[Any]]](maxlen=_NUM_BEST)  # seeds and actions, too
+        self._best_return = 0.0
 
     def play(self, seconds: float) -> Difference | None:
         """Play runs for so long, at least one of each kind; return the first difference."""
         end = time.perf_counter() + seconds
-        number, found = 0, None
-        while found is None and (number < len(self._styles) or time.perf_counter() < end):
-            style = self._styles[number % len(self._styles)]
-            length = _LENGTHS[number // len(self._styles) % len(_LENGTHS)]
+        num_runs, calls = Counter[str](), Counter[str]()
+        found = None
+        while found is None and (time.perf_counter() < end or len(num_runs) < len(self._shares)):
+            style = min(self._shares, key=lambda one: calls[one] / self._shares[one])
+            before = self.counts["steps"] + self.counts["resets"]
+            length = _LENGTHS[num_runs[style] % len(_LENGTHS)]
             found = self._play_run(style, length, end)
-            number += 1
+            num_runs[style] += 1
+            calls[style] += self.counts["steps"] + self.counts["resets"] - before
         return found
+
+    def _begin_run(self, style: str) -> tuple[int, list[Any]]:
+        """Return the seed and the first actions of a run: those of an earlier one, or none."""
+        rng = self._rng
+        seed, prefix = int(rng.integers(2**62)), []
+        if style == "return" and self._kept:
+            rarest = sorted(self._kept, key=self._visits.__getitem__)[:40]
+            seed, prefix = self._kept[rarest[rng.integers(len(rarest))]]
+        elif style == "best" and self._best:
+            seed, prefix = self._best[-min(int(rng.geometric(0.4)), len(self._best))]
+        if not prefix:
+            self._actions.begin(style)
+            return seed, []
+        after = "policy" if "policy" in self._shares else "random"
+        self._actions.begin("held" if rng.random() < 0.3 else after)
+        # It may have been too late at the end of that run for what comes next.
+        return seed, prefix[: max(1, len(prefix) - int(rng.geometric(0.2)) + 1)]
 
     def _play_run(self, style: str, length: int, end: float) -> Difference | None:
         """Play one run of a style; return the difference that ends it."""
-        rng, python = self._rng, self._python
-        run_seed, prefix = int(rng.integers(2**62)), []
-        if style == "return" and self._kept:
-            rarest = sorted(self._kept, key=self._visits.__getitem__)[:40]
-            run_seed, prefix = self._kept[rarest[rng.integers(len(rarest))]]
-            prefix = prefix[: max(1, len(prefix) - int(rng.integers(4)))]
-            length = len(prefix) + min(length, 60)
-        self._actions.begin(style)
-        seen, actions = Seen(), list[Any]()
-        short = int(rng.integers(1, 12)) if style == "short" else length + 1
-        for step in range(length):
+        python, actions, seen = self._python, list[Any](), Seen()
+        run_seed, prefix = self._begin_run(style)
+        total, most = 0.0, len(prefix) + (min(length, 60) if prefix else length)
+        short = int(self._rng.integers(1, 12)) if style == "short" else most
+        for step in range(most):
             if step < len(prefix):
                 actions.append(prefix[step])
             elif step % short == 0 or python.is_over(seen):
@@ -287,18 +307,31 @@ class Lockstep:
             if found is not None:
                 found.seed, found.actions = run_seed, actions
                 return found
-            is_step = actions[-1] is not RESET
-            self.styles[style] += is_step
-            self.counts["steps" if is_step else "resets"] += 1
-            self.counts["draws"] += len(python.tape.draws)
-            self.counts["numbers"] += sum(np.size(value) for value in seen.values())
-            for feature in _features(python.tape.draws, seen):
-                self._visits[feature] += 1
-                if self._visits[feature] == 1 and len(self._kept) < _MOST_KEPT:
-                    self._kept[feature] = run_seed, list(actions)
-            if time.perf_counter() > end + 1.0:
+            total = 0.0 if actions[-1] is RESET else total + _reward(seen)
+            self._note(style, seen, total, run_seed, actions)
+            if time.perf_counter() > end + 1.0 or (style == "best" and python.is_over(seen)):
                 break
         return None
+
+    def _note(self, style: str, seen: Seen, total: float, seed: int, actions: list[Any]) -> None:
+        """Count what was equal, and keep the run if something in it is new, or its return."""
+        draws, is_step = self._python.tape.draws, actions[-1] is not RESET
+        self.styles[style] += is_step
+        self.counts["steps" if is_step else "resets"] += 1
+        self.counts["draws"] += len(draws)
+        self.counts["numbers"] += sum(np.size(value) for value in seen.values())
+        if total > self._best_return + 1e-9 and not self._python.is_over(seen):
+            self._best_return = total
+            self._best.append((seed, list(actions)))
+        for feature in _features(draws, seen):
+            self._visits[feature] += 1
+            if self._visits[feature] == 1 and len(self._kept) < _MOST_KEPT:
+                self._kept[feature] = seed, list(actions)
+
+
+def _reward(seen: Seen) -> float:
+    """Return the reward of a step, of a game that of all agents together."""
+    return float(sum(value for name, value in seen.items() if name.startswith("reward")))
 
 
 def _features(draws: Sequence[Any], seen: Seen) -> Iterator[Any]:

@@ -23,6 +23,7 @@ _MOST_EPISODES = 2_000  # of the Python env
 _NUM_ENVS = 1_024  # whose speed is measured
 _NUM_EPISODES = 512  # of the kernels, side by side
 _NUM_POLICIES = 8
+_LEAST_SECONDS = 5.0  # for episodes of the kernels, which mostly take much less
 
 Policy = Callable[[np.ndarray, Any], np.ndarray]  # from observations (B, ...) and masks to actions
 
@@ -197,7 +198,7 @@ def free_runs(
         return _python_episodes(side, policy, seed, limit=limit, seconds=seconds, most=most)
 
     def both(name: str, policy: Policy) -> None:
-        pairs = theirs(policy, 2.0 * part).T, ours(policy, 2.0 * part).T
+        pairs = theirs(policy, 2.0 * part).T, ours(policy, max(2.0 * part, _LEAST_SECONDS)).T
         for what, one, other in zip(("return", "length"), *pairs, strict=True):
             found.append(compare_means(f"{what}, {name}", one, other, margin))
 

@@ -38,7 +38,8 @@ def read_kernels(given: Any) -> Callable[..., JitVectorEnv]:
         return partial(JitVectorEnv, given)
     if not callable(given):
         raise TypeError(f"kernels is {given!r}, expected EnvKernels or what makes a JitVectorEnv")
-    return given
+    make: Any = given
+    return make
 
 
 class PythonSide:
@@ -271,10 +272,9 @@ def check_spaces(python: PythonSide, kernels: KernelSide) -> None:
         raise ValueError(told)
     for name, pair in python.spaces.items():
         for what, theirs, ours in zip(("observation", "action"), pair, own[name], strict=True):
-            is_number = isinstance(theirs, Discrete) and isinstance(ours, Discrete)
-            if theirs != ours and not (
-                is_number and (theirs.n, theirs.start) == (ours.n, ours.start)
-            ):
+            # Discrete spaces may have other dtypes.
+            is_same = str(theirs) == str(ours) if isinstance(theirs, Discrete) else theirs == ours
+            if not is_same:
                 of = f" of {name}" if name else ""
                 told = f"{what}_space{of}: the Python env has {theirs}, the kernels have {ours}"
                 raise ValueError(f"{told}; wrap the env or change the kernels")

@@ -137,7 +137,7 @@ def _numbers(
     parameters, one = _NUMBERS[name]
     is_short = name.startswith(("standard", "random_"))  # no parameters but the size
     if len(args) > (0 if is_short else len(parameters)):
-        *args, size = args
+        args, size = args[:-1], args[-1]
     values = list((parameters | dict(zip(parameters, args, strict=False)) | named).values())
     return _filled(partial(one, tape), values, size, dtype)
 
@@ -258,9 +258,10 @@ class TapedPython(TapedNumpy):
 
 def _children(found: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
     """Yield name, value and setter of what an object holds."""
+    held: Any = found
     if isinstance(found, dict | list | tuple):
         for key, value in list(found.items() if isinstance(found, dict) else enumerate(found)):
-            yield f"[{key!r}]", value, partial(operator.setitem, found, key)
+            yield f"[{key!r}]", value, partial(operator.setitem, held, key)
     elif not (type(found).__module__ or "").startswith(_OPAQUE):
         for name, value in list(getattr(found, "__dict__", {}).items()):
             yield f".{name}", value, partial(found.__dict__.__setitem__, name)

@@ -255,22 +255,8 @@ def test_results_carry_scenario_and_version_of_the_rules(tmp_path):
     assert (result.scenario, result.rules) == ("CAGE Challenge 2", "debugged")
     assert result.rules_version == RULES_VERSION
     assert result.tables != evaluate("sleep", episodes=2, red_agents="sleep").tables
-    result.to_json(path)
-    assert Evaluation.from_json(path) == result
-
-    fields = json.loads(path.read_text())
-    path.write_text(json.dumps({**fields, "rules_version": RULES_VERSION + 1}))
-    with pytest.warns(UserWarning, match=r"scores\.json was made with version \d of the rules"):
-        Evaluation.from_json(path)
-    cell = fields["cells"][0]
-    changed = [{"more": 1}, {"total": "x"}, {"total": 10**400}, {"cells": []}]
-    changed += [{"cells": [{**cell, "mean": None}]}, {"cells": {"a": 1}}]
-    changed += [{"cells": [cell, {**cell, "red_agent": "x", "episode_length": 7}]}]
-    texts = [json.dumps({**fields, **change}) for change in changed]
-    for wrong in ("[]", "{}", "no json", "[" * 100_000, *texts):
-        path.write_text(wrong)
-        with pytest.raises(ValueError, match="is no evaluation that"):
-            Evaluation.from_json(path)
+    fields = json.loads(result.to_json(path))
+    assert (fields["rules"], fields["tables"]) == (result.rules, result.tables)
 
 
 def test_the_table_fits_eighty_columns():

@@ -125,7 +125,7 @@ def milliseconds_of(gif):
     [
         ["vecenv:Cage2-v0", "--policy", "sleep"],
         ["my_net:Office-v0"],
-        ["my_net:Office-v0", "--policy", "defender"],
+        ["my_net:Office-v0", "--policy", "react-restore"],
         ["Cage2-v0", "--policy", "my_net:restore", "--scenario", "my_net:office"],
         ["vecenv:Cage4-v0", "--policy", "sleep"],
     ],

@@ -80,7 +80,7 @@ DAMAGES = {
     ),
     "phishing_rate must be": lambda arrays: arrays.update(meta_phish=np.array(np.nan)),
     "has 99 steps, expected at most 49": lambda arrays: arrays.update(meta_steps=np.array(50)),
-    "is said to be object": lambda arrays: arrays.update(reward=np.array([{}] * 99)),  # a pickle
+    "Object arrays cannot be": lambda arrays: arrays.update(reward=np.array([{}] * 99)),  # a pickle
 }
 
 
@@ -101,7 +101,7 @@ def test_files_of_another_kind_are_refused(tmp_path):
             replay_traces([tmp_path / name])
     with pytest.raises(FileNotFoundError):
         replay_traces([tmp_path / "none.npz"])
-    with pytest.raises(TraceError, match="a folder"):
+    with pytest.raises(TraceError, match="Is a directory"):
         replay_traces([tmp_path])
     with pytest.raises(ValueError, match="max_differences is 0"):
         replay_traces(PATHS, max_differences=0)

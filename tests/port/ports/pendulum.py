@@ -20,14 +20,17 @@ def make():
 def reset(state, rng):
     state.angle = -math.pi + 2.0 * math.pi * uniform(rng)
     state.speed = -1.0 + 2.0 * uniform(rng)
+    state.square, state.effort, state.pull = 0.0, 0.0, 0.0
 
 
 def step(state, action, rng):
     torque = min(max(action[0], np.float32(-2.0)), np.float32(2.0))
     wrapped = (state.angle + math.pi) % (2.0 * math.pi) - math.pi
-    effort = np.float32(0.001) * (torque * torque)
-    cost = wrapped**2 + 0.1 * state.speed**2 + effort
-    speed = state.speed + (15.0 * math.sin(state.angle) + np.float32(3.0) * torque) * 0.05
+    state.square = torque * torque  # NumPy rounds these to float32
+    state.effort = np.float32(0.001) * state.square
+    state.pull = 3.0 * torque
+    cost = wrapped**2 + 0.1 * state.speed**2 + state.effort
+    speed = state.speed + (15.0 * math.sin(state.angle) + state.pull) * 0.05
     state.speed = min(max(speed, -8.0), 8.0)
     state.angle += state.speed * 0.05
     return -cost, False, False
@@ -40,7 +43,10 @@ def observe(state, out):
 
 
 KERNELS = EnvKernels(
-    [("angle", np.float64), ("speed", np.float64)],
+    [
+        ("angle", np.float64), ("speed", np.float64),
+        *((name, np.float32) for name in ("square", "effort", "pull")),
+    ],
     Box(-HIGH, HIGH, dtype=np.float32), Box(-2.0, 2.0, (1,), np.float32),
     reset, step, observe, name="Pendulum",
 )  # fmt: skip

@@ -15,9 +15,17 @@ from numba import njit
 
 from vecenv.cage.challenge4.graph import EVENTS, MAX_UNITS, find_kind
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cage.challenge4.rules.bits import has
-from vecenv.cage.challenge4.rules.events import ALARM, CONNECTION, FIRST_ROUTER, SESSION
-from vecenv.cage.challenge4.rules.observation import BLUE_SUBNET_ORDER, observe_agent
+from vecenv.cage.challenge4.rules.events import (
+    ALARM,
+    CONNECTION,
+    FIRST_ROUTER,
+    NEVER,
+    PLACE,
+    SESSION,
+    UNIT,
+    WATCHER,
+)
+from vecenv.cage.challenge4.rules.observation import observe_agent
 
 __all__ = ["Cage4Events", "events_length", "events_space"]
 
@@ -63,12 +71,11 @@ _ANALYSED, _REMOVED, _RESTORED, _GETS = (
     _at["gets_decoy"],
 )
 _HAS_DECOY, _SINCE = _at["has_apache"], _at["since_analyse"]
-# By zone: the agent that watches it, or none, and which of that agent's it is.
-_WATCHER, _UNIT = np.full(codes.NUM_SUBNETS + 1, -1), np.zeros(codes.NUM_SUBNETS + 1, np.int64)
-for _agent, _zones in enumerate(codes.BLUE_SUBNETS):
-    for _place, _zone in enumerate(_zones):
-        _WATCHER[_zone], _UNIT[_zone] = _agent, _place
-NEVER = 255  # of steps since: never, or longer ago
+# Features that are copied from `shown`, by its parts.
+_SHOWN = np.array(
+    [0, *range(_HAS_DECOY, _HAS_DECOY + codes.NUM_DECOYS), *range(_SINCE, _SINCE + 3)]
+)
+_NUM_OWN = np.array([len(zones) for zones in codes.BLUE_SUBNETS])
 TICKS_LEFT, FIRST_SUCCESS = 0, 1
 NUM_CONTEXT = 5  # ticks left; failed, succeeded, unknown, in progress
 MAX_TICKS_LEFT = int(codes.BLUE_TICKS.max()) - 1
@@ -87,15 +94,10 @@ def num_nodes(units):
 
 @njit
 def _node_of(code, agent, units):
-    """Place int64 of a host or router among an agent's nodes, -1 if it is not its own."""
+    """Place int64 of a host or router of the agent's among its nodes."""
     if code >= FIRST_ROUTER:
-        zone = code - FIRST_ROUTER
-        place = units * codes.HOSTS_PER_SUBNET + _UNIT[zone]
-    else:
-        zone, k = code >> 4, code & 15
-        place = k - codes.FIRST_SERVER if k >= codes.FIRST_SERVER else k + codes.MAX_SERVERS
-        place += _UNIT[zone] * codes.HOSTS_PER_SUBNET
-    return place if _WATCHER[zone] == agent else np.int64(-1)
+        return units * codes.HOSTS_PER_SUBNET + UNIT[code - FIRST_ROUTER]
+    return PLACE[code] - agent * codes.HOSTS_PER_SUBNET
 
 
 @njit
@@ -104,78 +106,60 @@ def _count(out, place):
 
 
 @njit
-def _write_event(state, index, agent, units, out, start):
-    """Add an event to its node, if that is the agent's."""
-    node = _node_of(np.int64(state.event_node[index]), agent, units)
-    if node < 0:
-        return
-    num, place = num_nodes(units), start + node
-    kind = np.int64(state.event_kind[index])
+def _write_event(event, agent, units, out, start):
+    """Add an event to its node, which is the agent's."""
+    node, kind = np.int64(event.node), np.int64(event.kind)
+    num, place = num_nodes(units), start + _node_of(node, agent, units)
     if kind == ALARM:
         _count(out, place + num * _ALARM)
     elif kind == SESSION:
         _count(out, place + num * _SESSION)
     elif kind == CONNECTION:
-        port = np.int64(state.event_local_port[index])
+        port = np.int64(event.local_port)
         drawn = port >= codes.FIRST_PORT
         _count(out, place + num * (_LOCAL + (_DRAWN if drawn else _CLASS_OF_PORT[port])))
-        port = np.int64(state.event_remote_port[index])
+        port = np.int64(event.remote_port)
         of_remote = (
             np.int64(2) if port >= codes.FIRST_PORT else np.int64(port == codes.BLOCKED_PORT)
         )
         _count(out, place + num * (_REMOTE + of_remote))
-        remote = np.int64(state.event_remote[index])
+        remote = np.int64(event.remote)
         out[place + num * (_FROM + (remote >> 4))] = 1
         if port == codes.BLOCKED_PORT:
             return
         latest = place + num * _SOURCE
         out[latest] = max(np.int64(out[latest]), 1 + remote)
-        source = _node_of(remote, agent, units)
-        if source >= 0 and source != node:
-            _count(out, start + source + num * _IS_SOURCE)
+        if remote != node and WATCHER[remote >> 4] == agent:
+            _count(out, start + _node_of(remote, agent, units) + num * _IS_SOURCE)
 
 
 @njit
-def _since(step, t):
-    return np.int64(NEVER) if step == 0 else min(np.int64(t) - np.int64(step), NEVER)
-
-
-@njit
-def _write_zone(state, subnet, unit, units, out, start):
-    """Write what is known of a zone besides events: own decoys, steps since own actions."""
-    num = np.uint64(num_nodes(units))  # unsigned, as in `observation`
-    exists, t = np.int64(state.exists[subnet]), np.int64(state.t)
-    first = subnet * codes.HOSTS_PER_SUBNET
-    since = num * np.uint64(_SINCE)
-    for i in range(codes.HOSTS_PER_SUBNET):
-        k = i + codes.FIRST_SERVER if i < codes.MAX_SERVERS else i - codes.MAX_SERVERS
-        place, host, there = (
-            np.uint64(start + unit * codes.HOSTS_PER_SUBNET + i),
-            first + k,
-            exists >> k & 1,
-        )
-        out[place] = there
-        out[place + since] = there * _since(state.last_analyse[host], t)
-        out[place + since + num] = there * _since(state.last_restore[host], t)
-        out[place + since + num + num] = there * _since(state.last_decoy[host], t)
-        decoys = np.int64(state.decoys[host])
-        if decoys:
-            for decoy in range(codes.NUM_DECOYS):
-                out[place + num * np.uint64(_HAS_DECOY + decoy)] = has(decoys, decoy)
-    router = np.uint64(start + units * codes.HOSTS_PER_SUBNET + unit)
-    out[router] = 1
-    for action in range(3):
-        out[router + since + num * np.uint64(action)] = NEVER
+def _write_shown(state, agent, units, out, start):
+    """Write what is known of nodes besides events: own decoys, steps since own actions."""
+    num = num_nodes(units)
+    # The minimum keeps the length from the compiler, which would unroll a loop of a fixed one.
+    own = min(_NUM_OWN[agent], (out.shape[0] - start) // num)
+    shown, size = state.shown, codes.HOSTS_PER_SUBNET
+    for part in range(codes.NUM_SHOWN):
+        # Unsigned places, as in `observation`, for vector code.
+        source = np.uint64(part * codes.NUM_WATCHED + agent * size)
+        target = np.uint64(start + num * _SHOWN[part])
+        for i in range(own * size):
+            out[target + np.uint64(i)] = shown[source + np.uint64(i)]
+    router = start + units * size
+    for unit in range(own):
+        out[router + unit] = 1
+        for action in range(3):
+            out[router + unit + num * (_SINCE + action)] = NEVER
 
 
 @njit
 def _write_outcome(state, agent, units, out, start):
     """Write what the agent's action did, if one on a host took effect in this step."""
-    family = np.int64(state.blue_family[agent])
-    node = _node_of(np.int64(state.blue_target[agent]), agent, units)
-    if state.t == 0 or state.blue_left[agent] > 0 or node < 0:
+    if state.t == 0 or state.blue_left[agent] > 0:
         return
-    num, place = num_nodes(units), start + node
+    family, num = np.int64(state.blue_family[agent]), num_nodes(units)
+    place = start + _node_of(np.int64(state.blue_target[agent]), agent, units)
     if family == codes.ANALYSE:
         files = np.int64(state.analysed[agent])
         out[place + num * _ANALYSED] = 1
@@ -200,14 +184,17 @@ def write_events(state, agent, out, units):
         units: int64, for how many own zones there is room.
     """
     length = codes.OBS_LENGTHS[0] if units == 1 else codes.OBS_LENGTHS[4]
-    out[observe_agent(state, agent, out, 0) :] = 0
+    for place in range(observe_agent(state, agent, out, 0), out.shape[0]):
+        out[np.uint64(place)] = 0
     out[length + TICKS_LEFT] = state.blue_left[agent]
     out[length + FIRST_SUCCESS + np.int64(state.blue_success[agent])] = 1
     start = length + NUM_CONTEXT
-    for unit in range(MAX_UNITS if agent == codes.NUM_BLUE - 1 else 1):
-        _write_zone(state, BLUE_SUBNET_ORDER[agent + unit], unit, units, out, start)
-    for index in range(np.int64(state.num_events)):
-        _write_event(state, index, agent, units, out, start)
+    _write_shown(state, agent, units, out, start)
+    index = np.int64(state.last_event[agent]) - 1
+    while index >= 0:
+        event = state.events[index]
+        _write_event(event, agent, units, out, start)
+        index = np.int64(event.before) - 1
     _write_outcome(state, agent, units, out, start)
 
 

@@ -74,6 +74,7 @@ class Cage4ParallelEnv:
         self._envs = Cage4VectorEnv(
             1,
             messages=True,
+            observation="flat",
             autoreset_mode="Disabled",
             num_threads=1,
             render_mode=render_mode,

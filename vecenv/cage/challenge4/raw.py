@@ -279,9 +279,10 @@ def _monitored(state: Any, network: RawNetwork) -> dict[int, tuple[list[Any], li
     """Return what the monitor tells of nodes: processes, and addresses by their last mention."""
     num = int(state["num_events"])
     names = ("kind", "node", "local", "local_port", "remote", "remote_port", "pid")
-    columns = [state[f"event_{name}"][:num].tolist() for name in names]
+    events = state["events"][:num]
+    columns = [events[name].tolist() for name in names]
     # Users act in the order of their hosts, then red agents; connections are listed first.
-    order = np.lexsort((state["event_actor"][:num], state["event_kind"][:num] != CONNECTION))
+    order = np.lexsort((events["actor"], events["kind"] != CONNECTION))
     seen: dict[int, tuple[list[Any], list[Any]]] = {}
     for index in order.tolist():
         kind, node, local, local_port, remote, remote_port, pid = (one[index] for one in columns)

@@ -336,6 +336,8 @@ MAX_HANDED = 8  # exploit sessions handed over to one red agent in one step
 MAX_SUSPICIOUS = 512
 MAX_OLD_VSFTPD = 1280  # processes that a newer one replaced; 5 agents place 250 each at most
 MAX_IDENT = 255
+# Of hosts that blue watches: whether there is one, its four decoys, steps since three actions.
+NUM_WATCHED, NUM_SHOWN = HOSTS_PER_SUBNET * sum(map(len, BLUE_SUBNETS)), 1 + NUM_DECOYS + 3
 MAX_EVENTS = 512  # of a step, where they are kept; a scan has one for each process that listens
 # bits of `overflow`
 SESSIONS_FULL, MEMORY_FULL, OFFERED_FULL, SUSPICIOUS_FULL = (1 << bit for bit in range(4))

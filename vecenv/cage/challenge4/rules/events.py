@@ -3,7 +3,8 @@
 Of a host or router that blue watches, the log has what its monitor shows: which host did it, both
 ends of the connection, process ids. Events of CON and the internet are seen by nobody. Draws that
 change nothing else (ports, alarms on routers) are slots of the step's numbers, so that they leave
-the game's other draws as they are.
+the game's other draws as they are. What outlasts a step (decoys, steps since blue's actions) is
+kept as the bytes that rows show, so that writing a row is copying.
 """
 
 import numpy as np
@@ -21,47 +22,80 @@ CONNECTION, ALARM, SESSION = range(3)  # kinds: a connection; a process by its p
 NO_PORT = 0
 _FIRST_EXTRA_BIT = 2
 _NO_PID = 1 << 20
+NEVER = 255  # of steps since: never, or longer ago
+# Parts of `shown`, NUM_WATCHED bytes each, after that which says what hosts there are.
+_FIRST_DECOY, SINCE_ANALYSE, _SINCE_RESTORE, _SINCE_DECOY = (
+    part * codes.NUM_WATCHED for part in (1, *range(codes.NUM_SHOWN - 3, codes.NUM_SHOWN))
+)
+# The agent that watches a zone, -1 for none, and which of that agent's it is.
+WATCHER, UNIT = np.full(codes.NUM_ZONES, -1), np.zeros(codes.NUM_ZONES, np.int64)
+# Hosts that blue watches, in the order of the agents' actions; and the place of a host among them.
+WATCHED, PLACE = np.zeros(codes.NUM_WATCHED, np.int64), np.zeros(codes.NUM_HOSTS, np.int64)
+_num = 0
+for _agent, _zones in enumerate(codes.BLUE_SUBNETS):
+    for _unit, _zone in enumerate(_zones):
+        WATCHER[_zone], UNIT[_zone] = _agent, _unit
+        for _k in (*range(codes.FIRST_SERVER, codes.HOSTS_PER_SUBNET), *range(codes.FIRST_SERVER)):
+            WATCHED[_num] = _zone * codes.HOSTS_PER_SUBNET + _k
+            PLACE[WATCHED[_num]] = _num
+            _num += 1
 
 
 @njit
 def begin_log(state, rng):
     """Clear the log at the beginning of an episode, and draw the order of hosts' extra services."""
     begin_step(state)
+    for index in range(codes.MAX_EVENTS):  # nothing of an earlier episode is left
+        event = state.events[index]
+        event.node = event.actor = event.kind = event.local = event.remote = 0
+        event.local_port = event.remote_port = event.pid = event.before = 0
     for host in range(codes.NUM_HOSTS):
         state.files[host] = 0
-        state.last_analyse[host] = state.last_restore[host] = state.last_decoy[host] = 0
         order = integers_at(rng, np.int64(host), np.int64(codes.EXTRA_ORDERS.shape[0]))
         state.extra_order[host] = codes.EXTRA_ORDERS[order]
+    for place in range(codes.NUM_WATCHED):
+        host = WATCHED[place]
+        there = has(np.int64(state.exists[host >> 4]), host & 15)
+        state.shown[place] = there
+        for decoy in range(codes.NUM_DECOYS):
+            state.shown[_FIRST_DECOY + decoy * codes.NUM_WATCHED + place] = 0
+        for part in (SINCE_ANALYSE, _SINCE_RESTORE, _SINCE_DECOY):
+            state.shown[part + place] = there * NEVER
 
 
 @njit
 def begin_step(state):
-    """Forget the events of the last step."""
+    """Forget the events of the last step, and count steps since blue's actions."""
     state.num_events = state.num_slots = 0
     for agent in range(codes.NUM_BLUE):
-        state.analysed[agent] = 0
+        state.analysed[agent] = state.last_event[agent] = 0
         state.new_decoy[agent] = codes.NONE
+    for part in (SINCE_ANALYSE, _SINCE_RESTORE, _SINCE_DECOY):
+        for i in range(codes.NUM_WATCHED):  # unsigned places, as in `observation`: vector code
+            place = np.uint64(part) + np.uint64(i)
+            steps = state.shown[place]
+            state.shown[place] = steps + (state.shown[np.uint64(i)] & np.uint8(steps != NEVER))
 
 
 @njit
 def _log_event(state, node, actor, event):
     """Append an event on a host or router: kind, local, local port, remote, remote port, id."""
     zone = node - FIRST_ROUTER if node >= FIRST_ROUTER else node >> 4
-    if zone in (codes.CON, codes.INT):
+    watcher = WATCHER[zone]
+    if watcher < 0:
         return
     index = np.int64(state.num_events)
     if index >= codes.MAX_EVENTS:
         state.overflow = np.int64(state.overflow) | codes.EVENTS_FULL
         return
     state.num_events = index + 1
-    state.event_node[index] = node
-    state.event_actor[index] = actor
-    state.event_kind[index] = event[0]
-    state.event_local[index] = event[1]
-    state.event_local_port[index] = event[2]
-    state.event_remote[index] = event[3]
-    state.event_remote_port[index] = event[4]
-    state.event_pid[index] = event[5]
+    found = state.events[index]
+    found.node, found.actor, found.kind = node, actor, event[0]
+    found.local, found.local_port = event[1], event[2]
+    found.remote, found.remote_port = event[3], event[4]
+    found.pid = event[5]
+    found.before = state.last_event[watcher]
+    state.last_event[watcher] = index + 1
 
 
 @njit
@@ -140,18 +174,22 @@ def drop_escalate(state, host):
 def log_analyse(state, agent, host):
     """Log that blue's Analyse found the host's files as they are now."""
     state.analysed[agent] = np.int64(state.files[host]) | codes.WAS_ANALYSED
-    state.last_analyse[host] = np.int64(state.t) + 1
+    state.shown[SINCE_ANALYSE + PLACE[host]] = 0
 
 
 @njit
 def log_restore(state, host):
     """Log that a host was restored, which deletes its files."""
     state.files[host] = 0
-    state.last_restore[host] = np.int64(state.t) + 1
+    place = PLACE[host]
+    state.shown[_SINCE_RESTORE + place] = 0
+    for decoy in range(codes.NUM_DECOYS):
+        state.shown[_FIRST_DECOY + decoy * codes.NUM_WATCHED + place] = 0
 
 
 @njit
 def log_decoy(state, agent, host, decoy):
     """Log which decoy was placed."""
     state.new_decoy[agent] = decoy
-    state.last_decoy[host] = np.int64(state.t) + 1
+    state.shown[_SINCE_DECOY + PLACE[host]] = 0
+    state.shown[_FIRST_DECOY + decoy * codes.NUM_WATCHED + PLACE[host]] = 1

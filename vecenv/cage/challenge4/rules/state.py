@@ -109,24 +109,29 @@ _FIELDS = [
     ("old_vsftpd_host", np.uint8, (codes.MAX_OLD_VSFTPD,)),
     ("old_vsftpd_pid", np.uint16, (codes.MAX_OLD_VSFTPD,)),
 ]
-_EVENT_BYTES, _EVENT_WORDS = (np.uint8, (codes.MAX_EVENTS,)), (np.uint16, (codes.MAX_EVENTS,))
+_EVENT = np.dtype(
+    [
+        ("node", np.uint8),
+        ("actor", np.uint8),
+        ("kind", np.uint8),
+        ("local", np.uint8),
+        ("remote", np.uint8),
+        ("local_port", np.uint16),
+        ("remote_port", np.uint16),
+        ("pid", np.uint16),
+        ("before", np.uint16),  # 1 + the event before it on a node of the same agent; 0: none
+    ],
+    align=True,
+)
 _FIELDS += [  # what `rules.events` keeps
     ("num_events", np.uint16),
     ("num_slots", np.uint16),  # draws of this step that change nothing else
     ("analysed", *_BLUE_BYTES),  # files that an Analyse of this step found, and WAS_ANALYSED
     ("new_decoy", *_BLUE_BYTES),  # that was placed in this step, or NONE
-    ("event_node", *_EVENT_BYTES),  # in the order in which they happened
-    ("event_actor", *_EVENT_BYTES),
-    ("event_kind", *_EVENT_BYTES),
-    ("event_local", *_EVENT_BYTES),
-    ("event_remote", *_EVENT_BYTES),
-    ("event_local_port", *_EVENT_WORDS),
-    ("event_remote_port", *_EVENT_WORDS),
-    ("event_pid", *_EVENT_WORDS),
+    ("last_event", np.uint16, (codes.NUM_BLUE,)),  # 1 + the latest on a node of the agent
+    ("shown", np.uint8, (codes.NUM_SHOWN * codes.NUM_WATCHED,)),  # of hosts, as rows have it
+    ("events", _EVENT, (codes.MAX_EVENTS,)),  # in the order in which they happened
     ("files", *_HOST_BYTES),  # that red has dropped
     ("extra_order", *_HOST_BYTES),  # of web, database and mail among processes, two bits each
-    ("last_analyse", *_HOST_WORDS),  # the step in which it took effect, from 1; 0 never
-    ("last_restore", *_HOST_WORDS),
-    ("last_decoy", *_HOST_WORDS),
 ]
 STATE_DTYPE = np.dtype(_FIELDS, align=True)
