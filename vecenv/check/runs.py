@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.check.rules import Findings, Frame, GiveUpError, Watch
+from vecenv.core.base import VecEnv
 from vecenv.core.errors import ActionMaskError
 from vecenv.core.random_actions import RandomActions
 from vecenv.core.spaces import is_same, merge_rows, short, take_row, take_rows
@@ -57,7 +58,7 @@ class Runs:
         action_space.seed(seed)
         self.actions = [action_space.sample() for _ in range(num_steps)]
         self._others = [action_space.sample() for _ in range(num_steps)]
-        self._allowed = RandomActions(envs, seed, is_strict=True)
+        self._allowed = RandomActions(envs, seed)
         self._starts: list[Any] = [None] * envs.num_envs
         self.frames: list[Frame] = []
         self.is_repeatable = False
@@ -133,11 +134,14 @@ class Runs:
         """Return actions that masks allow after the latest call; of others those of step 0."""
         if not self._allowed.are_masked:
             return self.actions[0]
-        try:
-            return self._allowed()
-        except ActionMaskError as error:  # any action might be one that the env raises at
+        envs: Any = self._envs.unwrapped
+        try:  # any action might be one that the env raises at
+            if isinstance(envs, VecEnv) and envs.has_action_masks:
+                envs.action_masks()
+        except ActionMaskError as error:
             self._found.require(MASK_RULE, False, "{told}", told=str(error))
             raise GiveUpError from None
+        return self._allowed()
 
     def _see(self, result: tuple[Any, ...]) -> None:
         """Note the masks in what a reset or a step has returned."""

@@ -46,7 +46,6 @@ class RandomActions:
         env: A vector env or a single env.
         seed: Of the actions; without masks they are what `action_space.seed(seed)` leads to. None
             draws from the env's own action space.
-        is_strict: Raise the ActionMaskError of a `VecEnv` whose masks are wrong instead.
 
     Example:
         >>> from vecenv import make_vec
@@ -57,9 +56,8 @@ class RandomActions:
         (2,)
     """
 
-    def __init__(self, env: Any, seed: int | None = None, *, is_strict: bool = False) -> None:
+    def __init__(self, env: Any, seed: int | None = None) -> None:
         self._env = env
-        self._passed_over = (ResetNeeded,) if is_strict else (ResetNeeded, ActionMaskError)
         self._is_single = not isinstance(env, VectorEnv)
         kind = "" if self._is_single else "single_"
         obs_space: Space = getattr(env, f"{kind}observation_space")
@@ -133,7 +131,7 @@ class RandomActions:
     def _draw(self, name: str, drawn: Any, env_ids: np.ndarray | None) -> Any:
         """Return actions that are allowed; `drawn`, of all envs, if there are no masks."""
         masks = self._masks.get(name)
-        with contextlib.suppress(*self._passed_over):
+        with contextlib.suppress(ActionMaskError, ResetNeeded):
             if self._asked is not None and self.are_masked:
                 masks = self._asked.action_masks(env_ids)
             elif masks is not None and env_ids is not None:
