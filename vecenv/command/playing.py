@@ -184,10 +184,8 @@ def _load_run(
             raise ValueError("its trainer knows one env")
         envs, act = module.load_policy(options, num_envs, **kwargs)
     except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{home} has no policy yet: there is no {error.filename}, which the training saves at "
-            "its end and from time to time (--save-every)"
-        ) from error
+        told = f"{home} has no policy yet, no {error.filename}: the training has saved nothing"
+        raise FileNotFoundError(told if error.filename else str(error)) from error
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         if asked == trained_in:
             raise
