@@ -135,7 +135,7 @@ class Seat:
             self.begin()
         return self.ask(obs, {} if report is None or not self._reports else {"report": report})
 
-    def play(self, seed: int | None) -> Iterator[np.ndarray | None]:
+    def play(self, seed: int | None) -> Iterator[Any]:
         """Play one episode in every env: yield None after reset, the rewards (N,) of each step."""
         obs, _ = self.envs.reset(seed=seed)
         yield None

@@ -484,7 +484,7 @@ def watch(
 
     shown = watching.Shown(policy or "random", steps, gif, html, fps)
     source = read_source("Cage2-v0" if env == "Cage2" else env, read_env_kwargs(env_kwargs))
-    challenge = _CHALLENGES.get(getattr(source.spec, "entry_point", None))
+    challenge = _CHALLENGES.get(str(getattr(source.spec, "entry_point", "")))
     if challenge is None:
         watching.watch(source, shown, seed)
         return 0

@@ -167,10 +167,10 @@ def watch_cage(
     """
     playing: Any = importlib.import_module(f"vecenv.cage.challenge{challenge}.play.playing")
     about = {"red": str(options.get("red_agent", options.get("red", "as ever")))}
-    more: dict[str, Any] = {"num_parts": 5} if challenge == 4 else {}  # without messages
+    more: Any = {**about, **({"num_parts": 5} if challenge == 4 else {})}  # without messages
     seat = playing.seated(shown.policy, seed=seed, render_mode=shown.render_mode, **options)
     with seat:
-        show(seat.envs, name, seat.act, shown, seed=seed, tell=seat.tell, **more, **about)
+        show(seat.envs, name, seat.act, shown, seed=seed, tell=seat.tell, **more)
 
 
 def watch(source: EnvSource, shown: Shown, seed: int) -> None:

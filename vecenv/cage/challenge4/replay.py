@@ -280,7 +280,7 @@ class _Player:
         streams = np.zeros(1, RNG_DTYPE).view(np.recarray)
         begin_row(self.states, self.trace.set_network(self.state), self.obs, rules)
         is_raw = self.trace.raw is not None
-        self.network = RawNetwork.recorded(self.state, arrays) if is_raw else None
+        self.network: Any = RawNetwork.recorded(self.state, arrays) if is_raw else None
         actions = np.concatenate([arrays["blue_action"], arrays["blue_msg"]], axis=1)
         offsets, tape = arrays["tape_off"].astype(np.int64), (self.entries, self.cursors)
         self._compare(-1)
