@@ -4,6 +4,7 @@ import functools
 import multiprocessing
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from choices import fast_are, product
 from envs import MODES, SPACES, CounterEnv, RandomEnv, mode_id
@@ -19,7 +20,7 @@ from vector_envs import (
 from versions import needs
 
 from vecenv import SyncVectorEnv, make_vec
-from vecenv.check import CheckReport, check_vector_env
+from vecenv.check import CheckReport, VectorEnvCheckError, check_vector_env
 
 ALWAYS = {
     "attributes are there",
@@ -95,7 +96,8 @@ cart_pole = functools.partial(gym.make, "CartPole-v1")
 def test_ours_passes(mode, num_envs):
     envs = SyncVectorEnv([cart_pole] * num_envs, autoreset_mode=mode)
     report = check_vector_env(envs, num_steps=100)
-    assert set(report.passed) == ALWAYS | SEVERAL | COPIES | OF_MODE[mode] | OF_VEC_ENV
+    expected = ALWAYS | SEVERAL | COPIES | OF_MODE[mode] | OF_VEC_ENV
+    assert set(report.passed) == expected | {"observations have no parts but those of the space"}
     assert report.skipped == ()
     assert report.remarks == ()
 
@@ -210,3 +212,51 @@ def test_what_cannot_be_checked_is_refused():
         check_vector_env(CounterEnv())
     with pytest.raises(ValueError, match="num_steps is 0"):
         check_vector_env(DriftVectorEnv(), num_steps=0)
+
+
+class MaskedTalker(gym.Env):
+    """Raises at action 1, which masks forbid; its observations have a part that no space has."""
+
+    observation_space = gym.spaces.Dict({"seen": gym.spaces.Box(0, 1, (1,), np.float32)})
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, masks, extra):
+        self.masks, self.extra = masks, extra
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 9
+        return self.results()
+
+    def step(self, action):
+        if action == 1:
+            raise ValueError("action 1 is not allowed")
+        self.left -= 1
+        obs, info = self.results()
+        return obs, 0.0, self.left == 0, False, info
+
+    def results(self):
+        obs = {"seen": self.np_random.random(1, np.float32), **self.extra}
+        mask = self.masks.get(self.left, [1, 0])
+        return obs, {} if mask is None else {"action_mask": np.array(mask, np.int8)}
+
+
+@pytest.mark.parametrize("mask", [None, [0, 0]], ids=["missing", "zeros"])
+def test_a_wrong_mask_is_named_instead_of_what_the_env_raises_at(mask):
+    envs = SyncVectorEnv([functools.partial(MaskedTalker, {5: mask}, {})] * 2)
+    with pytest.raises(VectorEnvCheckError) as caught:
+        check_vector_env(envs, num_steps=30)
+    (told,) = caught.value.failures.values()
+    wanted = "env 0 gave no infos['action_mask']" if mask is None else "of env 0 allows no action"
+    assert told.startswith("step 4: ") and wanted in told
+    check_vector_env(SyncVectorEnv([functools.partial(MaskedTalker, {}, {})] * 2), num_steps=30)
+
+
+def test_parts_of_observations_that_no_space_declares_are_named():
+    extra = {"secret": np.zeros(3, np.float32)}
+    envs = SyncVectorEnv([functools.partial(MaskedTalker, {}, extra)] * 2)
+    with pytest.raises(VectorEnvCheckError) as caught:
+        check_vector_env(envs, num_steps=30)
+    assert list(caught.value.failures) == ["observations have no parts but those of the space"]
+    (told,) = caught.value.failures.values()
+    assert "obs['secret'] of env 0 is not in its observation_space" in told

@@ -160,7 +160,10 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
             ["watch", "--policy", "sleep", "--gif", "film.mp4"],
             "'film.mp4', expected a name",
         ),
-        (["compare", "no_module:make"], "No module named 'no_module'"),
+        (
+            ["compare", "no_module:make"],
+            "No module named 'no_module': it is neither installed nor in",
+        ),
         (["compare", "CartPole-v1", "--backends", "quick"], "'quick', expected some of loop, sync"),
         (["compare", "CartPole-v1", "--num-envs", "many"], "num_envs is 'many', expected integers"),
         (["compare", "CartPole-v1", "--num-envs", "4,0"], "num_envs is [4, 0]"),
@@ -222,6 +225,10 @@ def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", sys.path[:])
     try:
         assert main(["check", "my_own_env:make", "--num-envs", "2", "--num-steps", "20"]) == 0
+        with pytest.raises(SystemExit):
+            main(["train", "my_own_env:make", "--help"])
+        told = re.sub(r"[\s│]", "", capsys.readouterr().out)  # which is in columns
+        assert "default:my_own_env:make)" in told
     finally:
         sys.modules.pop("my_own_env", None)
 
@@ -262,7 +269,9 @@ def test_a_run_without_a_policy_is_said(capsys, tmp_path):
     assert main(["train", "CartPole-v1", *args, str(tmp_path / "a")]) == 0
     (tmp_path / "a" / "checkpoint" / "last.pt").unlink()  # as before the first one is saved
     assert main(["play", "CartPole-v1", "--policy", str(tmp_path / "a"), "--episodes", "1"]) == 2
-    assert "has no policy yet: there is no" in capsys.readouterr().err
+    assert (
+        f"has no policy yet, no {tmp_path}/a/checkpoint/last.pt, which" in capsys.readouterr().err
+    )
 
 
 def test_the_compiled_twin_is_named_where_pygame_is_missing(capsys, monkeypatch, tmp_path):
@@ -388,17 +397,23 @@ def test_train_leaves_a_run_folder_that_play_plays_and_train_resumes(
     assert "has a run already: go on with it by" in capsys.readouterr().err
 
 
-def test_a_checkpoint_is_not_taken_for_the_policy(cartpole_run, capsys):
-    last = cartpole_run / "checkpoint" / "last.pt"
-    assert main(["play", "CartPole-v1", "--policy", str(last)]) == 2
-    assert f"is a checkpoint: give the folder {cartpole_run}" in capsys.readouterr().err
+def test_the_last_checkpoint_is_the_policy_and_another_one_is_not(cartpole_run, capsys):
+    for name in ("policy.pt", "checkpoint/last.pt"):
+        file = str(cartpole_run / name)
+        assert main(["play", "CartPole-v1", "--policy", file, "--episodes", "1"]) == 0
+    best = cartpole_run / "checkpoint" / "best.pt"
+    best.touch()
+    assert main(["play", "CartPole-v1", "--policy", str(best)]) == 2
+    best.unlink()
+    told = f"is not the last checkpoint, which is what {cartpole_run} plays"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_torch_thread")
 def test_resume_takes_the_options_of_the_run(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    args = ["--backend", "sync", "--gamma", "0.9", "--save", "own"]
+    args = ["--backend", "sync", "--gamma", "0.9", "--hidden", "16", "8", "--save", "own"]
     assert main(["train", "CartPole-v1", *FAST, *args]) == 0
     options = json.loads(Path("own/options.json").read_text())
     again = ["train", "CartPole-v1", "--resume", "--total-steps"]

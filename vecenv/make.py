@@ -89,8 +89,8 @@ def make_vec(
 
     Args:
         env: A registered id (also "module:id"), an `EnvSpec` (also that of a vector env), a factory
-            (called once per env), a list of factories (one env each), or the `EnvKernels` of a
-            compiled env.
+            (called once per env), a list of factories (one env each), the `EnvKernels` of a
+            compiled env, or "module:name" of a factory or of kernels.
         num_envs: How many envs; 1 if not given, or the length of the list.
         backend: "sync" steps the envs in this process, "async" in worker processes; "jit" takes the
             compiled vector env of the id, a `JitVectorEnv` that its entry point makes; "ray" puts
@@ -427,7 +427,11 @@ def _read_source(
         return _Source([_no_single_env] * count, None, wrappers, kwargs, kernels=source)
     env = cast("EnvSource", source)
     if isinstance(env, str | EnvSpec):
-        spec = find_spec(env) if isinstance(env, str) else copying.deepcopy(env)
+        spec = find_env(env) if isinstance(env, str) else copying.deepcopy(env)
+        if not isinstance(spec, EnvSpec):  # kernels or a factory, which takes what follows
+            if type(spec).__name__ != "EnvKernels" and kwargs:
+                spec, kwargs = functools.partial(spec, **kwargs), {}
+            return _read_source(spec, count, kwargs, wrappers)
         # The spec of a vector env has its options too, see `_vector_spec`.
         stored, kwargs = _split({**spec.kwargs, **kwargs}, _VECTOR_OPTIONS)
         spec.kwargs = {}
@@ -515,3 +519,22 @@ def find_spec(env_id: str) -> EnvSpec:
         if version is None and latest is not None:
             name = get_env_id(namespace, base, latest)
     return copying.deepcopy(gym.spec(name))
+
+
+def find_env(name: str) -> Any:
+    """Return the `EnvSpec` of an id, or the factory or `EnvKernels` that "module:name" names.
+
+    Raises:
+        gymnasium.error.Error: There is neither; says what there is.
+        ImportError: The module can't be imported.
+    """
+    try:
+        return find_spec(name)
+    except gym.error.Error as error:
+        module, _, attribute = name.rpartition(":")
+        found = getattr(import_module(module), attribute, None) if module else None
+        if type(found).__name__ == "EnvKernels" or callable(found):  # without loading the compiler
+            return found
+        if module:
+            error.add_note(f"And the module {module} has no factory or EnvKernels {attribute!r}.")
+        raise

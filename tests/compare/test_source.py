@@ -1,11 +1,13 @@
 """Which env is meant by a name, and what is said if there is none."""
 
 import pickle
+from contextlib import closing
 
 import gymnasium as gym
 import pytest
 from compare.toy_envs import Counter
 
+from vecenv import make_vec
 from vecenv.compare.source import BackendUnavailableError, read_env_kwargs, read_source
 
 
@@ -61,3 +63,16 @@ def test_unknown_names_are_answered_with_what_there_is(name, error, words):
 def test_wrong_keyword_arguments_are_shown(texts, words):
     with pytest.raises(ValueError, match=words):
         read_env_kwargs(texts)
+
+
+def test_make_vec_and_evaluate_take_a_factory_by_its_name_as_the_commands_do():
+    with closing(make_vec("compare.toy_envs:Counter", 2, backend="sync", length=9)) as envs:
+        assert [env.length for env in envs.envs] == [9, 9]
+    with closing(make_vec("vecenv.jit.cartpole:CARTPOLE", 2)) as envs:
+        assert type(envs.unwrapped).__name__ == "JitVectorEnv"
+    with pytest.raises(gym.error.Error) as caught:
+        make_vec("compare.toy_envs:Nothing")
+    told = "And the module compare.toy_envs has no factory or EnvKernels 'Nothing'."
+    assert caught.value.__notes__ == [told]
+    with pytest.raises(gym.error.NameNotFound, match="Nothing"):
+        make_vec("Nothing-v0")

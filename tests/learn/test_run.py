@@ -183,7 +183,7 @@ def test_envs_that_cannot_be_saved_are_to_be_reset_and_the_log_says_so(options, 
         assert run.restore({"envs": envs, "others": others}) == {"steps": 2}
     assert "pickling it failed with TypeError" in run.not_restored["envs"]
     assert run.not_restored["others"] == "SyncVectorEnv has no state_dict"
-    assert "envs: not as they were, so reset them: the state of env 0" in caplog.text
+    assert "envs: not as they were, they were reset: the state of env 0" in caplog.text
 
 
 def test_pickles_of_another_user_are_not_loaded(options, tmp_path, monkeypatch):
@@ -263,7 +263,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(options, caplog):
         run.log(1, {"x": 1})
     with resume(options) as run:
         assert run.restore({}) is None
-    assert "has no checkpoint yet: the run begins anew" in caplog.text
+    assert "has no checkpoint yet: --resume begins a new run" in caplog.text
     assert lines(options) == []
 
 
@@ -302,6 +302,8 @@ def test_the_command_to_go_on_with_is_that_of_this_process(options, monkeypatch,
 class ManyOptions:
     path: Path = Path("a/b")
     maybe: Path | None = None
+    some: tuple[int, ...] | None = None
+    pairs: list[tuple[int, int]] | None = None
     pair: tuple[int, str] = (1, "x")
     rate: float = 3.5
     anything: Any = None
@@ -317,6 +319,9 @@ def test_options_come_back_as_they_were_and_those_of_another_program_are_refused
     Run(tmp_path, given).close()
     assert load_options(tmp_path, ManyOptions) == given
     assert json.loads((tmp_path / "options.json").read_text())["path"] == "c"
+    several = ManyOptions(maybe=Path("d"), some=(1, 2), pairs=[])
+    Run(tmp_path / "several", several).close()
+    assert load_options(tmp_path / "several", ManyOptions) == several
     for kind, message in {Fewer: "options of Fewer", int: "options of int"}.items():
         with pytest.raises(ValueError, match=message):
             load_options(tmp_path, kind)

@@ -163,6 +163,19 @@ def test_envs_that_seem_to_wait_may_find_no_processor(load, advice, monkeypatch)
     assert advice in verdict
 
 
+@pytest.mark.parametrize(
+    ("load", "advice"), [(15.0, "keep 15.0 of 2 busy; measure again"), (0.1, "backend='async'")]
+)
+def test_workers_are_not_advised_where_others_keep_the_processors_busy(load, advice, monkeypatch):
+    monkeypatch.setattr("vecenv.timing.advice.usable_cores", lambda: 2)
+    crew = LOCAL[0], [0, 4], LOCAL[2]
+    envs = steps(*((k, 0, 1000, 1000) for k in range(4)))
+    log = calls((STEP, 0, 1000, 0, 1000))
+    found = report(crew, log, envs, cpu_share=1.0, load=load)
+    assert advice in found.verdict
+    assert (found.advice.backend == "async") == (load < 1)
+
+
 def test_gains_are_bounded_by_the_envs_own_time():
     envs = steps((0, 0, 950, 950))
     log = calls((STEP_ASYNC, 0, 0, 0, 0), (STEP_WAIT, 900, 950, 900, 950, 0))

@@ -13,6 +13,7 @@ from vecenv.command.trainers import load
 from vecenv.learn import load_checkpoint
 from vecenv.learn.evaluation import ask
 from vecenv.learn.run import save_checkpoint
+from vecenv.train.policy import Policy
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = {"total_steps": 0, "eval_episodes": 1}
@@ -112,8 +113,29 @@ def test_observations_and_masks_of_wrong_shapes_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"masks has the shape \(1, 3\), expected \(1, 145\)"):
         policy(np.zeros(52), masks=np.ones(3))
     masks = np.zeros(145)
+    with pytest.raises(ValueError, match="masks has a row that allows no action; all ones"):
+        policy(np.zeros((2, 52)), np.array([np.ones(145), masks]))
     masks[7] = 1
     assert policy(np.zeros(52), masks) == 7
+
+
+def test_scaled_pictures_are_refused_where_bytes_were_trained():
+    space = gym.spaces.Dict(
+        {
+            "screen": gym.spaces.Box(0, 255, (4, 4, 1), np.uint8),
+            "speed": gym.spaces.Box(-1, 1, (2,), np.float32),
+        }
+    )
+    policy = Policy(space, gym.spaces.Discrete(2), "ppo, trained in Pictures-v0")
+    policy._make = lambda: lambda obs: obs["screen"].flatten(1).argmax(1).numpy() % 2
+    screen = np.zeros((4, 4, 1), np.uint8)
+    screen[0, 3] = 200
+    assert policy({"screen": screen, "speed": [0.5, 0.25]}) == 1
+    with pytest.raises(ValueError, match=r"obs\['screen'\] is float64, expected uint8, as the env"):
+        policy({"screen": screen / 255, "speed": [0.5, 0.25]})
+    shown = repr(policy)
+    assert shown.startswith("<Policy ppo, trained in Pictures-v0: Dict(")
+    assert shown.endswith("-> Discrete(2)>")
 
 
 def test_code_of_a_run_is_run_only_if_it_is_named(tmp_path):
@@ -130,10 +152,22 @@ def test_code_of_a_run_is_run_only_if_it_is_named(tmp_path):
         vecenv.load_policy(tmp_path / "run", code=tmp_path / "none.py")
 
 
+def test_a_file_of_a_run_stands_for_its_folder(tmp_path):
+    make_run("ppo", tmp_path / "run")
+    obs = np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32)
+    expected = vecenv.load_policy(tmp_path / "run")(obs)
+    for name in ("policy.pt", "options.json", "checkpoint/last.pt"):
+        np.testing.assert_array_equal(vecenv.load_policy(tmp_path / "run" / name)(obs), expected)
+    (tmp_path / "run" / "options.json").unlink()
+    for name in ("", "policy.pt"):
+        with pytest.raises(ValueError, match=r"has no options\.json, expected a run folder of"):
+            vecenv.load_policy(tmp_path / "run" / name)
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no .*none; expected a run folder"):
         vecenv.load_policy(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"has no policy\.pt, expected a folder or checkpoint"):
+    with pytest.raises(ValueError, match=r"has no policy\.pt, expected a run folder .*last\.pt"):
         vecenv.load_policy(tmp_path)
     make_run("ppo", tmp_path / "run")
     file = tmp_path / "run" / "policy.pt"

@@ -17,7 +17,7 @@ from gymnasium.error import (
 from gymnasium.vector import AutoresetMode
 
 from vecenv.check.rules import Findings, Frame
-from vecenv.check.runs import Runs
+from vecenv.check.runs import MASK_RULE, Runs
 from vecenv.core.base import StepBatch, StepSlot, VecEnv
 from vecenv.core.errors import ActionError, ActionMaskError, SlotError
 from vecenv.core.masks import MASK_KEY, mask_width, sample_actions
@@ -166,8 +166,7 @@ class CallChecks:
                 masks, told = envs.action_masks(), ""
             except ActionMaskError as error:
                 masks, told = np.zeros(0), str(error)
-            rule = "action masks fit the action space, and allow an action while an episode goes on"
-            if not found.require(rule, not told, "{told}", told=told):
+            if not found.require(MASK_RULE, not told, "{told}", told=told):
                 return kept
             is_right = masks.shape == shape and masks.dtype == np.int8 and set(masks.flat) <= {0, 1}
             rule = "action_masks returns int8 0 and 1, a row per env"

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from vecenv.check.rules import Findings, Frame, Watch
+from vecenv.check.rules import Findings, Frame, GiveUpError, Watch
+from vecenv.core.base import VecEnv
+from vecenv.core.errors import ActionMaskError
 from vecenv.core.random_actions import RandomActions
 from vecenv.core.spaces import is_same, merge_rows, short, take_row, take_rows
 
-__all__ = ["Runs"]
+__all__ = ["MASK_RULE", "Runs"]
 
+MASK_RULE = "action masks fit the action space, and allow an action while an episode goes on"
 _NUM_RESETS = 8  # under different seeds, to see whether starts vary
 
 StepFunction = Callable[[Any], tuple[Any, ...]]
@@ -111,7 +114,7 @@ class Runs:
         for k, actions in enumerate(self.actions):
             self._found.where = f"step {k}"
             if watch and self._allowed.are_masked:
-                actions = self.actions[k] = self._allowed()
+                actions = self.actions[k] = self.allowed_now()
             if vary_dead_actions:
                 space = self._envs.single_action_space
                 actions = merge_rows(space, actions, self._others[k], over)
@@ -129,7 +132,16 @@ class Runs:
 
     def allowed_now(self) -> Any:
         """Return actions that masks allow after the latest call; of others those of step 0."""
-        return self._allowed() if self._allowed.are_masked else self.actions[0]
+        if not self._allowed.are_masked:
+            return self.actions[0]
+        envs: Any = self._envs.unwrapped
+        try:  # any action might be one that the env raises at
+            if isinstance(envs, VecEnv) and envs.has_action_masks:
+                envs.action_masks()
+        except ActionMaskError as error:
+            self._found.require(MASK_RULE, False, "{told}", told=str(error))
+            raise GiveUpError from None
+        return self._allowed()
 
     def _see(self, result: tuple[Any, ...]) -> None:
         """Note the masks in what a reset or a step has returned."""

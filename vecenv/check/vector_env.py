@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from gymnasium.spaces import Dict
 from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -187,12 +188,38 @@ def _check_all(envs: VectorEnv, num_steps: int, seed: int, found: Findings) -> N
             runs.check_dead_actions()
     if isinstance(envs, VecEnv) and runs.frames:
         CallChecks(envs, runs, seed, found).check_all()
+        with found.attempt("observations of single envs"):
+            _check_parts(envs, seed, found)
         return
     if mode is AutoresetMode.DISABLED:
         with found.attempt("partial reset"):
             runs.check_partial_reset()
     with found.attempt("wrong actions"):
         runs.check_wrong_counts(Exception)
+
+
+def _check_parts(envs: VecEnv, seed: int, found: Findings) -> None:
+    """Look for parts of observations that no space declares: in a batch they are missing."""
+    for i, env in enumerate(envs.envs if isinstance(envs, SyncVectorEnv) else ()):
+        obs, _ = env.reset(seed=seed)
+        extra = _undeclared(envs.single_observation_space, obs, "obs")
+        found.require(
+            "observations have no parts but those of the space",
+            not extra,
+            "{extra} of env {i} is not in its observation_space, so the vector env leaves it out; "
+            "declare it, or put it into the info",
+            extra=extra, i=i,
+        )  # fmt: skip
+
+
+def _undeclared(space: Any, obs: Any, name: str) -> str:
+    """Return the first key of Dict observations that their space lacks; "" if it has all."""
+    if not isinstance(space, Dict) or not isinstance(obs, Mapping):
+        return ""
+    extra = [f"{name}[{key!r}]" for key in obs if key not in space.spaces]
+    parts = ((part, key) for key, part in space.spaces.items() if key in obs)
+    extra += [_undeclared(part, obs[key], f"{name}[{key!r}]") for part, key in parts]
+    return next(filter(None, extra), "")
 
 
 def _check_spaces(envs: VectorEnv, found: Findings) -> None:

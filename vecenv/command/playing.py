@@ -154,10 +154,10 @@ def _load_run(
     if home is None:
         told = "expected a folder that vecenv train wrote, or a .zip of stable-baselines3"
         raise ValueError(f"{policy} is no policy: no {OPTIONS_FILE} is in it or beside it; {told}")
-    if policy.suffix == ".pt":
+    if policy.suffix == ".pt" and policy.name not in ("policy.pt", "last.pt"):
         raise ValueError(
-            f"{policy} is a checkpoint: give the folder {home}, whose policy is played; another "
-            "checkpoint is evaluated by vecenv.learn.evaluate(vecenv.load_policy(FILE), ENV)"
+            f"{policy} is not the last checkpoint, which is what {home} plays; another one is "
+            "evaluated by vecenv.learn.evaluate(vecenv.load_policy(FILE), ENV)"
         )
     module = load(algorithm or _trained_by(home))
     if not hasattr(module, "load_policy"):
@@ -184,10 +184,8 @@ def _load_run(
             raise ValueError("its trainer knows one env")
         envs, act = module.load_policy(options, num_envs, **kwargs)
     except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{home} has no policy yet: there is no {error.filename}, which the training saves at "
-            "its end and from time to time (--save-every)"
-        ) from error
+        told = f"{home} has no policy yet, no {error.filename}: the training has saved nothing"
+        raise FileNotFoundError(told if error.filename else str(error)) from error
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         if asked == trained_in:
             raise

@@ -145,25 +145,14 @@ def name_of(module: ModuleType) -> str:
 
 
 def env_id_of(source: EnvSource) -> str:
-    """Return an id that makes an env; factories and kernels are registered under one."""
-    if source.spec is not None:
-        module, colon, _ = source.name.rpartition(":")
-        # Another module may have registered an env of ours under an id of its own.
-        if module in ("", "vecenv") and _is_ours(source.spec.id):
-            return f"vecenv:{source.spec.id}"
-        return f"{module}{colon}{source.spec.id}"
-    name = source.name.replace(":", ".")
-    if name not in gym.registry:
-        if source.kernels is not None:
-            kernels = source.kernels
-
-            def make(num_envs: int = 1, **options: Any) -> Any:
-                return make_vec(kernels, num_envs, backend="jit", **options)
-
-            gym.register(name, vector_entry_point=make)
-        else:
-            gym.register(name, entry_point=source.name)
-    return name
+    """Return what `make_vec` takes for an env."""
+    if source.spec is None:
+        return source.name
+    module, colon, _ = source.name.rpartition(":")
+    # Another module may have registered an env of ours under an id of its own.
+    if module in ("", "vecenv") and _is_ours(source.spec.id):
+        return f"vecenv:{source.spec.id}"
+    return f"{module}{colon}{source.spec.id}"
 
 
 def _is_ours(env_id: str) -> bool:

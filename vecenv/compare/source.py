@@ -13,7 +13,7 @@ from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
 from vecenv.core.importing import import_module
-from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
+from vecenv.make import COMPILED_TWINS, find_env, has_compiled_envs, make_vec
 
 GAMES = "agents:"  # begins the names of games with several agents
 
@@ -98,24 +98,23 @@ def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource
             return read_source(game, kwargs)
         check_name(game)
         return EnvSource(name, None, partial(make_game, game), dict(kwargs or {}))
-    module_name, _, attribute = name.rpartition(":")
-    module = import_module(module_name) if module_name else None
     options = dict(kwargs or {})
     try:
-        spec = find_spec(name)
+        spec = find_env(name)
     except gym.error.Error as error:
-        found = getattr(module, attribute, None)
-        if type(found).__name__ == "EnvKernels":  # without loading the compiler
-            return EnvSource(name, None, None, options, found)
-        if callable(found):
-            return EnvSource(name, None, found, options)
-        raise ValueError(_unknown(name, module, attribute)) from error
+        raise ValueError(_unknown(name)) from error
+    if type(spec).__name__ == "EnvKernels":  # without loading the compiler
+        return EnvSource(name, None, None, options, spec)
+    if not isinstance(spec, EnvSpec):
+        return EnvSource(name, None, spec, options)
     kept = {key: value for key, value in spec.kwargs.items() if key not in options}
     spec.kwargs = {}
     return EnvSource(name, spec, None, {**kept, **options})
 
 
-def _unknown(name: str, module: Any, attribute: str) -> str:
+def _unknown(name: str) -> str:
+    module_name, _, attribute = name.rpartition(":")
+    module = import_module(module_name) if module_name else None
     by_lower = {env_id.lower(): env_id for env_id in gym.registry}
     near = did_you_mean(attribute.lower(), by_lower, by_lower)
     if module is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import os
 import sys
 import types
@@ -21,12 +22,16 @@ def import_module(name: str) -> types.ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        here = os.getcwd()
-        if error.name != name.partition(".")[0] or here in sys.path or "" in sys.path:
+        here, package = os.getcwd(), name.partition(".")[0]
+        if error.name != package:
             raise
-        sys.path.append(here)  # for good, so that worker processes find it too
-        importlib.invalidate_caches()
-        return importlib.import_module(name)
+        if here not in sys.path and "" not in sys.path:
+            sys.path.append(here)  # for good, so that worker processes find it too
+            importlib.invalidate_caches()
+            if importlib.util.find_spec(package) is not None:
+                return importlib.import_module(name)
+        told = f"{error}: it is neither installed nor in {here}; go to the folder that it is in, "
+        raise ModuleNotFoundError(f"{told}or name that in PYTHONPATH", name=package) from None
 
 
 def import_object(argument: str, text: str) -> Any:

@@ -7,7 +7,6 @@ if the signature is right: unpickling runs code.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import hmac
 import io
@@ -26,7 +25,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from types import UnionType
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -133,7 +133,7 @@ class Run:
             if last.exists():
                 size = self._take_over(last)
             else:
-                _logger.warning("%s has no checkpoint yet: the run begins anew", self.folder)
+                _logger.warning("%s has no checkpoint yet: --resume begins a new run", self.folder)
             if metrics.exists():  # cut what is later, and a line that is not whole
                 with metrics.open("rb+") as file:
                     file.truncate(file.read()[:size].rfind(b"\n") + 1)
@@ -270,8 +270,7 @@ class Run:
         label = f"mean of the last {window}"
         axes.plot(steps[window - 1 :] / unit, means, color="black", label=label)
         for number, (policy, value) in enumerate((baselines or {}).items(), 1):
-            label = f"{policy}: {as_number(value)}"
-            axes.axhline(value, color=f"C{number}", linestyle="--", label=label)
+            axes.axhline(value, color=f"C{number}", ls="--", label=f"{policy}: {as_number(value)}")
         axes.set(title=title, xlabel=f"env steps ({name})", ylabel="return of an episode")
         axes.legend(loc="best", fontsize="small")
         with whole_file(self.folder / "curve.png") as aside:
@@ -351,7 +350,7 @@ class Run:
                     _restore(part, state)
                 except EnvStateError as error:
                     self.not_restored[name] = str(error)
-                    _logger.warning("%s: not as they were, so reset them: %s", name, error)
+                    _logger.warning("%s: not as they were, they were reset: %s", name, error)
             name, streams = "the random streams", saved["random"]
             torch.set_rng_state(streams["torch"])
             np.random.set_state(_checked(streams["numpy"]))  # noqa: NPY002
@@ -373,7 +372,7 @@ def _with_nulls(value: Any) -> Any:
 def load_options(folder: str | Path, kind: type[T]) -> T:
     """Return the options that the run in a folder was begun with, `kind` being their dataclass.
 
-    Fields have the values of JSON, but tuples and paths where their defaults are such, and their
+    Fields have the values of JSON, but tuples and paths where their types are such, and their
     default where the file lacks them: `tyro.cli(Options, default=load_options(folder, Options))`.
 
     Raises:
@@ -383,9 +382,11 @@ def load_options(folder: str | Path, kind: type[T]) -> T:
     path = Path(folder) / _OPTIONS
     try:
         found, made = _read_options(path), cast("Any", kind)
-        for field in dataclasses.fields(made):
-            if found.get(field.name) is not None and isinstance(field.default, tuple | Path):
-                found[field.name] = type(field.default)(found[field.name])
+        for name, hint in get_type_hints(made).items():
+            kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+            kind_of: Any = {list: tuple, str: Path}.get(type(found.get(name)))
+            if kind_of in [get_origin(one) or one for one in kinds]:
+                found[name] = kind_of(found[name])
         return made(**found)
     except (TypeError, ValueError, RunError) as error:
         what = f"{path} does not hold options of {kind.__name__} ({error!s:.200})"

@@ -80,9 +80,12 @@ def _about_compute(found: Recording, num_envs: int, first_ready: bool) -> Advice
     does_wait, cores, backend = found.cpu_share < _COMPUTES, usable_cores(), None
     what, num_workers = "the envs wait" if does_wait else "the envs compute", len(found.processes)
     most = num_envs if does_wait else min(cores, num_envs)  # workers that are of use
-    if does_wait and (load := found.others_load() or 0.0) > _BUSY * cores:
-        how = f"or find no processor free: other programs keep {load:.1f} of {cores} busy; measure "
-        how += "again without them"
+    load = found.others_load() or 0.0
+    if load > _BUSY * cores and (does_wait or (found.is_local and most > 1)):
+        how = (
+            "or find no processor free: " if does_wait else "workers would find no processor free: "
+        )
+        how += f"other programs keep {load:.1f} of {cores} busy; measure again without them"
     elif found.is_local and most > 1 and not first_ready:
         how = "lets them wait side by side" if does_wait else "steps them on more processors"
         how, backend = f"one after the other; {BACKENDS['async'].use} {how}", "async"

@@ -10,7 +10,6 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import torch
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Space
@@ -18,7 +17,7 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Space
 from buffers.core.arguments import tree_leaves
 from buffers.core.spaces import build_tree, describe_space, space_leaves, space_of
 from vecenv.cage.saved import find_vecnormalize, is_sb3_file, load_sb3_model
-from vecenv.core.masks import mask_width
+from vecenv.core.masks import allow_something, mask_starts, mask_width
 from vecenv.core.spaces import leaf_by_leaf
 from vecenv.learn import load_checkpoint, load_options
 from vecenv.learn.run import save_checkpoint
@@ -27,6 +26,7 @@ from vecenv.train.options import OptionsError
 __all__ = ["Policy", "load_policy", "save_spaces", "sb3_player"]
 
 POLICY_FILE = "policy.pt"  # of a run folder: what `load_policy` needs beside options and weights
+SHIPPED, LAST = (POLICY_FILE, "options.json"), "checkpoint/last.pt"
 LIBRARY = "vecenv.train."
 _logger = logging.getLogger("vecenv")
 
@@ -69,8 +69,8 @@ class Policy:
                 likeliest actions; TypeError if there is nothing to draw from.
 
         Raises:
-            ValueError: A shape does not fit, or N has changed where the policy has a memory of its
-                rows and `starts` is not all True.
+            ValueError: A shape or dtype does not fit, a row of the masks allows nothing, or N has
+                changed where the policy has a memory of its rows and `starts` is not all True.
         """
         x, count, is_one = _read(self.observation_space, obs)
         is_new = self._act is None
@@ -83,7 +83,7 @@ class Policy:
                 )
             self.num_envs = count
             self._act = self._make()
-        self._take(masks, is_one)
+        self._take(masks)
         names = inspect.signature(self._act).parameters
         if sample and "sample" not in names:
             raise TypeError(f"{self.name} has values, not probabilities: leave sample out")
@@ -92,24 +92,27 @@ class Policy:
         actions = np.asarray(self._act(x, **given))
         return actions[0] if is_one else actions
 
-    def _take(self, masks: Any, is_one: bool) -> None:
+    def _take(self, masks: Any) -> None:
         """Keep the masks of the next call; None stands for all ones."""
         if not self.has_action_masks:
             if masks is not None:
                 raise ValueError(f"masks are given, but {self.action_space} has none")
             return
         if masks is None and self.wants_masks:
-            _logger.warning(
-                "the policy was trained with action masks and is asked without: it may choose "
-                "actions that are not allowed; give masks=, as of `action_masks()`"
-            )
+            told = "the policy was trained with action masks and is asked without: it may choose "
+            told += "actions that are not allowed; give masks=, as of `action_masks()`"
+            _logger.warning(told)
             self.wants_masks = False  # said once
         expected = self.num_envs, mask_width(self.action_space)
-        self._masks = np.ones(expected, np.int8) if masks is None else np.asarray(masks, np.int8)
-        if is_one and self._masks.ndim == 1:
-            self._masks = self._masks[None]
+        masks = np.ones(expected) if masks is None else masks
+        self._masks = np.atleast_2d(np.asarray(masks, np.int8))
         if self._masks.shape != expected:
             raise ValueError(f"masks has the shape {self._masks.shape}, expected {expected}")
+        if not allow_something(self._masks != 0, mask_starts(self.action_space)).all():
+            raise ValueError("masks has a row that allows no action; all ones allow all")
+
+    def __repr__(self) -> str:
+        return f"<Policy {self.name}: {self.observation_space} -> {self.action_space}>"
 
     def action_masks(self) -> np.ndarray:
         """Return the masks (N, A) of the latest call."""
@@ -120,7 +123,9 @@ def _read(space: Space, obs: Any) -> tuple[Any, int, bool]:
     """Return observations as a nest of tensors, how many, and whether they were of one env."""
     leaves, arrays = space_leaves(space, "obs"), []
     for (path, shape, dtype), given in zip(leaves, tree_leaves(space, obs, "obs"), strict=True):
-        given = given.cpu().numpy() if isinstance(given, torch.Tensor) else given
+        given = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given)
+        if given.dtype.kind == "f" and dtype.kind != "f":
+            raise ValueError(f"{path} is {given.dtype}, expected {dtype}, as the env returns it")
         array = np.array(given, dtype, order="C")  # a copy, which the policy may keep
         if array.shape != shape and array.shape[1:] != shape:
             wanted = f"expected {shape} or (N, {shape})"
@@ -137,8 +142,9 @@ def load_policy(
     """Load a trained policy, to be called with observations; makes no envs.
 
     Args:
-        path: A run folder of `vecenv train`, a checkpoint (.pt) in it, or a .zip that
-            stable-baselines3 has written, which can run code: give only those that you trust.
+        path: A run folder of `vecenv train`, of which policy.pt, options.json and
+            checkpoint/last.pt are needed, one of these files, or another checkpoint in it; or a
+            .zip that stable-baselines3 has written, which can run code: give only those you trust.
         code: The file of a trainer of your own, if one made the run: it is imported. The folder
             remembers the path, but only a file that is named here is ever run.
         vecnormalize: Statistics of stable-baselines3's VecNormalize for a .zip, a pickle; None for
@@ -161,10 +167,12 @@ def load_policy(
         return _load_sb3(path, vecnormalize)
     if vecnormalize is not None:
         raise ValueError(f"vecnormalize is for models of stable-baselines3, {path} is none")
-    home = next((p for p in (path, *path.parents[:2]) if (p / POLICY_FILE).is_file()), None)
-    if home is None:
-        wanted = "a folder or checkpoint of vecenv train, or a .zip of stable-baselines3"
-        raise ValueError(f"{path} has no {POLICY_FILE}, expected {wanted}")
+    homes = [p for p in (path, *path.parents[:2]) if any((p / n).is_file() for n in SHIPPED)]
+    home = (homes or [path])[0]
+    if missing := [name for name in SHIPPED if not (home / name).is_file()]:
+        wanted = f"a run folder of vecenv train, with {', '.join(SHIPPED)} and {LAST}, or a file "
+        wanted += "in it, or a .zip of stable-baselines3"
+        raise ValueError(f"{path} has no {missing[0]}, expected {wanted}")
     try:
         kept = load_checkpoint(home / POLICY_FILE)
         made_by, spaces = str(kept["trainer"]), kept["spaces"]
@@ -192,14 +200,14 @@ def load_agent(agent: Any, path: Path) -> None:
 
     OptionsError if they are of another one, FileNotFoundError if there are none yet.
     """
-    file = path / "checkpoint" / "last.pt" if path.is_dir() else path
+    home = path.parent if path.name in SHIPPED else path
+    file = home / LAST if home.is_dir() else path
     if not file.exists():
         told = "saves at its end and from time to time (--save-every)"
         raise FileNotFoundError(f"{path} has no policy yet, no {file}, which the training {told}")
-    weights = load_checkpoint(file)["state"]["agent"]
     try:
-        agent.load_state_dict(weights)
-    except RuntimeError as error:
+        agent.load_state_dict(load_checkpoint(file)["state"]["agent"])
+    except (KeyError, RuntimeError) as error:
         told = f"{file} does not fit: {' '.join(str(error).split())}; load it with the code that "
         told += "trained it (code= of load_policy, --algo of vecenv play)"
         raise OptionsError(told) from error
@@ -217,10 +225,8 @@ def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:
     elif made_by.startswith(LIBRARY) and made_by.removeprefix(LIBRARY).isidentifier():
         module = import_module(made_by)
     else:
-        raise ValueError(
-            f"{home} was made by {made_by}, which is not run unless you name it: "
-            f"load_policy({str(home)!r}, code={made_by!r})"
-        )
+        told = f"load_policy({str(home)!r}, code={made_by!r})"
+        raise ValueError(f"{home} is of {made_by}, which is not run unless you name it: {told}")
     trainer = getattr(getattr(module, "load_policy", None), "__self__", None)
     if trainer is None:
         told = "has no `load_policy` of a Trainer: its policies can't be loaded without envs"
@@ -232,11 +238,9 @@ def _load_sb3(path: Path, vecnormalize: str | Path | None) -> Policy:
     """Return a policy that a model of stable-baselines3 or sb3-contrib predicts."""
     loaded = load_sb3_model(path, vecnormalize)
     if vecnormalize is None and find_vecnormalize(path) is None:
-        _logger.warning(
-            "no vecnormalize.pkl is beside %s: its observations are taken as they are, which is "
-            "wrong if it was trained under VecNormalize; name the file by vecnormalize=",
-            path,
-        )
+        told = "no vecnormalize.pkl is beside %s: its observations are taken as they are, which is "
+        told += "wrong if it was trained under VecNormalize; name the file by vecnormalize="
+        _logger.warning(told, path)
     model, uses_masks, _ = loaded
     name = f"{type(model).__name__} of stable-baselines3"
     policy = Policy(model.observation_space, model.action_space, name)
@@ -262,11 +266,7 @@ def save_spaces(folder: Path, trainer: type, options: Any, envs: Any) -> None:
 
 def env_of(options: Any) -> str:
     """Return the env of a trainer's options as the user wrote it; without one, the run's name."""
-    env = getattr(options, "env_id", None) or getattr(options, "env", None) or options.save.name
-    point = getattr(gym.registry.get(env), "entry_point", None)
-    if isinstance(point, str) and point.replace(":", ".") == env:
-        return point  # a factory, which is registered under a name of its own
-    return env
+    return getattr(options, "env_id", None) or getattr(options, "env", None) or options.save.name
 
 
 def sb3_player(envs: Any, model: Any, uses_masks: bool, normalized: Any) -> Any:
