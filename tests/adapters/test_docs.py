@@ -10,7 +10,6 @@ LIBRARIES = {
     "TorchRL": "torchrl",
     "Tianshou": "tianshou",
     "RLlib": "gymnasium",
-    "Minari": "minari",
 }
 # A title names what a block needs; tests/test_docs.py runs those without.
 BLOCK = re.compile(r"^```python([^\n]*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -35,9 +34,8 @@ def test_every_section_with_code_is_run():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_the_code_of_the_page_runs(name, tmp_path, monkeypatch):
+def test_the_code_of_the_page_runs(name):
     pytest.importorskip(LIBRARIES[name])
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     scope = {"__name__": "page"}
     for title, block in BLOCK.findall(sections()[name]):
         if "ray" in title and not has_rllib():  # `ray` alone lacks what it needs
@@ -46,5 +44,3 @@ def test_the_code_of_the_page_runs(name, tmp_path, monkeypatch):
     if name == "RLlib":
         assert scope["make_env"]({"num_envs": 3}).num_envs == 3
         assert not hasattr(scope["make_env"]({}), "num_envs")
-    if name == "Minari":
-        assert scope["dataset"].total_steps == 50
