@@ -24,7 +24,7 @@ LOOK, REMOVE, RESTORE, KNOWN, SOURCE = (np.int64(1 << bit) for bit in range(5))
 SLEEPS, NUM_ACTIONS = np.array(codes.SLEEPS), np.array(codes.NUM_ACTIONS)
 # When all sources are restored, by unit: zones of agents 0 to 3, then those of agent 4.
 FIRST, LAST = np.array([(0, 0), (107, 334), (0, 0), (274, 500), (0, 0), (0, 0), (0, 0)]).T
-FIELDS = [(name, STATE_DTYPE[name]) for name in STATE_DTYPE.names]
+FIELDS = [(name, STATE_DTYPE[name]) for name in STATE_DTYPE.names or ()]
 FIELDS += [("tasks", np.uint8, (112,)), ("placed", np.uint8, (112,)), ("restored", np.int32, (7,))]
 STATE = np.dtype([*FIELDS, ("score", np.int32)], align=True)
 

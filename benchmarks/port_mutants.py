@@ -22,6 +22,7 @@ import random
 import sys
 import time
 import types
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -94,7 +95,7 @@ def load(name: str, source: str) -> types.ModuleType:
     return module
 
 
-def try_one(name: str, source: str, seconds: float, answer: multiprocessing.connection.Connection):
+def try_one(name: str, source: str, seconds: float, answer: Connection):
     """Compare changed kernels with the env; send what was found, "" for nothing."""
     begin = time.perf_counter()
     try:

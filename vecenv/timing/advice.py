@@ -82,10 +82,8 @@ def _about_compute(found: Recording, num_envs: int, first_ready: bool) -> Advice
     most = num_envs if does_wait else min(cores, num_envs)  # workers that are of use
     load = found.others_load() or 0.0
     if load > _BUSY * cores and (does_wait or (found.is_local and most > 1)):
-        how = (
-            "or find no processor free: " if does_wait else "workers would find no processor free: "
-        )
-        how += f"other programs keep {load:.1f} of {cores} busy; measure again without them"
+        how = f"{'or' if does_wait else 'workers would'} find no processor free: other programs "
+        how += f"keep {load:.1f} of {cores} busy; measure again without them"
     elif found.is_local and most > 1 and not first_ready:
         how = "lets them wait side by side" if does_wait else "steps them on more processors"
         how, backend = f"one after the other; {BACKENDS['async'].use} {how}", "async"

@@ -28,6 +28,7 @@ from vecenv.cage.challenge2.snapshot import Snapshot, overview, take_snapshot, t
 from vecenv.cage.identity import describe_identity, warn_of_other
 from vecenv.core.arguments import check_choice
 from vecenv.core.base import StepBatch, StepResult
+from vecenv.files import read_entry
 from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv
 
 __all__ = ["Cage2Env", "Cage2VectorEnv"]
@@ -204,7 +205,7 @@ class Cage2VectorEnv(JitVectorEnv):
         Warns if it is of a scenario with the same hosts and other tables or rules.
         """
         try:
-            facts = json.loads(np.asarray(state["scenario"]).item())
+            facts = json.loads(read_entry(state, "scenario", _is_text).item())
             made_for, hosts = dict(facts["made_for"]), list(map(str, facts["hosts"]))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(
@@ -353,6 +354,10 @@ class Cage2Env(JitEnv):
     def decoded_state(self) -> dict[str, np.ndarray]:
         """Return the true state per host, see `state.decode`."""
         return {name: rows[0] for name, rows in self._envs.decoded_state().items()}
+
+
+def _is_text(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
+    return dtype.kind == "U" and shape == ()
 
 
 def _host_names(scenario: Scenario) -> list[str]:
