@@ -21,7 +21,7 @@ def test_a_step_of_an_async_env_goes_through_files_of_the_caller_and_of_the_work
     assert title.startswith("AsyncVectorEnv.step")
     assert int(title.split()[-2]) == len(files)
     walk = [line.split()[0] for line in files]
-    assert walk[:2] == ["vecenv/workers/env.py", "vecenv/core/base.py"]  # the caller's, then:
+    assert walk[:2] == ["vecenv/core/base.py", "vecenv/core/actions.py"]  # the caller's, then:
     workers = ["vecenv/workers/worker.py", "vecenv/workers/chunk.py", "vecenv/core/autoreset.py"]
     assert walk[-3:] == workers
 

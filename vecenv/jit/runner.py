@@ -187,6 +187,7 @@ class Runner:
 
     def _describe(self, batch: Batch, num_rows: int) -> None:
         """Fill in the record of a job, except for the addresses that `publish` sets."""
+        self._described = None  # until all is filled in: an exception may come in between
         env_ids, params = batch.env_ids, batch.params
         is_step = batch.op == STEP and len(env_ids) == 0
         self._is_timed = is_step and self._choice.is_timed and self.num_threads > 1
