@@ -329,7 +329,9 @@ class _Helpers:
 
     def stop(self) -> None:
         """End the threads."""
-        self.end()
+        if (left := self.end.peek()) is not None:
+            _release(*left[2])
+            self.end.detach()  # not before, as an exception may come in between
         for thread in self._threads:
             thread.join(timeout=1.0)
 
