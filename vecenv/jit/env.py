@@ -420,8 +420,9 @@ class JitVectorEnv(CompiledVecEnv):
     def _end_stamps(self) -> None:
         self._runner.stamp(None)
 
-    def close_extras(self, **kwargs: Any) -> None:
-        """End the helper threads."""
+    def close(self, **kwargs: Any) -> None:
+        """Close the envs and end the helper threads; a second call ends what Ctrl-C has left."""
+        super().close(**kwargs)
         if hasattr(self, "_runner"):
             self._runner.stop()
 

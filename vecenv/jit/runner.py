@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -312,14 +313,17 @@ class _Helpers:
         self.failures: list[BaseException] = []
         self.kept: list[Any] = [None, kept]
         self._locks = [threading.Lock() for _ in range(1, num_threads)]
-        self._threads: list[threading.Thread] = []
+        self._threads: list[Thread] = []
         self.end = weakref.finalize(self, _release, given[1], self._locks)
-        for thread, lock in enumerate(self._locks, start=1):
-            lock.acquire()
-            args = (*given, thread, lock, self.failures, self.kept)
-            name = f"vecenv-jit-{thread}"
-            self._threads.append(threading.Thread(target=_help, args=args, name=name, daemon=True))
-            self._threads[-1].start()
+        try:
+            for thread, lock in enumerate(self._locks, start=1):
+                lock.acquire()
+                job, name = (*given, thread, lock, self.failures, self.kept), f"vecenv-jit-{thread}"
+                self._threads.append(Thread(target=_help, args=job, name=name, daemon=True))
+                self._threads[-1].start()
+        except BaseException:  # the traceback would keep this object, and so the threads, alive
+            _release(given[1], self._locks)
+            raise
 
     def wake(self, threads: int) -> None:
         """Wake the sleeping helpers of a bit set; those that are awake come once more."""
