@@ -422,7 +422,7 @@ class JitVectorEnv(CompiledVecEnv):
 
     def close(self, **kwargs: Any) -> None:
         """Close the envs and end the helper threads; a second call ends what Ctrl-C has left."""
-        super().close(**kwargs)
+        super().close()  # the arguments are for workers
         if hasattr(self, "_runner"):
             self._runner.stop()
 
