@@ -15,16 +15,19 @@ from typing import Any
 
 __all__ = ["interrupts_later"]
 
+# Ctrl-C, requests to end, and timers, which programs use for limits of time; Windows has no timer.
+_SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, n)]
+
 
 @contextlib.contextmanager
 def interrupts_later() -> Iterator[None]:
-    """Call the handlers of SIGINT and SIGTERM at the end of this context, each once.
+    """Call the handlers of SIGINT, SIGTERM and SIGALRM at the end of this context, each once.
 
     Only the main thread runs handlers; in other threads this does nothing.
     """
     came: dict[int, Any] = {}  # the frame in which a signal came first
     is_main = threading.current_thread() is threading.main_thread()
-    found = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+    found = [(number, signal.getsignal(number)) for number in _SIGNALS]
     handlers: dict[int, Any] = {n: one for n, one in found if callable(one) and is_main}
     try:
         for number in handlers:
