@@ -56,7 +56,7 @@ def ask(number: int, method: str, *request: Any) -> bytes:
 def socket_pair() -> tuple[socket.socket, socket.socket]:
     """Return the caller's end, which does not block, and the worker's, which does.
 
-    Python makes both non-inheritable: a program that is started gets neither.
+    Neither is inheritable: programs that are started do not get them.
     """
     here, there = socket.socketpair()
     here.setblocking(False)

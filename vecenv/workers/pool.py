@@ -140,7 +140,7 @@ class Pool:
         self._own_tasks: deque[tuple[int, _Task]] = deque()  # (env id, or -1 for all; task)
         self._own_answer: Answer | None = None
         self.left_by_fork: Callable[[int], None] = lambda parent_pid: None
-        # Each place has a cache line (8 words) of its own: 0 is written here, w + 1 by worker w.
+        # 0: number of the last full reset; w + 1: env at which worker w is. A cache line for each.
         self._places = self.memory.allocate((len(self.seats) + 1, 8), np.int64)[:, 0]
         self._layout: Layout | None = None
         self._is_stamped = False
@@ -296,7 +296,7 @@ class Pool:
         return max(int(self._places[seat.worker + 1]), seat.first)
 
     def _made(self, seat: _Seat) -> EnvSpaces:
-        """Return a worker's report of its envs, or raise the error that kept it from making them."""
+        """Return a worker's report of its envs, or raise the error of an env it could not make."""
         if seat.answer is None:
             died = WorkerDiedError(self._report(seat, "the creation of its envs"))
             fault = EnvFault.of(died, self._making(seat), seat.worker, "creation")
@@ -419,7 +419,7 @@ class Pool:
             pass
         except OSError:  # the worker is gone
             seat.outbox.clear()
-        if was_full != bool(seat.outbox):
+        if was_full != bool(seat.outbox):  # watch for room in the socket only while bytes are left
             events = _READ if was_full else _READ | _WRITE
             self._selector.modify(seat.channel.fileno(), events, seat.worker)
         seat.is_cut = False
@@ -457,7 +457,7 @@ class Pool:
         replaced = Counter[_Seat]()
         slice_s, limit_s, timeout = _LOOK_S, None, deadline.timeout
         if self.plan.restart_envs and deadline.is_limit and timeout is not None:
-            # Look four times per limit, so that a slow env is found at most a quarter too late.
+            # Look at least four times per limit, so that a slow env is found soon after it.
             slice_s, limit_s, timeout = min(_LOOK_S, timeout / 4), timeout, None
         while True:
             while self._dead:
@@ -627,7 +627,7 @@ class Pool:
             )
         objects = [leaf.target[seat.first : seat.last] for leaf in self.tables.objects]
         number, command, sent = seat.awaits, seat.command, sorted(seat.sent)
-        self._left -= number > 0  # `_make` and `_command` count it anew
+        self._left -= number > 0  # `_command` below counts it anew
         try:
             with forked_with_one_openblas_thread():
                 self._start(seat, why_fresh(self.plan.context))

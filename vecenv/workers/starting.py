@@ -126,7 +126,7 @@ class _Fork(multiprocessing.get_context("fork").Process if hasattr(os, "fork") e
         self._task()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the end; not in a fork of the owner, where `multiprocessing` calls it at exit."""
+        """Wait for the end; not in forks of the owner, where `multiprocessing` calls it at exit."""
         if os.getpid() == self._owner:
             super().join(timeout)
 
@@ -168,7 +168,7 @@ class Process:
     def join(self, timeout: float) -> None:
         """Wait until the process has ended, at most `timeout` seconds.
 
-        It polls: the file that `multiprocessing` waits for may be held open by forks of the process.
+        It polls, as forks of the process may hold open the file that `multiprocessing` waits for.
         """
         end, pause_s = time.monotonic() + timeout, 0.0005
         while self.is_alive() and time.monotonic() < end:
@@ -200,7 +200,7 @@ def _start_fresh(
 ) -> subprocess.Popen:
     """Start an interpreter, and write to its standard input what to do."""
     handles = [arg.handle[0] for arg in args if isinstance(arg, Memory)]
-    # Without filters for users' categories: their modules must not be imported before `sys.argv`.
+    # Without users' categories: their modules must not be imported before the factories.
     filters = [entry for entry in warnings.filters if entry[2].__module__ == "builtins"]
     told = io.BytesIO()  # pickled before the process starts, as that may raise; the channel later
     pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], told)
@@ -307,8 +307,8 @@ class ChildSetup(NamedTuple):
 def set_up_child(setup: ChildSetup, channel: socket.socket) -> None:
     """Leave signals to the caller, end with it, lead a process group, and use one thread.
 
-    Job schedulers send SIGTERM to all processes; a worker ignores it, as the caller may have to
-    save the envs first.
+    Job schedulers send SIGTERM to all processes; workers ignore it, so that the caller can save
+    its state first.
     """
     worker = os.getpid()
 
