@@ -1,6 +1,6 @@
-"""Files written as a whole or not at all; arrays in files from which no code is run.
+"""Write files as a whole or not at all; store arrays in files that can't run code when loaded.
 
-Saved policies are NumPy archives (npz) of plain arrays and a text of JSON, without pickles.
+Saved policies are NumPy archives (npz) of plain arrays and a JSON text, without pickles.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = [
 ]
 
 _FORMAT = "vecenv arrays 1"
-_MAX_NAMED = 32  # letters of a file's name in that of the file beside it
+_MAX_NAMED = 32  # letters of a file's name that the temporary name contains
 
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
-    """Give another path to write to, and put that file in the place of `path` at the end.
+    """Yield another path to write to, and move that file to `path` at the end.
 
-    If something goes wrong on the way, on a full disk for example, `path` is as it was. The other
-    name is one that nobody can guess and has the same ending; an empty file of that name is there
-    already, which nobody can read who may not read `path`. What is no regular file, such as
-    /dev/stdout, is written to itself, and so is a file in a folder where no other can be made.
+    If something fails on the way, such as a full disk, `path` is unchanged. The other name can't
+    be guessed and has the same ending. It names an empty file that exists already, and that only
+    users who may read `path` can read. If `path` is no regular file, such as /dev/stdout, it is
+    written directly, and so is a file in a folder in which no file can be created.
 
     Raises:
-        OSError: It can't be written; names the file.
+        OSError: The file can't be written; names the file.
     """
     path = Path(path)
-    final = Path(os.path.realpath(path))  # of a link, what it leads to
+    final = Path(os.path.realpath(path))  # the target of a link
     if path.exists() and not (path.is_file() and os.access(final.parent, os.W_OK)):
         yield path
         return
@@ -71,7 +71,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 
 def _new_beside(final: Path, mode: int) -> Path:
-    """Create an empty file of a new name in the folder of another one; return where it is."""
+    """Create an empty file of a new name in the folder of another file; return its path."""
     aside = final.with_name(f".{final.stem[:_MAX_NAMED]}.{secrets.token_hex(8)}{final.suffix}")
     try:
         os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))  # follows no link
@@ -82,7 +82,7 @@ def _new_beside(final: Path, mode: int) -> Path:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file, UTF-8, as a whole or not at all; errors name it."""
+    """Write a text file (UTF-8) as a whole or not at all; errors name it."""
     with whole_file(path) as aside:
         aside.write_text(text, encoding="utf-8")
 

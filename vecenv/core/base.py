@@ -172,7 +172,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             ActionError: Actions of wrong shape, dtype or count, or NaN. Nothing was stepped.
             SlotError: `out` can't be written into, or is of a buffer for another autoreset mode.
                 Nothing was stepped.
-            ResetNeeded: Before the first `reset`; or an episode has ended and autoreset is disabled.
+            ResetNeeded: Before the first `reset`, or an episode has ended and autoreset is off.
             AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
         """
         if not self._calls.is_ready:

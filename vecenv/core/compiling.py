@@ -213,7 +213,7 @@ class _FingerprintedCache:
                 self._files = Files(function)
                 found = self._files.load_overload(signature, target)
         except RuntimeError as error:  # "cannot cache function ...: no locator available"
-            _warn_once(str(error).rpartition(": ")[2])  # the reason only: it is common to many functions
+            _warn_once(str(error).rpartition(": ")[2])  # not with the function's name
         except Exception as error:  # reading a damaged file may raise anything
             _logger.info("compiled code on disk can't be read, %r: compiling anew", error)
             with contextlib.suppress(OSError):  # the disk may be full too

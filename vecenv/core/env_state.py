@@ -51,7 +51,7 @@ def _dumps(base: Any, saved: SavedEnv) -> bytes:
         def reducer_override(self, obj: Any) -> Any:
             kind = type(obj)
             if isinstance(obj, EzPickle) and kind.__getstate__ is EzPickle.__getstate__:
-                # EzPickle would make a new env from the old one's arguments. So pickle the attributes:
+                # EzPickle would make a new env from the old one's arguments. So pickle attributes:
                 # this raises if an engine can't be pickled, rather than losing its state.
                 state = dict(vars(obj))
                 return copyreg.__newobj__, (kind,), state, None, None, _set_attributes  # type: ignore[attr-defined]  # typeshed leaves it out

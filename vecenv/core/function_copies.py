@@ -52,7 +52,7 @@ class Copies:
     ) -> None:
         self._remake, self._finish, self._find = remake, finish, find
         self._convert, self._with_plain = convert, with_plain
-        self._made: dict[int, tuple[Any, Any]] = {}  # by id, with the original, so that it stays alive
+        self._made: dict[int, tuple[Any, Any]] = {}  # by id; the original keeps its id taken
 
     def copy(self, value: Any, names: set[str] | None = None) -> Any:
         """Return a copy of a function, or of a value with its functions replaced by copies.

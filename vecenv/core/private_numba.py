@@ -126,7 +126,7 @@ else:
 
         @property
         def codegen(self) -> Any:
-            """Return itself: Numba asks it for `set_env` only; for anything else it needs machine code."""
+            """Return itself: Numba asks it for `set_env` only, unless it needs machine code."""
             return self
 
         def set_env(self, env_name: str, env: Any) -> None:
