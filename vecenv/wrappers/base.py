@@ -59,8 +59,8 @@ class Part(NamedTuple):
         begins: bool (B,), whether the observation is the first of an episode.
         is_new: bool (B,), whether the env has just made the observation: False for envs that a
             reset by mask left out, and for agents that are not alive, whose observations are zeros.
-        is_dead: bool (B,), rows of agents that are not alive, whose observations are zeros; None for
-            envs without agents.
+        is_dead: bool (B,), rows of agents that are not alive, whose observations are zeros; or
+            None, for envs without agents.
 
     Don't change the arrays: steps in which no episode begins or ends share them.
     """
@@ -125,9 +125,9 @@ class VecWrapper(VecEnv):
         self._phase = name
         self._log = None
         self._out: Any = None  # of an interrupted step, see `step_wait`
-        self._fault: BaseException | None = None  # the exception between the env's step and the wrapper's work
+        self._fault: BaseException | None = None  # raised after the env's step
         self._set_spaces(single_observation_space, single_action_space)
-        self._inner: ObservationRows | None = None  # rows into which the env writes its observations
+        self._inner: ObservationRows | None = None  # into which the env writes
         self._raw_rewards = np.zeros(self.num_envs) if self.changes_rewards else None
         self._has_agents = getattr(env, "valid", None) is not None
         self._alive = np.zeros(self.num_envs, np.bool_)  # whether the next action counts
@@ -269,7 +269,7 @@ class VecWrapper(VecEnv):
             raise
 
     def _refuse_fault(self, call: str) -> NoReturn:
-        """Refuse a call: the env has stepped, but the wrappers around it have not seen the results."""
+        """Refuse a call: the env has stepped, but the wrappers around it have not seen results."""
         raise ResetNeeded(
             f"`{call}` came after a call that ended in {self._phase}, after its env had been "
             "stepped, so what the wrappers keep is of an earlier step; call `reset` of all envs "

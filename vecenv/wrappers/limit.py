@@ -92,7 +92,7 @@ class TimeLimit(VecWrapper):
 
     def reopen(self, rows: Any, factories: Any) -> None:
         """Close the envs of some rows and make new ones there, see `VecEnv.reopen`."""
-        self._calls.require_idle("reopen")  # not for `env`, where envs that are held here are back
+        self._calls.require_idle("reopen")  # `env` alone would allow it for envs held here
         super().reopen(rows, factories)
 
     def step(self, actions: Any, *, out: Any = None) -> StepResult:

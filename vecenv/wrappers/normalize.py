@@ -86,7 +86,7 @@ class RunningMoments:
             self._work = np.empty(flat.size)
         x = self._work[: flat.size].reshape(flat.shape)
         x[...] = flat
-        with np.errstate(invalid="ignore", over="ignore"):  # rows with NaN or infinity are refused below
+        with np.errstate(invalid="ignore", over="ignore"):  # such rows are refused
             mean = x.mean(int(is_narrow), keepdims=True)
             x -= mean
             squares = np.square(x, out=x).sum(int(is_narrow)).reshape(self.mean.shape)
@@ -131,8 +131,8 @@ class NormalizeObservation(VecWrapper):
     The moments are common to all envs. They count every observation that an env returns, including
     the first and last ones of episodes, but not final observations of SAME_STEP, which are only
     normalised. Zeros of agents that are not alive do not count, and stay zeros. A batch counts
-    before it is normalised. After a reset by mask only the envs that were reset count, from the next
-    step on, so that other rows are unchanged.
+    before it is normalised. After a reset by mask only the envs that were reset count, from the
+    next step on, so that other rows are unchanged.
 
     Args:
         env: The vector env; its observations are a Box.
@@ -191,7 +191,7 @@ class NormalizeObservation(VecWrapper):
         return super().reset(seed=seed, options=options)
 
     def reset_observations(self, obs: Any, part: Part, out: Any) -> None:
-        """Write the observations normalised; those of a reset by mask count from the next step on."""
+        """Write the observations normalised; those of a reset by mask count from the next step."""
         if not self._is_partial:
             return self.observations(obs, part, out)
         self._normalize(obs, out)

@@ -74,7 +74,7 @@ class RecordInfos(VecWrapper):
 
 
 def _values_of(infos: Mapping[str, Any], name: str) -> tuple[np.ndarray | None, Any]:
-    """Return the numbers (N,) under a name, None for none, and bool (N,), the rows that have one."""
+    """Return the numbers (N,) under a name, or None, and which rows have one, bool (N,)."""
     *parents, key = name.split("/")
     has = None  # mask of the innermost dict that has one
     for parent in parents:

@@ -23,7 +23,7 @@ __all__ = ["FrameStack"]
 class FrameStack(VecWrapper):
     """Stacks the latest observations of each env, the oldest first, along a new first axis.
 
-    Observations are (num_envs, stack_size, *obs_shape); for Dict and Tuple spaces, each part is. The
+    Observations are (num_envs, stack_size, *obs_shape), part by part for Dict and Tuple spaces. The
     first observation of an episode is preceded by copies of itself, or by zeros; final observations
     of SAME_STEP are stacked with those before them.
 
@@ -63,7 +63,7 @@ class FrameStack(VecWrapper):
         ]
         self._frames = [[block[k] for block in blocks] for k in range(self.stack_size)]
         self._areas = [_nested(self._single, iter(frames)) for frames in self._frames]
-        self._newest = 0  # index of the area with the newest observations; lower ones (cyclic) are older
+        self._newest = 0  # area of the newest observations; older ones lie before it
 
     def _env_obs(self) -> Any:
         """Return the oldest observations as memory for the env to overwrite."""

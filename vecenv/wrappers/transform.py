@@ -33,7 +33,7 @@ class TransformObservation(VecWrapper):
         func: Gets observations (B, *obs_shape) of some envs or all, nested as the env's space and
             read-only; returns (B, *new_shape), row for row, which is copied to its place.
         single_observation_space: Space of what `func` returns for one observation; None if shape,
-            dtype and bounds are unchanged. Box, Discrete, MultiDiscrete, MultiBinary, Dict or Tuple.
+            dtype and bounds are unchanged. Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple.
 
     Raises:
         TypeError: `func` can't be called, or the space has no fixed shape.
