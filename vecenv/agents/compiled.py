@@ -97,7 +97,7 @@ class CompiledGames(VecEnv):
             name: {column: field[:, group.agent_ids] for column, field in self._fields.items()}
             for name, group in self._groups
         }
-        # Where `_collect` finds these fields: address, bytes of a record, offsets, number of agents.
+        # Where `_collect` finds these fields: address, bytes of a record, offsets, count of agents.
         fields = states.dtype.fields or {}
         rewards_at, flags_at = (fields[name][1] for name in _NOTED[:2])
         self._places = (
@@ -339,7 +339,7 @@ class CompiledGames(VecEnv):
         return found
 
     def _obs_of(self, obs: np.ndarray, group: GroupLayout) -> np.ndarray:
-        """Return a group's part of observations (B, ...), (B, A, *obs_shape): a view if possible."""
+        """Return a group's part of observations (B, ...), (B, A, *obs_shape): a view if it can."""
         if not self._layout.is_flat:
             return obs
         return obs[:, group.obs].reshape(len(obs), len(group.agents), *group.obs_shape)

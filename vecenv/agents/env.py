@@ -63,8 +63,8 @@ class AgentSlot(NamedTuple):
 class AgentBatch(NamedTuple):
     """Results of the games that `recv` returns, in the order in which they became ready.
 
-    For an `AgentsVecEnv` all fields but `game_ids` are dicts by group; B is then the number of games
-    times the number of agents of that group.
+    For an `AgentsVecEnv` all fields but `game_ids` are dicts by group; then B is the number of
+    games times the number of agents of that group.
 
     Attributes:
         obs: (B, *obs_shape).

@@ -130,7 +130,7 @@ class CudaAgentGroup(AgentGroup):
             of, agents = np.divmod(self._checked_rows(rows), self.num_agents)
             games, numbers = np.unique(of, return_inverse=True)
             places = self._uploaded(numbers * self.num_agents + agents)
-        masks = self._games.action_masks(games)[:, self._layout.masks]  # all 1 for agents that are not alive
+        masks = self._games.action_masks(games)[:, self._layout.masks]  # all 1 if not alive
         masks = masks.reshape(-1, self._layout.mask_width)
         masks = masks if places is None else masks[places]
         if out is None:
@@ -247,7 +247,7 @@ class CudaAgentGroup(AgentGroup):
         return {"final_obs": self.observed(final_obs).clone(), "_final_obs": is_final}
 
     def _saved_notes(self) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Return `alive` and `valid` in the form used on the CPU, so that either side can restore."""
+        """Return `alive` and `valid` in the CPU's form, so that either side can restore them."""
         return self.alive.cpu().numpy(), self.valid.cpu().numpy(), self.masks.state()
 
     def _restore_notes(self, alive: Any, valid: Any, masks: Any) -> None:

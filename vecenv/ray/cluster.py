@@ -203,7 +203,7 @@ class Cluster:
 
     def beside(self, demand: Demand, node: str | None) -> Demand:
         """Return a demand without CPUs, on this node if given."""
-        # It demands memory: an actor that needs nothing may be placed on any node, even a frozen one.
+        # It demands memory: Ray may place actors that need nothing on any node, even a frozen one.
         others = {"memory": 1, **demand.resources}
         del others["CPU"]
         if node is None or not demand.is_counted:
