@@ -1,4 +1,4 @@
-"""Choose between stepping in this process and in workers: by a trial, or hint after first steps."""
+"""Choose between stepping here and in workers: by a trial, or give a hint after the first steps."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def try_out(factories: Sequence[Callable[[], Env]], timeout: float) -> Probe:
         (found,) = envs.call("probe")
     finally:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a call is still pending
+            warnings.simplefilter("ignore")  # of the call that is still pending
             envs.close(terminate=True)
     if isinstance(found, str):
         raise RuntimeError(found)

@@ -97,7 +97,7 @@ def make_vec(
             vector envs into actors of a Ray cluster, the compiled one of the id if there is one and
             no wrappers are given; "cuda" steps compiled envs on a CUDA device, see `device`. None
             is "async" if an argument is given that only `AsyncVectorEnv` has; else the backend of
-            the vector env whose spec is given; else "jit" where possible; else "sync", and the log
+            the vector env whose spec is given; else "jit" if there is one; else "sync", and the log
             (INFO) says if the first hundred steps show that workers would pay. "auto" finds that
             out by a trial if there are several envs, made by factories: it makes and steps an env
             in a short-lived process, which may leave traces (files, videos, games on a server), and

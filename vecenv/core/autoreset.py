@@ -91,7 +91,7 @@ class EnvGroup:
             own_options = None if options is None else copy_value(options)
             result = self._steppers[index].reset(seed=seed, options=own_options)
             try:
-                if isinstance(result, np.ndarray | dict):  # would unpack, too
+                if isinstance(result, np.ndarray | dict):  # both could be unpacked, too
                     raise TypeError
                 obs, info = result
             except (TypeError, ValueError):

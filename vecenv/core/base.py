@@ -580,7 +580,7 @@ class GymVecEnv(VecEnv):
 
     def _take_notes(self, is_over: np.ndarray, masks: tuple[Any, ...]) -> None:
         """Restore what `_notes` returned."""
-        rows = self._rows  # workers clear flags in the own rows only after setting some
+        rows = self._rows  # don't write its flags: workers clear only those they have set
         self._latest_flags = StepRows(rows.obs, rows.rewards, is_over, np.zeros_like(is_over))
         self._masks.restore(*masks)
 

@@ -380,7 +380,7 @@ class LatestMasks:
 
 
 def none_allowed(name: str) -> ActionMaskError:
-    """Return the error for a mask that allows no value of some part amid an episode."""
+    """Return the error for a mask that allows no value of some part, in mid-episode."""
     return ActionMaskError(
         f"the action mask of {name} allows no action, though its episode goes on; end the "
         "episode (terminated) where nothing can be done, or allow an action that does nothing"

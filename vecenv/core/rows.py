@@ -202,7 +202,7 @@ class ArrayRows(ObservationRows):
     def __setitem__(self, index: int, obs: Any) -> None:
         """Write an observation of two or more dimensions, or of a dtype unknown to memoryviews."""
         if obs.shape != self._row_shape or (self._flat is None and obs.dtype != self.array.dtype):
-            raise ValueError("needs the checks of write()")
+            raise ValueError("needs the checks of write()")  # caught: the caller uses `write`
         if self._flat is None:
             self.array[index] = obs
         else:

@@ -228,7 +228,7 @@ class Chunk:
         for name, array in () if isinstance(without_restarts(env), MissingEnv) else self._published:
             value = env.get_wrapper_attr(name)
             value = np.asarray(value() if callable(value) else value)
-            is_cut = array.dtype.kind in "biu" and value.dtype.kind not in "biu"
+            is_cut = array.dtype.kind in "biu" and value.dtype.kind not in "biu"  # loses fractions
             if value.shape != array.shape[1:] or is_cut:
                 raise TypeError(
                     f"{name}, which is published, has shape {value.shape} and dtype "

@@ -224,7 +224,7 @@ class AsyncVectorEnv(GymVecEnv):
         pool = Pool(self._plan)
         try:
             spaces, about = pool.open()
-            if not hasattr(self, "_calls"):
+            if not hasattr(self, "_calls"):  # lazy envs have been set up by `__init__`
                 self._set_up(len(self.env_fns), spaces, self.autoreset_mode)
             self.metadata = {**(about.metadata or {}), "autoreset_mode": self.autoreset_mode}
             self.render_mode = about.render_mode
@@ -377,7 +377,7 @@ class AsyncVectorEnv(GymVecEnv):
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         pool, calls = self._pool, self._calls
         calls.unfinished = self._on_cut
-        pool.do_own()
+        pool.do_own()  # while the workers step theirs
         deadline = Deadline.of_call(timeout, self._timeout)
         self._guarded(pool.wait, deadline, "a step that was sent", count)
         taken = [pool.ready.popleft() for _ in range(min(most, len(pool.ready)))]
@@ -408,6 +408,7 @@ class AsyncVectorEnv(GymVecEnv):
         """
         pool, entries, infos = self._pool, {}, {}
         for first, _, answer in found:
+            # Not strict: an answer that consists of faults has no objects.
             for leaf, items in zip(pool.tables.objects, answer.objects, strict=False):
                 leaf.target[first : first + len(items)] = items
         if faults := [fault for *_, answer in found for fault in answer.errors]:
@@ -570,7 +571,7 @@ class AsyncVectorEnv(GymVecEnv):
         """
         pool, calls = self._pool, self._calls
         calls.unfinished, calls.is_ready = self._on_cut, False
-        pool.do_own()
+        pool.do_own()  # while the workers do theirs
         self._guarded(pool.wait, deadline, f"step {pool.steps}" if call == "step" else call)
         found = pool.answers()
         try:
@@ -679,9 +680,10 @@ def _columns(entries: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
         return None
     for key, kind in zip(keys, map(type, keys.values()), strict=True):
         values = [info.get(key) for info in infos]
+        # `add_info` alone knows other types, final observations, and masks of the env's own.
         is_else = kind not in _NUMBERS or key == "final_obs" or f"_{key}" in keys
         if is_else or {*map(type, values)} != {kind}:
             return None
-        with contextlib.suppress(OverflowError):
+        with contextlib.suppress(OverflowError):  # an int beyond int64: left to `add_info`, too
             batch[key], batch[f"_{key}"] = np.array(values, kind), np.ones(len(infos), np.bool_)
     return batch if len(batch) == 2 * len(keys) else None

@@ -293,7 +293,7 @@ class Pool:
         return [self._made(seat) for seat in seats if seat.answer or seat in self._dead]
 
     def _making(self, seat: _Seat) -> int:
-        return max(int(self._places[seat.worker + 1]), seat.first)
+        return max(int(self._places[seat.worker + 1]), seat.first)  # -1 or 0 before its first env
 
     def _made(self, seat: _Seat) -> EnvSpaces:
         """Return a worker's report of its envs, or raise the error of an env it could not make."""
@@ -388,7 +388,7 @@ class Pool:
                 self._own_tasks.append((env_id, partial(self.own.step, own, env_id)))
                 continue
             seat = self._owners[env_id - first]
-            if not seat.sent:
+            if not seat.sent:  # it was idle: its time at an env begins now
                 seat.since, self._places[seat.worker + 1] = now, -1
             seat.sent.add(env_id)
             command = frame(Kind.SEND, env_id, number, payloads[k] if payloads else b"")
@@ -453,7 +453,7 @@ class Pool:
             WorkerDiedError: A worker is gone and is not replaced: the vector env must be closed.
         """
         if count is not None:
-            self._serve(0.0)  # take in all replies that have arrived, though `count` may be ready
+            self._serve(0.0)  # take in all replies that have arrived, even if `count` are ready
         replaced = Counter[_Seat]()
         slice_s, limit_s, timeout = _LOOK_S, None, deadline.timeout
         if self.plan.restart_envs and deadline.is_limit and timeout is not None:
@@ -519,7 +519,7 @@ class Pool:
                 seat.sent.discard(env_id)
                 seat.since = time.monotonic()
                 self.ready.append((env_id, self._read(payload, env_id, seat.worker)))
-        del inbox[:begin]
+        del inbox[:begin]  # what is left is the beginning of a frame
 
     def _read(self, payload: bytes, env_id: int, worker: int) -> Answer | None:
         try:
@@ -625,6 +625,7 @@ class Pool:
             raise WorkerDiedError(
                 f"{reason} The {_MOST_REPLACEMENTS} workers that took its place ended, too."
             )
+        # Last observations without fixed shape are not in shared memory: the new worker gets them.
         objects = [leaf.target[seat.first : seat.last] for leaf in self.tables.objects]
         number, command, sent = seat.awaits, seat.command, sorted(seat.sent)
         self._left -= number > 0  # `_command` below counts it anew

@@ -160,7 +160,7 @@ class Process:
             return False
         try:
             if sys.platform != "win32":
-                os.kill(self.pid, 0)
+                os.kill(self.pid, 0)  # sends nothing, and raises if there is no such process
         except OSError as error:  # no such process: other code has reaped it
             return not isinstance(error, ProcessLookupError)
         return True

@@ -116,7 +116,7 @@ class _Worker:
         return Answer()
 
     def open(self, goes_on: bool) -> Answer:
-        """Make the envs; the result is a list of one `EnvSpaces`. `goes_on`: despite failures."""
+        """Make the envs; return a list of one `EnvSpaces`. With `goes_on` failures do not end it."""
         try:
             self._factories = self._child.load()
             made = make_envs(self._factories, self._first, self._worker, self._place, goes_on)
