@@ -74,8 +74,8 @@ def make_vec_agents(
         groups: The groups: a dict from names of groups to names of agents, or a function from an
             agent to the name of its group. None groups agents with equal spaces.
         pad: Pad the spaces of a group, and without `groups` those of all agents, to be equal:
-            observations with zeros, Discrete actions with more numbers, which masks forbid. Only
-            compiled games whose class has an option `pad` can be padded.
+            observations with zeros, Discrete actions with more numbers, which masks forbid.
+            Compiled games can be padded only if their class has an option `pad`.
         agent_indicator: Append to observations, which must be vectors, the one-hot index of the
             observing agent in its group, for policies that agents share.
         central_state: Whether `envs.state()` returns the games' central state.

@@ -121,7 +121,7 @@ def with_restarts(
     *,
     is_callers: bool = True,
 ) -> list[Any]:
-    """Wrap envs so that they restart when they raise; counts, int64 (num_envs,), are shared."""
+    """Wrap envs to restart when they raise; counts, int64 (num_envs,), are shared with the caller."""
     return [
         RestartingEnv(env, factory, counts[index : index + 1], is_callers)
         for index, (env, factory) in enumerate(zip(envs, factories, strict=True))

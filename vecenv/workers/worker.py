@@ -116,7 +116,10 @@ class _Worker:
         return Answer()
 
     def open(self, goes_on: bool) -> Answer:
-        """Make the envs; return a list of one `EnvSpaces`. With `goes_on` failures do not end it."""
+        """Make the envs; the result is a list of one `EnvSpaces`.
+
+        With `goes_on`, an env that can't be made does not keep the others from being made.
+        """
         try:
             self._factories = self._child.load()
             made = make_envs(self._factories, self._first, self._worker, self._place, goes_on)

@@ -37,8 +37,8 @@ class TimeLimit(VecWrapper):
     The envs do not know that their episodes are over. Under NEXT_STEP the wrapper resets them, by
     mask, instead of their next step; under SAME_STEP in the same step, and their last observation
     becomes `infos["final_obs"]`. With autoreset disabled it refuses to step them before they are
-    reset. Limits inside the envs
-    cost less: `make_vec(..., max_episode_steps=)`, `JitVectorEnv(max_episode_steps=)`.
+    reset. Limits inside the envs cost less: `make_vec(..., max_episode_steps=)`,
+    `JitVectorEnv(max_episode_steps=)`.
 
     Args:
         env: The vector env; not one with rows of agents, whose games end as a whole.
