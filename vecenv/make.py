@@ -481,7 +481,7 @@ def _refuse_kwargs(kwargs: dict[str, Any]) -> NoReturn:
 
 
 def _about_options(kwargs: dict[str, Any]) -> str:
-    """Return how to pass those of the env's keyword arguments that are options of a vector env."""
+    """Return how to pass keyword arguments that are options of a vector env, not of the env."""
     told = []
     if options := _split(kwargs, _vector_parameters())[0]:
         names = ", ".join(sorted(options))

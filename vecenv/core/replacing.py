@@ -121,7 +121,7 @@ def with_restarts(
     *,
     is_callers: bool = True,
 ) -> list[Any]:
-    """Wrap envs to restart when they raise; counts, int64 (num_envs,), are shared with the caller."""
+    """Wrap envs to restart when they raise; the caller reads counts, int64 (num_envs,)."""
     return [
         RestartingEnv(env, factory, counts[index : index + 1], is_callers)
         for index, (env, factory) in enumerate(zip(envs, factories, strict=True))

@@ -59,7 +59,7 @@ class Start(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """The rows of these envs among those of all envs."""
+        """The rows of these envs in batches of all envs."""
         return slice(self.first, self.first + self.num_envs)
 
     def __str__(self) -> str:

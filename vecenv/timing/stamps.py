@@ -1,6 +1,6 @@
 """Stamps of env steps: when each began and ended, and when its results had been written.
 
-    whoever steps env e             rings[e]: the latest steps             Timing, in the caller
+    thread of env e                 rings[e]: the latest steps             Timing, in the caller
       step begins, ends   ------>   [number % K] = begin, end, done
       one step more       ------>   tallies[e] = number of steps, ...  -->  adds them to totals,
                                                                             before K/2 have passed

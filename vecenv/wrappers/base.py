@@ -355,7 +355,7 @@ class VecWrapper(VecEnv):
         return self._inner.batch()
 
     def _changed(self, result: Any, rows: Any, valid: np.ndarray | None, out: Any) -> StepResult:
-        """Return changed results from those of the env."""
+        """Return the env's results, changed."""
         raw, raw_rewards, terminations, truncations, infos = result
         part = self._follow(rows, terminations, truncations, valid)
         infos = self.infos(infos, raw_rewards, part)

@@ -120,7 +120,7 @@ class TimeLimit(VecWrapper):
     def _changed(
         self, result: StepResult, rows: Any, valid: np.ndarray | None, out: Any
     ) -> StepResult:
-        """Return changed results from those of a step of all envs."""
+        """Return the results of a step of all envs, changed."""
         obs, rewards, terminations, truncations, infos = result
         cut = self._count(EVERY, terminations, truncations)
         if len(cut) and self.autoreset_mode is AutoresetMode.SAME_STEP:
