@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from vecenv.workers.env import AsyncVectorEnv
 
     def load_policy(path: Any, *, code: Any = None) -> Any:
-        """Load a trained policy, see `vecenv.train.policy`, which imports this package."""
+        """Load a trained policy; see `vecenv.train.policy`, which imports this package."""
 
 
 __all__ = [
@@ -67,7 +67,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Imported when they are asked for: `buffers` imports `vecenv.core`, and with it no vector env.
+# Imported on first use: `buffers` imports `vecenv.core`, and should import no vector env with it.
 _LATE = {
     "AsyncVectorEnv": "vecenv.workers.env",
     "CheckReport": "vecenv.check",
@@ -81,7 +81,7 @@ _LATE = {
 }
 
 
-# So are the packages within it that users import from: `vecenv.wrappers.FrameStack`.
+# Packages from which users import, such as `vecenv.wrappers.FrameStack`: imported on first use too.
 _PACKAGES = ("adapters", "agents", "cage", "check", "compare", "files", "jit", "learn", "train")
 _PACKAGES += ("port", "wrappers")
 
@@ -91,9 +91,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         if name in _PACKAGES:
-            return _import_module(f"{__name__}.{name}")  # which sets the attribute
+            return _import_module(f"{__name__}.{name}")  # which also sets the attribute
         value = globals()[name] = getattr(_import_module(_LATE[name]), name)
-    except ModuleNotFoundError as error:  # of an extra; hasattr and notebooks look at all names
+    except ModuleNotFoundError as error:  # an extra; hasattr and notebooks read all names
         raise AttributeError(str(error), name=name) from error
     return value
 
@@ -102,7 +102,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, *_PACKAGES})
 
 
-# Entry points are strings, so that nothing compiled is imported before somebody makes the env.
+# Entry points are strings, so that nothing compiled is imported before an env is made.
 _COMPILED = {
     "CartPole-v1": ("cartpole:CartPole", {}),
     "Pendulum-v1": ("envs.pendulum:Pendulum", {}),
@@ -125,7 +125,7 @@ _COMPILED = {
     "GridDoorKey-v0": ("envs.grid_world:GridWorld", {"layout": "door_key"}),
 }
 _POINTS = {f"Jit{name}": (f"jit.{point}", kwargs) for name, (point, kwargs) in _COMPILED.items()}
-# Games with several agents, for make_vec_agents; here all agents of a game are one.
+# Games with several agents, for make_vec_agents; as envs of Gymnasium all agents of a game are one.
 _POINTS["Pursuit-v0"] = ("agents.games.pursuit:Pursuit", {})
 _POINTS["Spread-v0"] = ("agents.games.spread:Spread", {})
 

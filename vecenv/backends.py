@@ -1,10 +1,10 @@
-"""The registry of backends: the one list of all methods of stepping envs.
+"""The registry of backends: the one list of all ways to step envs.
 
-`make_vec`, `vecenv compare` and `bench`, the advice of timing reports and the conformance
-matrix of the tests (tests/test_backends.py) read it. Rows stand in the order of tables, and those
-that ask less of a user before others, as `bench` advises the first that is about as fast as any. A
-further backend is a row here, and a module or folder of its own. Classes are named by strings, as
-entry points are, and imported on first use.
+Its readers are `make_vec`, `vecenv compare` and `bench`, the advice of timing reports, and the
+conformance matrix of the tests (tests/test_backends.py). Rows are in the order of tables; backends
+that ask less of a user come first, as `bench` advises the first that is about as fast as any. A
+new backend is a row here, and a module or folder of its own. Classes are named by strings, as in
+entry points, and imported on first use.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ __all__ = ["BACKENDS", "COMPARED", "MADE", "TIMED", "Backend", "is_for_compiled"
 
 
 class Backend(NamedTuple):
-    """A method of stepping envs.
+    """A way to step envs.
 
     Attributes:
         name: Name in `make_vec`, `vecenv compare`, tables and plots.
-        takes: Argument of its vector env: "factories" of single envs, a "compiled" vector env
-            (one that an id has, or `EnvKernels`), or "either".
-        makes: "module:class" of the vector env; empty where there is none.
-        is_made: Whether `make_vec` makes it.
+        takes: What its vector env is made from: "factories" of single envs, a "compiled" vector env
+            (that of an id, or `EnvKernels`), or "either".
+        makes: "module:class" of the vector env; empty if there is none.
+        is_made: Whether `make_vec` can make it.
         stepping: How `vecenv compare` steps it: one env in a "loop", all envs with "step", or with
             send and recv, "first-ready". None if it is not compared.
-        is_timed: Whether `envs.timing` splits up its time.
-        imports: Modules that making its envs imports; loading them does not count as its start.
+        is_timed: Whether `envs.timing` divides its time into shares.
+        imports: Modules that making its envs imports; importing them does not count as its start.
         colour: Colour in plots.
-        use: How a user is told to choose it, by the advice of reports (vecenv/timing/advice.py) and
-            by `vecenv bench`; empty where neither advises it.
+        use: How to choose it, as the advice of reports (vecenv/timing/advice.py) and `vecenv bench`
+            tell users; empty if neither advises it.
     """
 
     name: str
@@ -100,17 +100,17 @@ _ROWS = (
     ),
 )
 BACKENDS = {row.name: row for row in _ROWS}
-# Their names: of those that make_vec makes, that are compared, and whose time is split up there.
+# Names of the backends that `make_vec` makes, that are compared, and that are timed there.
 MADE = tuple(row.name for row in _ROWS if row.is_made)
 COMPARED = tuple(row.name for row in _ROWS if row.stepping is not None)
 TIMED = tuple(name for name in COMPARED if BACKENDS[name].is_timed)
 
 
 def is_for_compiled(name: str | None) -> bool:
-    """Whether a backend steps compiled envs all together, or (None, "auto") may choose that."""
+    """Whether a backend steps compiled envs together, or (None, "auto") may choose such a one."""
     return name in (None, "auto") or (name in BACKENDS and BACKENDS[name].takes == "compiled")
 
 
 def is_on_device(name: str | None, device: Any) -> bool:
-    """Whether envs are asked for on a CUDA device, by a backend or as `device`."""
+    """Whether envs are to be on a CUDA device, by the backend or by `device`."""
     return name == "cuda" or (device is not None and str(device).partition(":")[0] != "cpu")

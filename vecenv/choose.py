@@ -1,4 +1,4 @@
-"""Choosing between stepping here and in workers: by a trial, or a hint after the first steps."""
+"""Choose between stepping here and in workers: by a trial, or give a hint after the first steps."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ __all__ = ["Choice", "FirstSteps", "Probe", "choose_backend", "try_out"]
 _logger = logging.getLogger("vecenv")
 
 _TRIAL_S = 10.0  # after which a trial is given up
-_STEPPING_S = 0.015  # to tell how long a step takes
+_STEPPING_S = 0.015  # of stepping, to measure a step
 _SLOW_S = 0.5  # after which fewer than three steps must do
-_CHEAP_TO_MAKE_S = 0.5  # envs that are made a second time, to see that it is another one
+_CHEAP_TO_MAKE_S = 0.5  # cheaper envs are made twice, to see that each is a new one
 _MEASURED_STEPS, _MEASURED_S = 64, 0.2
-_WORTHWHILE_S = 2e-4  # waking a worker costs a tenth of this
-_HANDOVER_S = 100e-6  # what handing a step to workers and back costs a caller that computes between
-_CLEARLY = 1.1  # how much faster workers must be: one process is less at the mercy of others
-_SHORT_S = 10e-3  # a step of all envs, of which the caller does a share rather than wait for it
-_MOST_WAITING = 64  # workers for envs that wait
-# A hint is given after so many steps, of steps that take longer and a gain by workers above that.
+_WORTHWHILE_S = 2e-4  # of a step: waking a worker costs a tenth of this
+_HANDOVER_S = 100e-6  # hand-over to workers and back, if the caller computes between steps
+_CLEARLY = 1.1  # times as fast workers must be: other programs disturb one process less
+_SHORT_S = 10e-3  # a step of all envs, of which the caller does a share rather than wait
+_MOST_WAITING = 64  # most workers for envs that wait
+# A hint comes after this many steps, if they take longer and workers would gain more than this.
 _HINT_STEPS, _HINT_S, _HINT_GAIN = 100, 200e-6, 1.5
 
 
 class Choice(NamedTuple):
-    """What to use: "sync" or "async", arguments for `AsyncVectorEnv`, and why, in one line."""
+    """The backend, "sync" or "async", arguments for `AsyncVectorEnv`, and the reason in a line."""
 
     backend: str
     options: dict[str, Any]
@@ -49,14 +49,14 @@ class Choice(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """What stepping a single env has shown.
+    """Measurements of stepping a single env.
 
     Attributes:
         step_s: Seconds per step.
-        is_waiting: Whether steps mostly wait, and gain by a process for each env therefore.
+        is_waiting: Whether steps mostly wait, so that a process per env pays.
         is_new: Whether the factory makes a new env each time.
-        is_only: Whether a process can hold one such env only.
-        memory_bytes: Of the process; None if the system does not tell.
+        is_only: Whether a process can hold only one such env.
+        memory_bytes: Memory of the process; None if the system does not tell.
     """
 
     step_s: float
@@ -67,13 +67,13 @@ class Probe(NamedTuple):
 
 
 def choose_backend(env_fns: Sequence[Callable[[], Env]]) -> Choice:
-    """Step an env with random actions for some milliseconds, and choose by what it takes.
+    """Step an env with random actions for some milliseconds, and choose by the measurements.
 
-    This happens in a worker that is thrown away, so hanging and crashing do no harm here. Envs that
-    mostly wait (sleep, network, disk) go to workers, which overlap their waiting; others if their
-    steps, shared by all cores, are clearly faster with what handing them over costs; of short ones
-    the caller does a share. If the trial fails, which is a warning in the log, envs are stepped
-    here, unless they end their process: workers keep those out of this one.
+    This happens in a short-lived worker, so hanging and crashing do no harm here. Envs that mostly
+    wait (sleep, network, disk) go to workers, which overlap their waiting. Other envs go to workers
+    if steps shared by all cores are clearly faster, including the hand-over; the caller steps a
+    share of envs with short steps. If the trial fails, the log has a warning, and envs are stepped
+    here; if they end their process, workers keep that away from this one.
 
     Args:
         env_fns: One factory per env.
@@ -87,20 +87,20 @@ def choose_backend(env_fns: Sequence[Callable[[], Env]]) -> Choice:
     )
     try:
         return _judge(try_out(env_fns[-2:], _TRIAL_S), len(env_fns))
-    except (WorkerDiedError, EnvStepError) as error:  # it ended its process, or wanted to
+    except (WorkerDiedError, EnvStepError) as error:  # the env ended its process, or tried to
         _logger.warning("the trial of the envs failed: %s; workers keep them apart", error)
         reason = f"the trial failed: {error}, which must not happen to this process"
         return Choice("async", {}, reason)
     except StepTimeoutError:
         failed = f": it has not ended after {_TRIAL_S:g} s"
-    except Exception as error:  # the env's, or that of factories that can't be pickled
+    except Exception as error:  # of the env, or as factories can't be pickled
         failed = f" with {error}"
     _logger.warning("the trial of the envs failed%s; name a backend to skip it", failed)
     return Choice("sync", {}, f"the trial failed{failed}")
 
 
 def _judge(probe: Probe, num_envs: int) -> Choice:
-    """Choose by what stepping one env has shown."""
+    """Choose by the measurements of one env."""
     if probe.is_only:
         return Choice("async", {"num_workers": num_envs}, "a process can hold only one of the envs")
     if not probe.is_new:
@@ -121,12 +121,12 @@ def _judge(probe: Probe, num_envs: int) -> Choice:
 
 
 def _gain(step_s: float, num_envs: int, workers: int) -> float:
-    """Return how many times as fast workers make a step that takes `step_s` in one process."""
+    """Return the speed-up by workers for steps that take `step_s` in one process."""
     return step_s / (step_s * math.ceil(num_envs / workers) / num_envs + _HANDOVER_S)
 
 
 def _affordable(process_bytes: int | None) -> int:
-    """Return how many processes of that size half of the free memory holds."""
+    """Return the number of processes of this size that half of the free memory holds."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:") and process_bytes:
@@ -137,8 +137,8 @@ def _affordable(process_bytes: int | None) -> int:
 class FirstSteps:
     """Says in the log (INFO) if the first hundred steps show that workers would pay.
 
-    What counts is the median step, as the first may compile something. On a machine that is busy
-    with other programs nothing is said.
+    The median step counts, as the first may compile something. If the machine is busy with other
+    programs, nothing is said.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -147,17 +147,17 @@ class FirstSteps:
         self._begun = np.zeros(3)
 
     def begin(self) -> None:
-        """Note the clocks before a step."""
+        """Read the clocks before a step."""
         self._begun = _clocks()
 
     def end(self) -> bool:
-        """Note the same after a step; return whether more steps are wanted."""
+        """Read the clocks after a step; return whether more steps are wanted."""
         self._steps.append(_clocks() - self._begun)
         if len(self._steps) < _HINT_STEPS:
             return True
         step_s, cpu_s, switches = np.median(self._steps, axis=0).tolist()
         is_waiting = cpu_s < 0.5 * step_s and switches >= 1
-        is_kept = cpu_s < 0.8 * step_s and not is_waiting  # from its core: others use them
+        is_kept = cpu_s < 0.8 * step_s and not is_waiting  # other programs keep it from its core
         free_cores = int(usable_cores() / max(1.0, cpu_s / step_s))  # envs may have threads
         workers = min(self._num_envs, _MOST_WAITING if is_waiting else max(1, free_cores))
         gain = _gain(step_s, self._num_envs, workers)
@@ -174,23 +174,23 @@ class FirstSteps:
 
 
 def try_out(factories: Sequence[Callable[[], Env]], timeout: float) -> Probe:
-    """Make an env of the last factory in a worker, and step it; what it has started ends there.
+    """Make an env of the last factory in a worker and step it; whatever it starts ends there.
 
     Args:
-        factories: Of some envs that are to be made; what the last one makes, the others do.
+        factories: Factories of envs to be made; the last one's env is taken as typical.
         timeout: Seconds for the envs.
 
     Raises:
-        StepTimeoutError: They have taken longer.
-        WorkerDiedError, EnvStepError: They have ended their process, or left it by `sys.exit`.
-        RuntimeError: They have raised.
+        StepTimeoutError: The envs have taken longer.
+        WorkerDiedError, EnvStepError: The envs have ended their process, or tried `sys.exit`.
+        RuntimeError: The envs have raised.
     """
     envs = AsyncVectorEnv([partial(_Trial, factories)], num_workers=1, timeout=timeout)
     try:
         (found,) = envs.call("probe")
     finally:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that the call is still pending
+            warnings.simplefilter("ignore")  # of the call that is still pending
             envs.close(terminate=True)
     if isinstance(found, str):
         raise RuntimeError(found)
@@ -198,7 +198,7 @@ def try_out(factories: Sequence[Callable[[], Env]], timeout: float) -> Probe:
 
 
 class _Trial(Env):
-    """Stands for envs in the worker where they are tried out."""
+    """Stands for envs in the worker that tries them."""
 
     observation_space = action_space = Discrete(1)
 
@@ -206,16 +206,16 @@ class _Trial(Env):
         self._factories = factories
 
     def probe(self) -> Probe | str:
-        """Make and step an env; return what that has shown, or the exception as a text."""
-        warnings.simplefilter("ignore")  # what is made later for good repeats them
+        """Make and step an env; return the measurements, or the exception as a text."""
+        warnings.simplefilter("ignore")  # the envs made later repeat them
         try:
             return probe_env(self._factories)
-        except (Exception, KeyboardInterrupt) as error:  # which the vector env tells better
+        except (Exception, KeyboardInterrupt) as error:  # the vector env reports it better
             return f"{type(error).__name__}: {error}"
 
 
 def probe_env(factories: Sequence[Callable[[], Env]]) -> Probe:
-    """Make and step an env of the last factory, unless that always returns the same one."""
+    """Make and step an env of the last factory, unless the factory returns the same one again."""
     begin = time.perf_counter()
     env = factories[-1]()
     is_only = False
@@ -233,7 +233,7 @@ def probe_env(factories: Sequence[Callable[[], Env]]) -> Probe:
 
 
 def _make_beside(env_fn: Callable[[], Env], neighbour_fn: Callable[[], Env]) -> Env | None:
-    """Make an env of a factory again while the first lives; None if no other can be made either."""
+    """Make an env again while the first lives; None if no factory makes another one then."""
     try:
         return env_fn()
     except Exception:
@@ -242,14 +242,14 @@ def _make_beside(env_fn: Callable[[], Env], neighbour_fn: Callable[[], Env]) -> 
         except Exception:
             return None
         neighbour.close()
-        raise  # each of them may be made once
+        raise  # each can be made once, but not two
 
 
 def _step_alone(env: Env) -> tuple[float, bool]:
     """Return the median seconds per step, with random actions, and whether the env waits.
 
-    It waits if this process computes for less than half of the time, and gives its core up at every
-    other step: what is only kept from a core by other programs gives it up involuntarily.
+    It waits if this process computes for less than half of the time and gives up its core at least
+    every other step: a process that other programs keep from a core gives it up involuntarily.
     """
     draw = RandomActions(env)
     seen = env.reset()
@@ -278,7 +278,7 @@ def _step_alone(env: Env) -> tuple[float, bool]:
 
 
 def _clocks() -> np.ndarray:
-    """Return seconds by the clock and of this process's computing, and switches as it waited."""
+    """Return seconds of the clock and of this process's computing, and its voluntary switches."""
     return np.array([time.perf_counter(), time.process_time(), _voluntary_switches()])
 
 
@@ -286,6 +286,6 @@ def _voluntary_switches() -> int:
     """Return how often this thread has given up its core to wait for something."""
     try:
         import resource
-    except ImportError:  # Windows, which does not tell: whoever does not compute has waited
+    except ImportError:  # Windows, which has no such count: without computing it counts as waiting
         return time.perf_counter_ns()
     return resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)).ru_nvcsw

@@ -1,6 +1,6 @@
-"""Files written as a whole or not at all; arrays in files from which no code is run.
+"""Write files as a whole or not at all; store arrays in files that can't run code when loaded.
 
-Saved policies are NumPy archives (npz) of plain arrays and a text of JSON, without pickles.
+Saved policies are NumPy archives (npz) of plain arrays and a JSON text, without pickles.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ __all__ = [
 ]
 
 _FORMAT = "vecenv arrays 1"
-_MAX_NAMED = 32  # letters of a file's name in that of the file beside it
+_MAX_NAMED = 32  # letters of a file's name that the temporary name contains
 
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
-    """Give another path to write to, and put that file in the place of `path` at the end.
+    """Yield another path to write to, and move that file to `path` at the end.
 
-    If something goes wrong on the way, on a full disk for example, `path` is as it was. The other
-    name is one that nobody can guess and has the same ending; an empty file of that name is there
-    already, which nobody can read who may not read `path`. What is no regular file, such as
-    /dev/stdout, is written to itself, and so is a file in a folder where no other can be made.
+    If something fails on the way, such as a full disk, `path` is unchanged. The other name can't
+    be guessed and has the same ending. It names an empty file that exists already, and that only
+    users who may read `path` can read. If `path` is no regular file, such as /dev/stdout, it is
+    written directly, and so is a file in a folder in which no file can be created.
 
     Raises:
-        OSError: It can't be written; names the file.
+        OSError: The file can't be written; names the file.
     """
     path = Path(path)
-    final = Path(os.path.realpath(path))  # of a link, what it leads to
+    final = Path(os.path.realpath(path))  # the target of a link
     if path.exists() and not (path.is_file() and os.access(final.parent, os.W_OK)):
         yield path
         return
@@ -71,7 +71,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 
 def _new_beside(final: Path, mode: int) -> Path:
-    """Create an empty file of a new name in the folder of another one; return where it is."""
+    """Create an empty file of a new name in the folder of another file; return its path."""
     aside = final.with_name(f".{final.stem[:_MAX_NAMED]}.{secrets.token_hex(8)}{final.suffix}")
     try:
         os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))  # follows no link
@@ -82,7 +82,7 @@ def _new_beside(final: Path, mode: int) -> Path:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file, UTF-8, as a whole or not at all; errors name it."""
+    """Write a text file (UTF-8) as a whole or not at all; errors name it."""
     with whole_file(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
@@ -94,8 +94,8 @@ def write_json(
 
     Args:
         content: Numbers, strings, lists and dicts.
-        path: Of the file, or None.
-        default: What to do with anything else; None refuses it.
+        path: The file, or None.
+        default: Converts anything else to these; None refuses it.
 
     Raises:
         OSError: The file can't be written; names it.
@@ -107,10 +107,10 @@ def write_json(
 
 
 def require_writable(path: Path) -> None:
-    """Find out now whether a file can be written; nothing that is there is changed or removed.
+    """Check now whether a file can be written; nothing that exists is changed or removed.
 
     Raises:
-        OSError: It can't.
+        OSError: The file can't be written.
     """
     final = Path(os.path.realpath(path))
     number, reason = errno.EACCES, os.strerror(errno.EACCES)
@@ -124,33 +124,33 @@ def require_writable(path: Path) -> None:
 
 
 def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name into a file that `read_npz` reads, as a whole or not at all."""
+    """Write arrays by name into a file for `read_npz`, as a whole or not at all."""
     with whole_file(path) as aside, aside.open("wb") as file:
         np.savez(file, **arrays)
 
 
 def read_npz(path: str | Path) -> dict[str, np.ndarray]:
-    """Read a file of arrays, as `numpy.savez` writes them; nothing in it is executed.
+    """Read a file of arrays, as `numpy.savez` writes them; no code in it is run.
 
     Returns:
         The arrays by name, writable.
 
     Raises:
-        ValueError: It is something else, or damaged.
+        ValueError: The file is something else, or damaged.
         OSError: It can't be read.
     """
     with Path(path).open("rb") as file:
         try:
             with np.load(file, allow_pickle=False) as archive:
                 return {name: _with_bools(archive[name]) for name in archive}
-        except Exception as error:  # whatever reading a file of unknown origin leads to
+        except Exception as error:  # reading a file of unknown origin may raise anything
             raise ValueError(
                 f"{path} is no archive of arrays as `numpy.savez` writes them: {error!s:.300}"
             ) from error
 
 
 def _with_bools(array: np.ndarray) -> np.ndarray:
-    """Return an array of numbers, bools or strings; refuse others, and bools that are neither."""
+    """Return an array of numbers, bools or strings; refuse other dtypes, and bools not 0 or 1."""
     if not isinstance(array, np.ndarray) or array.dtype.kind not in "biufU":
         raise ValueError("it has a part that is no array of numbers, bools or strings")
     if array.dtype.kind == "b" and np.ascontiguousarray(array).view(np.uint8).max(initial=0) > 1:
@@ -161,15 +161,15 @@ def _with_bools(array: np.ndarray) -> np.ndarray:
 def read_entry(
     state: Mapping[str, Any], name: str, accepts: Callable[[np.dtype, tuple[int, ...]], bool]
 ) -> np.ndarray:
-    """Return a copy of an array in a mapping, such as what `numpy.load` made of a file.
+    """Return a copy of an array in a mapping, such as the result of `numpy.load`.
 
     Args:
         state: Arrays by name.
-        name: Which.
-        accepts: Called with its dtype and shape; raises, or says whether the array is wanted.
+        name: Name of the array.
+        accepts: Called with dtype and shape; raises, or returns whether the array is wanted.
 
     Raises:
-        ValueError: It isn't wanted, can't be read, or has bytes in place of bools that are none.
+        ValueError: The array isn't wanted, can't be read, or has bools that are not 0 or 1.
     """
     try:
         found = np.array(state[name])
@@ -179,7 +179,7 @@ def read_entry(
             if found.dtype[field].kind == "b":
                 _with_bools(found[field])
         return found if found.dtype.kind == "V" else _with_bools(found)
-    except Exception as error:  # whatever reading a file of unknown origin leads to
+    except Exception as error:  # reading a file of unknown origin may raise anything
         raise ValueError(f"state[{name!r}] can't be read: {error!s:.1000}") from error
 
 
@@ -189,13 +189,13 @@ def save_arrays(path: str | Path, saved: Any) -> None:
     It is an npz archive without pickles; see `load_arrays`.
 
     Args:
-        path: The file; its ending is taken as it is.
-        saved: Dicts with strings as keys, lists and tuples, of arrays (whatever `numpy.asarray`
-            makes one of without Python objects, such as tensors on the CPU), numbers, strings,
+        path: The file; its ending is not changed.
+        saved: Dicts with strings as keys, lists and tuples; in these arrays (anything that
+            `numpy.asarray` converts without Python objects, such as CPU tensors), numbers, strings,
             bools and None.
 
     Raises:
-        TypeError: It holds something else.
+        TypeError: `saved` contains something else.
         OSError: It can't be written; names the file.
     """
     arrays: dict[str, np.ndarray] = {}
@@ -204,10 +204,10 @@ def save_arrays(path: str | Path, saved: Any) -> None:
 
 
 def load_arrays(path: str | Path) -> Any:
-    """Read what `save_arrays` wrote; the file may come from anybody: nothing in it is executed.
+    """Read a file of `save_arrays`, from any source: no code in it is run.
 
     Returns:
-        The same, with NumPy arrays, and lists for tuples.
+        The saved values, with NumPy arrays, and lists for tuples.
 
     Raises:
         ValueError: The file holds something else, or is damaged.
@@ -225,7 +225,7 @@ def load_arrays(path: str | Path) -> Any:
 
 
 def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """As JSON: what is no plain value becomes a list of what it is and what is in it."""
+    """Return a value as JSON: anything that is not plain becomes a list of its kind and content."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

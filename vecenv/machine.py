@@ -1,4 +1,4 @@
-"""What Linux says about processors and processes: cores to use, load, memory.
+"""Processors and processes as Linux reports them: usable cores, load, memory.
 
 The number of cores is that of the affinity mask and the cgroup quota, not of the machine.
 """
@@ -31,11 +31,11 @@ _STATES = 8  # of a processor: user, nice, system, idle, iowait, irq, softirq, s
 
 
 def is_portable() -> bool:
-    """Return whether processes are started and waited for only by what every system has.
+    """Return whether processes are started and waited for only by means that every system has.
 
-    So it is wherever there is no Linux, and there if the environment variable VECENV_PORTABLE is
-    set (and not 0): fresh interpreters and unlinked files, where Linux has forks, memfds, pidfds
-    and parent-death signals.
+    This is so on systems other than Linux, and on Linux if the environment variable
+    VECENV_PORTABLE is set (and not 0): fresh interpreters and unlinked files replace forks, memfds,
+    pidfds and parent-death signals.
     """
     return sys.platform != "linux" or os.environ.get("VECENV_PORTABLE", "0") not in ("", "0")
 
@@ -51,13 +51,13 @@ def usable_cores() -> int:
 
 
 def cgroup_quota(root: Path, membership: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Return the cores that the cgroup's CPU quota amounts to, or None if there is no limit.
+    """Return the CPU quota of the cgroup in cores, or None if there is no limit.
 
     Args:
-        root: Where the cgroup file system is mounted, of version 2 or 1.
-        membership: File that says which cgroup this process is in.
+        root: Mount point of the cgroup file system, of version 2 or 1.
+        membership: File that names the cgroup of this process.
     """
-    folders = [root, root / "cpu"]  # those of its cgroup and of all above it
+    folders = [root, root / "cpu"]  # the folders of its cgroup and of all above it
     for line in _text(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "" or "cpu" in controllers.split(","):
@@ -81,7 +81,7 @@ def _text(file: Path) -> str:
 
 
 def cpu_ns(pids: Iterable[int]) -> int:
-    """Return the processor time of processes, in nanoseconds; 0 for those that are gone."""
+    """Return the processor time of processes in nanoseconds; 0 for those that are gone."""
     total = 0
     for pid in pids:
         fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
@@ -90,10 +90,10 @@ def cpu_ns(pids: Iterable[int]) -> int:
 
 
 def machine_cpu_ns() -> int | None:
-    """Return the busy time of the processors that this process may use, by all processes.
+    """Return the time for which any process has kept busy the processors that this one may use.
 
     Interrupts and time taken by a hypervisor are included. None if the system does not tell, or if
-    a quota leaves this process less than these processors: then their load is not its load.
+    a quota allows this process less than these processors: then their load is not its load.
     """
     try:
         own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
@@ -115,7 +115,7 @@ def _tick_ns() -> int:
 
 
 def pss_bytes(pid: int | None = None) -> int | None:
-    """Return the proportional set size of a process, this one for None: of shared memory a part.
+    """Return the proportional set size of a process (None: this one): shared memory in parts.
 
     None if there is no such process or the system does not tell.
     """
@@ -125,7 +125,7 @@ def pss_bytes(pid: int | None = None) -> int | None:
 
 
 def tree_memory_bytes(pid: int) -> int | None:
-    """Return the proportional set size of a process and all below it; None if it is not told."""
+    """Return the proportional set size of a process and its descendants; None if unknown."""
     sizes = [pss_bytes(process) for process in _tree(pid)]
     return None if sizes[0] is None else sum(size or 0 for size in sizes)  # None if it has ended
 
@@ -133,7 +133,7 @@ def tree_memory_bytes(pid: int) -> int | None:
 class OthersLoad:
     """The load of other processes, in processors that this process may use.
 
-    "Others" are all processes but this one and those below it, and what a hypervisor takes away.
+    "Others" are all processes but this one and its descendants, and the hypervisor.
     """
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class OthersLoad:
 
 
 def _tree(pid: int) -> Iterator[int]:
-    """Yield a process and all below it."""
+    """Yield a process and its descendants."""
     pending = [pid]
     while pending:
         yield (process := pending.pop())

@@ -43,7 +43,7 @@ EnvSource = str | EnvSpec | EnvFactory | Sequence[EnvFactory]
 Wrapper = Callable[[Env], Env]
 
 _VECTOR_OPTIONS = {"num_envs", "vectorization_mode", "vector_kwargs", "wrappers"}
-# Compiled vector envs of their own ids: the same rules, other random numbers.
+# Ids whose compiled vector envs have ids of their own: equal rules, other random numbers.
 COMPILED_TWINS = {
     name: f"Jit{name}"
     for name in (
@@ -59,7 +59,7 @@ COMPILED_TWINS = {
         "Taxi-v4",
     )
 }
-# Arguments of stable-baselines3's `make_vec_env`, and what to write here.
+# Arguments of stable-baselines3's `make_vec_env`, and their names here.
 _RENAMED = {
     "n_envs": "write num_envs=",
     "vec_env_cls": 'write backend="sync" or "async"',
@@ -91,23 +91,23 @@ def make_vec(
         env: A registered id (also "module:id"), an `EnvSpec` (also that of a vector env), a factory
             (called once per env), a list of factories (one env each), the `EnvKernels` of a
             compiled env, or "module:name" of a factory or of kernels.
-        num_envs: How many envs; 1 if not given, or the length of the list.
-        backend: "sync" steps the envs in this process, "async" in worker processes; "jit" takes the
+        num_envs: Number of envs; 1 if not given, or the length of the list.
+        backend: "sync" steps the envs in this process, "async" in worker processes; "jit" uses the
             compiled vector env of the id, a `JitVectorEnv` that its entry point makes; "ray" puts
             vector envs into actors of a Ray cluster, the compiled one of the id if there is one and
             no wrappers are given; "cuda" steps compiled envs on a CUDA device, see `device`. None
-            is "async" if an argument was given that only `AsyncVectorEnv` has; else that of the
-            vector env whose spec was given; else "jit" where there is one; else "sync", and the log
-            (INFO) says if the first hundred steps show that workers would pay. "auto" finds
-            that out by a trial where there are several envs: by the factories, it makes and steps
-            an env in a process that is thrown away, which may leave traces (files, videos, games
-            on a server), and the log says why it chose. All others make
-            `num_envs` envs and no more, and step none before the caller does.
-        device: Where compiled envs are: "cuda" or another CUDA device makes a `CudaVectorEnv`, with
-            which results are tensors (docs/gpu.md); "cpu" is this process. Of other envs it is an
+            is "async" if an argument is given that only `AsyncVectorEnv` has; else the backend of
+            the vector env whose spec is given; else "jit" if there is one; else "sync", and the log
+            (INFO) says if the first hundred steps show that workers would pay. "auto" finds that
+            out by a trial if there are several envs, made by factories: it makes and steps an env
+            in a short-lived process, which may leave traces (files, videos, games on a server), and
+            the log gives the reason of the choice. All other backends make exactly
+            `num_envs` envs, and step none before the caller does.
+        device: Device of compiled envs: "cuda" or another CUDA device makes a `CudaVectorEnv` with
+            results that are tensors (docs/gpu.md); "cpu" is this process. For other envs it is an
             argument of their constructor.
-        wrappers: Applied to every env in this order; not with "jit".
-        copy: Whether observations returned are the caller's to keep (the default).
+        wrappers: Applied to every env in this order; not allowed with "jit".
+        copy: Whether returned observations are copies, which the caller may keep (the default).
         observation_mode: How observation spaces are batched, see `SyncVectorEnv`.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
         mask_infos: Whether every reset and step reports infos["action_mask"]: single envs are
@@ -119,10 +119,10 @@ def make_vec(
             kernels: arguments of `JitVectorEnv`.
 
     Raises:
-        ValueError: Unknown backend or autoreset mode, or a number of envs below 1 or other than the
-            list's; "jit" for an env that isn't compiled, or with wrappers.
-        TypeError: `env` is none of the above, a factory was given keyword arguments, or
-            `vector_kwargs` has options that only workers have, for another backend.
+        ValueError: The backend or autoreset mode is unknown, the number of envs is below 1 or not
+            the list's, or "jit" is given for an env that isn't compiled, or with wrappers.
+        TypeError: `env` is none of the above, a factory comes with keyword arguments, or
+            `vector_kwargs` has options of workers, for another backend.
         EnvCreationError: Making an env failed.
 
     Example:
@@ -156,7 +156,7 @@ def make_vec(
     try:
         envs = _make(source, chosen, is_compiled=is_compiled)
     except (EnvCreationError, TypeError) as error:
-        for name in _RENAMED.keys() & env_kwargs.keys():  # which an env may take, too
+        for name in _RENAMED.keys() & env_kwargs.keys():  # which may also be arguments of an env
             if f"unexpected keyword argument '{name}'" in str(error):
                 raise TypeError(f"there is no argument {name}: {_RENAMED[name]}") from error
         if told := _about_options(env_kwargs):
@@ -168,14 +168,14 @@ def make_vec(
 
 
 class _Source(NamedTuple):
-    """What envs to make; `factories` are of single envs without `wrappers`."""
+    """What envs to make; `factories` make single envs without `wrappers`."""
 
     factories: list[EnvFactory]
     spec: EnvSpec | None  # with the env's kwargs only
     wrappers: tuple[Wrapper, ...]
     options: dict[str, Any]  # for the vector env
-    backend: str | None = None  # that of the vector env whose spec was given
-    kernels: Any = None  # EnvKernels, if these were given
+    backend: str | None = None  # the backend of the vector env whose spec was given
+    kernels: Any = None  # the EnvKernels, if given
 
     @property
     def name(self) -> str:
@@ -186,16 +186,16 @@ class _Source(NamedTuple):
 
     @property
     def has_single_envs(self) -> bool:
-        """Whether there is something to make single envs of."""
+        """Whether single envs can be made."""
         return self.kernels is None and (self.spec is None or self.spec.entry_point is not None)
 
     @property
     def twin(self) -> str | None:
-        """The id of a compiled env with the rules of a spec's single envs."""
+        """The id of a compiled env with the rules of the spec's single envs."""
         return None if self.spec is None else COMPILED_TWINS.get(self.spec.id)
 
     def wrapped_factories(self) -> list[EnvFactory]:
-        """Return the factories of envs with their wrappers."""
+        """Return the factories of the envs with their wrappers."""
         if not self.wrappers:
             return self.factories
         return [functools.partial(_wrapped, make, self.wrappers) for make in self.factories]
@@ -210,8 +210,8 @@ def _wrapped(factory: EnvFactory, wrappers: tuple[Wrapper, ...]) -> Env:
 
 
 def _with_device(source: _Source, backend: str | None, device: Any) -> str | None:
-    """Return the backend for a device, and note the device in the options."""
-    if device is None:  # it may be the spec of a vector env
+    """Return the backend for a device, and add the device to the options."""
+    if device is None:  # it may be in the spec of a vector env
         return "cuda" if source.backend == "cuda" and backend in (None, "auto") else backend
     if not is_on_device(backend, device):
         return "jit"
@@ -220,7 +220,7 @@ def _with_device(source: _Source, backend: str | None, device: Any) -> str | Non
 
 
 def _decide(source: _Source, backend: str | None, env: Any) -> tuple[str, bool]:
-    """Return the backend, chosen if none was named, and whether compiled envs are made."""
+    """Return the backend, chosen if none is named, and whether compiled envs are made."""
     may_be_compiled = backend in (None, "auto") or BACKENDS[backend].takes != "factories"
     is_compiled = may_be_compiled or not source.has_single_envs
     is_compiled = is_compiled and not source.wrappers and _is_compiled(source, backend)
@@ -237,7 +237,7 @@ def _decide(source: _Source, backend: str | None, env: Any) -> tuple[str, bool]:
 
 
 def _choose(source: _Source, backend: str | None, *, can_be_compiled: bool) -> Choice:
-    """Decide what "auto" or None means for these envs and these options."""
+    """Decide what "auto" or None means for these envs and options."""
     specified = BACKENDS.get(source.backend or "")
     takes = None if specified is None else specified.takes
     if specified is not None and takes == "either":
@@ -251,12 +251,12 @@ def _choose(source: _Source, backend: str | None, *, can_be_compiled: bool) -> C
     if backend is None:
         return Choice("sync", {}, 'it is the default, and "auto" would try out workers')
     factories = source.wrapped_factories()
-    # Those of a spec are all alike, but for the first one's checker.
+    # The factories of a spec are alike, except for the first env's checker.
     return choose_backend(factories if source.spec is None else factories[-1:] * len(factories))
 
 
 def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
-    """Refuse a backend that can't run these envs, or does not take these options."""
+    """Raise if a backend can't run these envs, or does not take these options."""
     told = f"{len(source.wrappers)} wrappers"
     if not source.has_single_envs and not is_compiled:
         is_kit = source.kernels is not None or _is_compiled(source, backend)
@@ -298,10 +298,10 @@ def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:
     elif not is_compiled:
         envs = backend.load()(source.wrapped_factories(), **options)
     elif name == "cuda":
-        from vecenv.jit.binding import uncompiled  # loads the compiler
+        from vecenv.jit.binding import uncompiled  # imports the compiler
 
         own, rest = _split(options, {"device", "results"})
-        with uncompiled():  # one on the CPU knows what they are
+        with uncompiled():  # the device's envs are made from one on the CPU
             host = _compiled_maker(source, rest)(num_envs=num_envs if "params" in rest else 1)
         envs = backend.load()(host, num_envs, **own)
     else:
@@ -313,14 +313,14 @@ def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:
 
 
 def _split(options: dict[str, Any], names: set[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options with these names, and the others."""
+    """Return the options with these names, and the other options."""
     own = {name: value for name, value in options.items() if name in names}
     return own, {name: value for name, value in options.items() if name not in names}
 
 
 def _compiled_maker(source: _Source, options: dict[str, Any]) -> Callable[..., VecEnv]:
-    """Return what makes the compiled vector env, given its `num_envs`."""
-    # Results of compiled envs are the caller's anyway, and all envs have the same space.
+    """Return a function from `num_envs` to the compiled vector env."""
+    # Compiled envs return memory that the caller may keep, and all envs have the same space.
     options = _split(options, {"copy", "observation_mode"})[1]
     spec = source.spec
     if spec is None:
@@ -332,21 +332,21 @@ def _compiled_maker(source: _Source, options: dict[str, Any]) -> Callable[..., V
 
 
 def _creator(spec: EnvSpec) -> Any:
-    """Return what makes the vector env of a spec, or None."""
+    """Return the function or class that makes the vector env of a spec, or None."""
     entry = spec.vector_entry_point
     return load_env_creator(entry) if isinstance(entry, str) else entry
 
 
 def has_compiled_envs(env: str | EnvSpec, env_kwargs: Mapping[str, Any]) -> bool:
-    """Whether `make_vec(env, backend="jit", **env_kwargs)` has something to make."""
+    """Whether `make_vec(env, backend="jit", **env_kwargs)` can make something."""
     return _is_compiled(_read_source(env, 1, dict(env_kwargs), ()), "jit")
 
 
 def _is_compiled(source: _Source, backend: str | None) -> bool:
     """Whether the vector env of a spec is a `JitVectorEnv`.
 
-    A class and the annotation of a function say so themselves. For any other function one env is
-    made to see, if "jit" was asked for or there are no single envs.
+    A class, or the return annotation of a function, tells. For any other function one env is made
+    to see, if "jit" is requested or there are no single envs.
     """
     if source.kernels is not None:
         return True
@@ -357,7 +357,7 @@ def _is_compiled(source: _Source, backend: str | None) -> bool:
         creator = _creator(source.spec)
         is_class = isinstance(creator, type)
         if "vecenv.jit.env" not in sys.modules and (is_class or not is_needed):
-            return False  # without loading the compiler
+            return False  # without importing the compiler
         jit_class = BACKENDS["jit"].load()
         made = creator if is_class else _returned_class(creator)
         is_wider = made is not jit_class and made is not None and issubclass(jit_class, made)
@@ -378,17 +378,17 @@ def _is_compiled(source: _Source, backend: str | None) -> bool:
 
 
 def _returned_class(creator: Any) -> type | None:
-    """Return the class that a function is annotated to return, if it is one."""
+    """Return the class in the return annotation of a function, if it is one."""
     try:
         made = typing.get_type_hints(creator).get("return")
     except Exception:  # names that exist for type checkers only
         return None
-    # `Any` says nothing, and is a class since Python 3.11.
+    # `Any` tells nothing; it is a class since Python 3.11.
     return made if isinstance(made, type) and made is not typing.Any else None
 
 
 def _vector_spec(source: _Source, vectorization_mode: str) -> EnvSpec | None:
-    """Return the spec from which `make_vec`, ours or Gymnasium's, makes the vector env again."""
+    """Return the spec from which `make_vec`, here or in Gymnasium, makes the vector env again."""
     if source.spec is None:
         return None
     kwargs = {**source.spec.kwargs, "vectorization_mode": vectorization_mode}
@@ -420,7 +420,7 @@ def _read_source(
     kwargs: dict[str, Any],
     wrappers: tuple[Wrapper, ...],
 ) -> _Source:
-    """Read the forms in which envs can be asked for."""
+    """Read the forms in which users may name envs."""
     count = read_count("num_envs", 1 if num_envs is None else num_envs)
     kernels_module = sys.modules.get("vecenv.jit.kernels")
     if kernels_module is not None and isinstance(source, kernels_module.EnvKernels):
@@ -428,11 +428,11 @@ def _read_source(
     env = cast("EnvSource", source)
     if isinstance(env, str | EnvSpec):
         spec = find_env(env) if isinstance(env, str) else copying.deepcopy(env)
-        if not isinstance(spec, EnvSpec):  # kernels or a factory, which takes what follows
+        if not isinstance(spec, EnvSpec):  # kernels or a factory, handled below
             if type(spec).__name__ != "EnvKernels" and kwargs:
                 spec, kwargs = functools.partial(spec, **kwargs), {}
             return _read_source(spec, count, kwargs, wrappers)
-        # The spec of a vector env has its options too, see `_vector_spec`.
+        # The spec of a vector env contains its options too, see `_vector_spec`.
         stored, kwargs = _split({**spec.kwargs, **kwargs}, _VECTOR_OPTIONS)
         spec.kwargs = {}
         count = count if num_envs is not None else read_count("num_envs", stored.get("num_envs", 1))
@@ -469,7 +469,7 @@ def _no_single_env() -> Env:
 
 
 def _refuse_kwargs(kwargs: dict[str, Any]) -> NoReturn:
-    """Say where keyword arguments belong that came with a factory."""
+    """Raise, and say where the keyword arguments belong that came with a factory."""
     told = [_about_options(kwargs)]
     told += [f"{name}: {words}" for name, words in _RENAMED.items() if name in kwargs]
     if rest := sorted(kwargs.keys() - _vector_parameters() - _RENAMED.keys()):
@@ -481,7 +481,7 @@ def _refuse_kwargs(kwargs: dict[str, Any]) -> NoReturn:
 
 
 def _about_options(kwargs: dict[str, Any]) -> str:
-    """Say how to pass those of the env's keyword arguments that are options of a vector env."""
+    """Return how to pass keyword arguments that are options of a vector env, not of the env."""
     told = []
     if options := _split(kwargs, _vector_parameters())[0]:
         names = ", ".join(sorted(options))
@@ -497,17 +497,17 @@ def _about_options(kwargs: dict[str, Any]) -> str:
 
 
 def _vector_parameters() -> set[str]:
-    single = [name for name in MADE if BACKENDS[name].takes != "compiled"]  # that loads no compiler
+    single = [name for name in MADE if BACKENDS[name].takes != "compiled"]  # imports no compiler
     return set().union(*map(_parameters, single)) | {"num_threads"}
 
 
 def find_spec(env_id: str) -> EnvSpec:
-    """Return a copy of the spec of an id, "module:id" and ids without version included.
+    """Return a copy of the spec of an id; "module:id" and ids without version work too.
 
-    The module is looked for in the working directory too.
+    The module is searched in the working directory too.
 
     Raises:
-        gymnasium.error.Error: No such id; says what there is.
+        gymnasium.error.Error: There is no such id; lists those there are.
         ImportError: The module can't be imported.
     """
     module, _, name = env_id.rpartition(":")
@@ -522,10 +522,10 @@ def find_spec(env_id: str) -> EnvSpec:
 
 
 def find_env(name: str) -> Any:
-    """Return the `EnvSpec` of an id, or the factory or `EnvKernels` that "module:name" names.
+    """Return the `EnvSpec` of an id, or the factory or `EnvKernels` named by "module:name".
 
     Raises:
-        gymnasium.error.Error: There is neither; says what there is.
+        gymnasium.error.Error: There is neither; lists those there are.
         ImportError: The module can't be imported.
     """
     try:
@@ -533,7 +533,7 @@ def find_env(name: str) -> Any:
     except gym.error.Error as error:
         module, _, attribute = name.rpartition(":")
         found = getattr(import_module(module), attribute, None) if module else None
-        if type(found).__name__ == "EnvKernels" or callable(found):  # without loading the compiler
+        if type(found).__name__ == "EnvKernels" or callable(found):  # imports no compiler
             return found
         if module:
             error.add_note(f"And the module {module} has no factory or EnvKernels {attribute!r}.")

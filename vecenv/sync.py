@@ -31,19 +31,19 @@ class SyncVectorEnv(GymVecEnv):
     """Gymnasium envs stepped one after the other in this process.
 
     A drop-in replacement for `gymnasium.vector.SyncVectorEnv`: same arguments, attributes, methods,
-    results and errors, less overhead, and the additions of `VecEnv`.
+    results and errors, with less overhead and the additions of `VecEnv`.
 
     Args:
         env_fns: One factory per env, called without arguments.
-        copy: Whether observations returned are copies, the caller's to keep. With False they are
-            views of memory that the next call overwrites.
+        copy: Whether returned observations are copies, which the caller may keep. With False they
+            are views of memory that the next call overwrites.
         observation_mode: "same", "different" (spaces of same shape and dtype) or the pair
             (batched space, single space).
         autoreset_mode: When envs whose episode has ended are reset, see `EnvGroup`: a member of
             `gymnasium.vector.AutoresetMode`, or its name or value ("same_step", "SameStep").
 
     Raises:
-        EnvCreationError: A factory raised; names the env. Envs made until then are closed.
+        EnvCreationError: A factory raised; names the env. Envs that were already made are closed.
         RuntimeError: The envs' spaces differ.
 
     Example:
@@ -86,9 +86,9 @@ class SyncVectorEnv(GymVecEnv):
         self._group = EnvGroup(self.envs, mode)
         self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs), self._group)
         self._sent: deque[tuple[int, Any]] = deque()
-        self._watch: Any = None  # `FirstSteps` of `make_vec`
-        # Not by `__del__`: of copies that share everything (EzPickle's) the first one to go would
-        # close the envs of all.
+        self._watch: Any = None  # the `FirstSteps` of `make_vec`
+        # Not in `__del__`: copies that share everything (EzPickle's) would then close each other's
+        # envs.
         self._end = weakref.finalize(self._group, _close_all, self.envs)
         self._end.atexit = False
         close_at_exit(self)
@@ -99,7 +99,7 @@ class SyncVectorEnv(GymVecEnv):
         seeds = seed_per_env(seed, self.num_envs)
         rows = self._own_rows()
         if self._calls.num_in_flight == 0:
-            self._sent.clear()  # what was in flight before a full reset is given up
+            self._sent.clear()  # a full reset gives up what was in flight
         infos = self._group.reset(seeds, options, reset_mask, rows)
         every = range(self.num_envs)
         self._note_reset(infos, every if reset_mask is None else np.flatnonzero(reset_mask))
@@ -119,7 +119,7 @@ class SyncVectorEnv(GymVecEnv):
         self._sent.extend(zip(env_ids.tolist(), self._actions.snapshot(actions), strict=True))
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
-        """Step the `count` envs that were sent first; there is nobody to wait for."""
+        """Step the `count` envs that were sent first; there is nothing to wait for."""
         self._own_rows()
         indices, actions = zip(*(self._sent.popleft() for _ in range(count)), strict=True)
         enter: Any = self._group.enter
@@ -130,14 +130,14 @@ class SyncVectorEnv(GymVecEnv):
         try:
             infos = self._group.step(actions, self._rows, indices, enter=enter_row)
         except Exception as error:
-            # Some envs have been stepped and some not: what was in flight is given up.
+            # Some envs have been stepped and others not: give up all in flight.
             self._sent.clear()
             self._calls.give_up(RuntimeError(f"{type(error).__name__}: {error}"))
             raise
         return self._batch_of(np.array(indices, dtype=np.int64), infos)
 
     def _keep_infos_apart(self) -> None:
-        """Return infos that are not batched from now on, see `InfosApart`: in actors."""
+        """Return unbatched infos from now on, see `InfosApart`; used in actors."""
         self._group.enter = keep_info
         self._masks.is_apart = self._masks.is_used = True
 
@@ -165,7 +165,7 @@ class SyncVectorEnv(GymVecEnv):
         self._each("set_attr", lambda index: self.envs[index].set_wrapper_attr(name, values[index]))
 
     def _each(self, call: str, function: Callable[[int], Any]) -> list[Any]:
-        """Return what a function returns for each env; what it raises names the env."""
+        """Return the results of a function for each env; an exception names the env."""
         found = []
         for index in range(self.num_envs):
             try:
@@ -205,7 +205,7 @@ class SyncVectorEnv(GymVecEnv):
         return pack_envs(pickles, self._notes())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put the envs of a state in the place of these, which are closed: this runs code.
+        """Replace the envs by those of a state, and close the former ones: this runs code.
 
         See `VecEnv.load_state_dict`.
         """
@@ -227,7 +227,7 @@ class SyncVectorEnv(GymVecEnv):
         _close_all(before)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close all envs, also those after one that raises; then raise what the first raised."""
+        """Close all envs, even if some raise; then raise the first exception."""
         if hasattr(self, "_end"):
             self._end.detach()
         errors = _close_all(getattr(self, "envs", []))
@@ -236,7 +236,7 @@ class SyncVectorEnv(GymVecEnv):
 
 
 def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
-    """Call the factories; if one raises, close the envs made so far and say which it was."""
+    """Call the factories; if one raises, close the envs made so far and name the env."""
     envs: list[Env] = []
     known: dict[int, int] = {}
     for index, env_fn in enumerate(env_fns):
@@ -266,7 +266,7 @@ def _creation_error(
 
 
 def _close_all(envs: Sequence[Env]) -> list[Exception]:
-    """Close every env and return what some of them raised."""
+    """Close every env and return the exceptions that were raised."""
     errors = []
     for index, env in enumerate(envs):
         try:

@@ -1,4 +1,4 @@
-"""SyntheticEnv: an env with set proportions, to try out what they mean for a vector env."""
+"""SyntheticEnv: an env with given cost and size, to see what these mean for a vector env."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ from vecenv.core.arguments import check_choice, read_count
 __all__ = ["WAIT_DISTRIBUTIONS", "SyntheticEnv", "lognormal_parameters"]
 
 WAIT_DISTRIBUTIONS = ("constant", "exponential", "lognormal")
-_P99 = 2.3263478740408408  # of the standard normal distribution
-_MOST_P99 = math.exp(_P99**2 / 2)  # p99 over mean of a lognormal distribution, at most
-_MOVING = 8  # numbers of the observation that change in a step, at most
-_MEMORY = 0.9  # what a moving number keeps of itself in a step
+_P99 = 2.3263478740408408  # 99th percentile of the standard normal distribution
+_MOST_P99 = math.exp(_P99**2 / 2)  # largest p99 over mean of a lognormal distribution
+_MOVING = 8  # most numbers of the observation that change in a step
+_MEMORY = 0.9  # part of a moving number that a step keeps
 _NOISE = math.sqrt(1 - _MEMORY**2)  # keeps its variance at 1
-_SPIN = range(16)  # loops between two looks at the clock, which takes most of a microsecond
+_SPIN = range(16)  # loops between two readings of the clock: a reading takes most of a microsecond
 
 
 class SyntheticEnv(Env[np.ndarray, np.int64]):
-    """An env whose steps take as long as you say, computing or waiting.
+    """An env whose steps take a given time, computing or waiting.
 
-    A step computes for `cpu_ms` by the clock of its own thread, so that being kept from the
-    processor does not shorten the work, and then sleeps. Without `cpu_ms` it computes for a few
-    microseconds. What it returns depends on the seed and the actions only: the first eight numbers
+    A step computes for `cpu_ms` by the clock of its own thread, so waiting for the processor does
+    not shorten the work, and then sleeps. Without `cpu_ms` it computes for a few microseconds. The
+    results depend on the seed and the actions only: the first eight numbers
     of the observation follow a random walk that the actions push (0 down, 1 up, others nothing);
     the others are drawn at random for each episode. The reward is the first number, or minus that
     with action 0. An episode is truncated after `episode_length` steps.
 
     Args:
         cpu_ms: Milliseconds of computing per step.
-        wait_ms: Mean of the milliseconds that a step waits (sleeps; other threads can run).
+        wait_ms: Mean time in milliseconds that a step waits (sleeps, so other threads can run).
         wait_distribution: "constant", "exponential" or "lognormal" around that mean.
-        wait_p99_ms: 99th percentile of the lognormal distribution; above the mean, at
-            most 14.96 times of it.
-        obs_shape: Of the observation; a whole number for one axis.
-        obs_dtype: Of the observation: floating, or integer (filled around the middle of its range).
-        episode_length: Steps of an episode.
-        num_actions: At least 2.
+        wait_p99_ms: 99th percentile of the lognormal distribution: above the mean, and at
+            most 14.96 times the mean.
+        obs_shape: Shape of the observation; an integer for one axis.
+        obs_dtype: Dtype of the observation: floating, or integer (around the middle of its range).
+        episode_length: Number of steps of an episode.
+        num_actions: Number of actions, at least 2.
 
     Raises:
-        TypeError, ValueError: An argument is not what it should be; the message names it.
+        TypeError, ValueError: An argument is invalid; the message names it.
 
     Example:
         >>> env = SyntheticEnv(cpu_ms=0.05, obs_shape=(3,), episode_length=2)
@@ -88,7 +88,7 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begin an episode; it takes no set time, and knows no options."""
+        """Begin an episode; `options` are ignored, and no time is spent on purpose."""
         if options:
             raise ValueError(f"options has {sorted(options)}, but this env knows none")
         super().reset(seed=seed)
@@ -124,7 +124,7 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
         return obs, reward, False, self._left == 0, {}
 
     def _observation(self) -> np.ndarray:
-        """Return a fresh copy of the observation, the moving numbers brought up to date."""
+        """Return a fresh copy of the observation, with the current moving numbers."""
         self._obs.reshape(-1)[: len(self._moving)] = self._converted(self._moving)
         return self._obs.copy()
 
@@ -140,7 +140,7 @@ def lognormal_parameters(mean: float, p99: float) -> tuple[float, float]:
     """Return mu and sigma of the lognormal distribution with this mean and 99th percentile.
 
     Raises:
-        ValueError: There is none: p99 is not above the mean, or more than 14.96 times of it.
+        ValueError: There is none: p99 is not above the mean, or more than 14.96 times the mean.
     """
     if not mean < p99 <= _MOST_P99 * mean:
         raise ValueError(
@@ -154,7 +154,7 @@ def lognormal_parameters(mean: float, p99: float) -> tuple[float, float]:
 def _waiting(
     mean_ms: float, distribution: str, p99_ms: float | None
 ) -> Callable[[np.random.Generator], float]:
-    """Return a function that draws how many seconds a step waits."""
+    """Return a function that draws the seconds that a step waits."""
     check_choice("wait_distribution", distribution, WAIT_DISTRIBUTIONS)
     mean_s = mean_ms / 1e3
     if distribution == "lognormal":
@@ -197,10 +197,10 @@ def _checked_dtype(value: Any) -> np.dtype:
 
 
 def _range(dtype: np.dtype) -> tuple[float, float, float, float]:
-    """Return lowest and highest value, and the middle and the scale of what is drawn."""
+    """Return the lowest and highest value, and the middle and the scale of drawn values."""
     if dtype.kind == "f":
         return -10.0, 10.0, 0.0, 1.0  # ten standard deviations: nothing needs clipping
     limits = np.iinfo(dtype)
-    # Wide integers are used in part: far from the ends nothing is lost in floating point.
+    # Only a part of the range of wide integers is used: there, floats lose no digits.
     low, high = max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)
     return low, high, (low + high) / 2, (high - low) / 8

@@ -1,4 +1,4 @@
-"""Compiled games as the vector env of games whose columns become agents' rows, or one as an env."""
+"""Compiled games as a vector env whose observations become agents' rows, or one game as an env."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from vecenv.jit.kernels import EnvKernels
 
 __all__ = ["CompiledGame", "CompiledGames", "valid_action"]
 
-# Fields of the state record; all but the first follow each other there.
+# Fields of the state record; all but the first are consecutive there.
 _NOTED = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID, at.ALIVE)
 _OF_THE_STEP = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
 
 
 class CompiledGames(VecEnv):
-    """Many compiled games of one kind; see `GameEnv` for what a game returns.
+    """Many compiled games of one kind; see `GameEnv` for the form of results.
 
     Args:
         envs: A vector env of games, whose kernels have `groups`.
         central_state: Whether the central state is a column "state" of the observation.
         resets_ended: Whether games are reset in the step that ends them, though `envs` is in
-            autoreset mode DISABLED: that is SAME_STEP with the state in which they ended.
+            autoreset mode DISABLED: this is SAME_STEP that keeps the state in which they ended.
 
     Attributes:
-        envs: That; it has statistics, `states` and `final_obs` of the games. Step it through here
-            only.
+        envs: The vector env; it has statistics, `states` and `final_obs` of the games. Step it only
+            through this one.
         members: The groups.
     """
 
@@ -86,7 +86,7 @@ class CompiledGames(VecEnv):
         self._set_up(num_games, spaces, mode, envs.metadata, envs.render_mode)
         self.timing = envs.timing
         self._is_same_step, self._resets_ended = mode is AutoresetMode.SAME_STEP, resets_ended
-        # Actions of several groups are joined here.
+        # Actions of several groups are joined in this array.
         self._flat = np.zeros((num_games if self._layout.is_flat else 0, 0))
         if self._layout.is_flat:
             shape = (num_games, *(kernels.action_space.shape or ()))
@@ -97,7 +97,7 @@ class CompiledGames(VecEnv):
             name: {column: field[:, group.agent_ids] for column, field in self._fields.items()}
             for name, group in self._groups
         }
-        # Where `_collect` finds these fields: address, bytes of a record, offsets, agents.
+        # Where `_collect` finds these fields: address, bytes of a record, offsets, count of agents.
         fields = states.dtype.fields or {}
         rewards_at, flags_at = (fields[name][1] for name in _NOTED[:2])
         self._places = (
@@ -108,14 +108,14 @@ class CompiledGames(VecEnv):
             self._layout.num_agents,
         )
         self._over = envs.episode_over
-        self._all_alive = False  # whether all agents of all games are known to be
+        self._all_alive = False  # whether all agents of all games are known to be alive
 
     def __repr__(self) -> str:
         return f"CompiledGames({self.envs.kernels.name}, {self.num_envs} games)"
 
     @property
     def states(self) -> np.ndarray:
-        """The state records of the games (num_games,): a live view."""
+        """The state records of the games (num_games,), as a live view."""
         return self.envs.states
 
     def mask_source(self, name: str) -> Callable[[np.ndarray], np.ndarray] | None:
@@ -136,7 +136,7 @@ class CompiledGames(VecEnv):
         return masks_of
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return what `kernels.render` draws of each game."""
+        """Return the drawing of each game by `kernels.render`."""
         return self.envs.render()
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -150,7 +150,7 @@ class CompiledGames(VecEnv):
         self._calls.mark_reset()
 
     def copy_games(self, source: Any, target: Any, luck: str) -> tuple[np.ndarray, np.ndarray]:
-        """Copy games to others, see `JitVectorEnv.copy_rows`; return which to which."""
+        """Copy games to others, see `JitVectorEnv.copy_rows`; return the sources and targets."""
         self._all_alive = False
         self.envs.copy_rows(source, target, luck=luck)
         return read_sources(source, target, self.num_envs, self.num_envs, luck)
@@ -221,7 +221,7 @@ class CompiledGames(VecEnv):
         return batch._replace(obs=self._columns(batch.obs, ids, None), infos=infos)
 
     def _games_over(self, env_ids: np.ndarray | None) -> np.ndarray | None:
-        """Return which games are reset by the next step instead of being stepped, if any is."""
+        """Return which games the next step resets instead of stepping them; None if none."""
         if self._is_same_step:
             return None
         return self._over.copy() if self._over.any() else None
@@ -229,7 +229,7 @@ class CompiledGames(VecEnv):
     def _flat_actions(self, actions: Any, env_ids: np.ndarray | None) -> np.ndarray:
         """Return the actions of all agents of a game as one array.
 
-        Those of agents that are not alive become a valid one: the kernels see what is allowed.
+        Actions of agents that are not alive become a valid one, as kernels expect allowed actions.
         """
         alive = self._fields[at.ALIVE]
         if env_ids is not None:
@@ -253,7 +253,7 @@ class CompiledGames(VecEnv):
         return flat
 
     def _refuse(self, error: ActionError, actions: Any, env_ids: np.ndarray | None) -> NoReturn:
-        """Raise ActionError that names the agent."""
+        """Raise an ActionError that names the agent."""
         alive = self._fields[at.ALIVE]
         for name, group in self._groups:
             array = np.asarray(actions[name])
@@ -276,13 +276,13 @@ class CompiledGames(VecEnv):
         infos: dict[str, Any],
         env_ids: np.ndarray | None,
     ) -> dict[str, Any]:
-        """Bring the columns of games up to date that ended, or began anew, in a step.
+        """Bring the columns up to date for games that ended, or began again, in a step.
 
         Args:
             was_over: bool (B,), games that the step has reset instead; None for none.
             ended: bool (B,), games that ended.
-            obs: (B, ...), in which those of games that are reset here are replaced.
-            infos: Of the step.
+            obs: (B, ...), where observations of games that are reset here are replaced.
+            infos: Infos of the step.
             env_ids: int64 (B,), the games; None for all.
 
         Returns:
@@ -296,7 +296,7 @@ class CompiledGames(VecEnv):
         if not ended.any():
             return infos
         games = np.flatnonzero(ended) if env_ids is None else env_ids[ended]
-        # The limit of the vector env truncates those who acted and have no end of their own.
+        # The vector env's limit truncates the agents that acted and have no end of their own.
         flags = states[at.TERMINATIONS][games] | states[at.TRUNCATIONS][games]
         states[at.TRUNCATIONS][games] |= states[at.VALID][games] & ~flags & 1
         if not self._is_same_step:
@@ -386,13 +386,13 @@ class CompiledGames(VecEnv):
 class CompiledGame(gym.Env):
     """One compiled game as an env of columns, for backends that step envs one by one.
 
-    See `GameEnv` for what it returns. Action masks, if the game has some, are in the infos. A
-    pickle has the state of the game, not the compiled code.
+    See `GameEnv` for the form of results. If the game has action masks, they are in the infos. A
+    pickle contains the state of the game, not the compiled code.
 
     Args:
-        make: Makes the game: a `CompiledGames` of one, in autoreset mode DISABLED. A pickle of
-            this env has this function.
-        index: The number of this game among others.
+        make: Makes the game: a `CompiledGames` of one, in autoreset mode DISABLED. Pickles of this
+            env contain this function.
+        index: Number of this game among others.
 
     Attributes:
         members: The groups.
@@ -409,7 +409,7 @@ class CompiledGame(gym.Env):
         self._masks = {name: self._games.mask_source(name) for name in self.members}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return how the game is made and its state."""
+        """Return the function that makes the game, and the game's state."""
         return {"make": self._make, "index": self.index, "game": self._games.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -444,12 +444,12 @@ class CompiledGame(gym.Env):
         return found
 
     def render(self) -> Any:
-        """Return what the game renders."""
+        """Return the game's drawing."""
         frames = self._games.render()
         return None if frames is None else frames[0]
 
     def render_if(self, index: int) -> Any:
-        """Return what the game renders if it is the one of this index; else None."""
+        """Return the game's drawing if `index` is its number; else None."""
         return self.render() if index == self.index else None
 
     def close(self) -> None:
@@ -478,14 +478,14 @@ _FINAL = ("final_obs", "final_info")
 
 @cached_njit
 def _collect(places, first, columns):
-    """Copy what is noted of a group's agents from all records into columns.
+    """Copy what records hold of a group's agents into columns.
 
     Args:
-        places: Address of the records, bytes of one, where in it the rewards of all agents are and
-            where their flags, in the order of the columns, and the number of all agents.
+        places: Address of the records, bytes of one record, offsets of the rewards of all agents
+            and of their flags (in the order of the columns), and number of all agents.
         first: Number of the group's first agent.
-        columns: Rewards float64 (G, A), terminations int8 (G, A), truncations, valid and alive
-            likewise; written.
+        columns: Written: rewards float64 (G, A), terminations int8 (G, A), truncations, valid and
+            alive likewise.
     """
     address, record_bytes, rewards_at, flags_at, num_agents = places
     rewards, terminations, truncations, valid, alive = columns
@@ -502,7 +502,7 @@ def _collect(places, first, columns):
 
 
 def valid_action(space: Any) -> Any:
-    """Return an action of a space, to stand for one that does not matter."""
+    """Return an action of a space, for agents whose action does not matter."""
     if hasattr(space, "start"):
         return space.start
     return np.clip(0, space.low, space.high) if hasattr(space, "low") else 0

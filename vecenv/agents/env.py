@@ -1,10 +1,10 @@
 """Vector envs of games with several agents, whose results are rows of agents.
 
-A game is an env with several agents. The agents of equal spaces are a group, and a group has one
-row per game and agent: row `game * num_agents + k` is the k-th agent of that game. Games are
-stepped by a vector env of any backend, one env per game; its observations are columns per group
-(see `vecenv.agents.grouping`), and rows are these columns with games and agents as one axis: the
-same memory. So a group's rows are written by workers and kernels where the caller wants them.
+A game is an env with several agents. Agents with equal spaces form a group, and a group has one
+row per game and agent: row `game * num_agents + k` is agent k of that game. A vector env of any
+backend steps the games, one env per game. Its observations are columns per group (see
+`vecenv.agents.grouping`). Rows are these columns with games and agents as one axis, in the same
+memory. So workers and kernels write a group's rows directly to where the caller wants them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class AgentSlot(NamedTuple):
         rewards: float32 or float64 (num_envs,).
         terminations: bool (num_envs,).
         truncations: bool (num_envs,).
-        valid: bool (num_envs,): the agent of this row acted in this step; None if not wanted.
+        valid: bool (num_envs,): whether the row's agent acted in this step; None if not wanted.
     """
 
     obs: Any
@@ -61,10 +61,10 @@ class AgentSlot(NamedTuple):
 
 
 class AgentBatch(NamedTuple):
-    """Results of the games that `recv` hands back, in the order in which they became ready.
+    """Results of the games that `recv` returns, in the order in which they became ready.
 
-    Of an `AgentsVecEnv` all but `game_ids` are dicts by group; B is then the number of games times
-    the agents of that group.
+    For an `AgentsVecEnv` all fields but `game_ids` are dicts by group; then B is the number of
+    games times the number of agents of that group.
 
     Attributes:
         obs: (B, *obs_shape).
@@ -98,21 +98,21 @@ class AgentBatch(NamedTuple):
 
 
 class AgentGroup:
-    """The agents of equal spaces in all games, one row each, as buffers and policies take them.
+    """Agents with equal spaces in all games, one row each, as buffers and policies take them.
 
     Attributes:
         name: Name of the group.
         agents: Names of its agents in a game.
-        num_agents: How many these are.
+        num_agents: Number of these agents.
         num_games: Number of games.
         num_envs: Number of rows, num_games * num_agents; row game * num_agents + k is agent k's.
-        single_observation_space, observation_space: Of one agent; of all rows.
-        single_action_space, action_space: Likewise.
-        autoreset_mode, metadata: Of the games.
-        alive: bool (num_envs,), whose actions the next step takes. The env's memory, always the
-            latest.
-        valid: bool (num_envs,), who acted in the latest step. The env's memory.
-        timing: Of the games, see `VecEnv`.
+        single_observation_space, observation_space: Space of one agent; of all rows.
+        single_action_space, action_space: Likewise for actions.
+        autoreset_mode, metadata: Those of the games.
+        alive: bool (num_envs,), agents whose actions the next step uses. The env's memory, always
+            the latest.
+        valid: bool (num_envs,), agents that acted in the latest step. The env's memory.
+        timing: The games' timing, see `VecEnv`.
     """
 
     def __init__(self, name: str, members: Members, games: VecEnv) -> None:
@@ -137,7 +137,7 @@ class AgentGroup:
         return f"AgentGroup({self.name!r}, {self.num_games} games x {list(self.agents)})"
 
     def rows(self, game_ids: Any = None) -> np.ndarray:
-        """Return the rows of these games (all for None), int64 (B * num_agents,)."""
+        """Return the rows of these games (None: all), int64 (B * num_agents,)."""
         if game_ids is None:
             return np.arange(self.num_envs)
         games = as_array(game_ids).astype(np.int64, copy=False)
@@ -154,34 +154,34 @@ class AgentGroup:
         return self.alive.copy(), self.valid.copy(), self.masks.state()
 
     def _restore_notes(self, alive: Any, valid: Any, masks: Any) -> None:
-        """Go on from what `_saved_notes` returned."""
+        """Restore what `_saved_notes` returned."""
         self.alive[:], self.valid[:] = alive, valid
         self.masks.restore(*masks)
 
     @property
     def has_action_masks(self) -> bool:
-        """Whether `action_masks` has something to return; see `vecenv.VecEnv`."""
+        """Whether there are action masks; see `vecenv.VecEnv`."""
         return self.masks.is_there
 
     def action_masks(self, rows: Any = None, *, out: np.ndarray | None = None) -> np.ndarray:
         """Return which actions the agents may take next: 0 or 1 per action.
 
-        Masks are those that came with the latest observations or infos; after an autoreset they are
-        the new game's. Those of agents that are not alive are all 1. Masks that are a part of the
+        The masks came with the latest observations or infos; after an autoreset they are those of
+        the new game. Masks of agents that are not alive are all 1. Masks that are a part of the
         observations are read from the arrays that `reset`, `step` or `recv` returned last.
 
         Args:
-            rows: Which rows, integer (B,); None for all.
+            rows: The rows, integer (B,); None for all.
             out: int8 or bool (B, width) to write into; None for a new array.
 
         Returns:
-            int8 (B, width) as `vecenv.VecEnv.action_masks` has it.
+            int8 (B, width), in the form of `vecenv.VecEnv.action_masks`.
 
         Raises:
-            NoActionMaskError: The agents give no masks; says what a game has to provide.
+            NoActionMaskError: The agents give no masks; says what a game must provide.
             ActionMaskError: A mask is missing, allows nothing, or does not fit the action space;
                 names game and agent.
-            SlotError: `out` cannot be written into.
+            SlotError: `out` can't be written into.
             TypeError, ValueError: `rows` are not integers (B,) in range.
         """
         ids = slice(None) if rows is None else self._checked_rows(rows)
@@ -193,7 +193,7 @@ class AgentGroup:
         return out
 
     def _checked_rows(self, rows: Any) -> np.ndarray:
-        """Return numbers of rows as int64 (B,); some may be the same."""
+        """Return numbers of rows as int64 (B,); they may repeat."""
         ids = as_array(rows)
         if ids.ndim != 1:
             raise ValueError(f"rows must be an array (B,) of rows, got shape {ids.shape}")
@@ -210,11 +210,11 @@ class AgentGroup:
     def games_actions(self, actions: Any, game_ids: np.ndarray | None) -> np.ndarray:
         """Check actions, one per row, and return them as (B, num_agents, ...).
 
-        NaN of agents that are not alive passes, since their actions are ignored.
+        NaN is accepted for agents that are not alive, as their actions are ignored.
 
         Raises:
-            ActionError: Wrong count, shape or dtype; of an agent that is alive NaN, or an action
-                that padding has added. Names game and agent.
+            ActionError: Wrong count, shape or dtype; or an agent that is alive has NaN or an action
+                that only padding has added. Names game and agent.
         """
         rows = None if game_ids is None else self.rows(game_ids)
         alive = self.alive if rows is None else self.alive[rows]
@@ -254,7 +254,7 @@ class AgentGroup:
     def _refuse_padding(
         self, actions: np.ndarray, alive: np.ndarray, rows: np.ndarray | None
     ) -> None:
-        """Refuse actions that agents have only in the padded space."""
+        """Raise for actions that agents have only in the padded space."""
         assert self._allowed is not None
         sizes = mask_sizes(self.single_action_space)
         chosen = (actions - getattr(self.single_action_space, "start", 0)).reshape(len(alive), -1)
@@ -269,13 +269,13 @@ class AgentGroup:
             )
 
     def _named(self, place: Any, rows: np.ndarray | None) -> str:
-        """Name whose action is at a place of actions for these rows."""
+        """Return the name of the agent at a place in the actions for these rows."""
         row = int(place if rows is None else rows[place])
         game, k = divmod(row, self.num_agents)
         return f"game {game}, agent {self.agents[k]!r}"
 
     def slot(self, out: Any) -> AgentSlot:
-        """Check the caller's slot; return its plain arrays."""
+        """Check the caller's slot; return its arrays as plain ones."""
         rows = slot_rows(out, self._rows, self.num_envs)
         valid = getattr(out, "valid", None)
         if valid is not None:
@@ -302,7 +302,7 @@ class AgentGroup:
         return own[at.OBS]
 
     def take(self, columns: dict[str, Any], infos: dict[str, Any], rows: Any) -> None:
-        """Note who acted, who acts next, and with which masks, in these rows."""
+        """Record who acted in these rows, who acts next, and with which masks."""
         self.alive[rows] = columns[at.ALIVE].reshape(-1)
         self.valid[rows] = columns[at.VALID].reshape(-1)
         self.masks.note_rows(_as_rows(columns[at.OBS]), infos, rows, self.alive)
@@ -311,20 +311,20 @@ class AgentGroup:
 class AgentsVecEnv:
     """Games with several groups of agents, stepped together.
 
-    Actions, results and slots are dicts by group. Seeds, `reset_mask` and `send` count games.
+    Actions, results and slots are dicts by group. Seeds, `reset_mask` and `send` are per game.
 
     Args:
-        games: Vector env of `GameEnv`s, or one with observations and actions like theirs.
+        games: Vector env of `GameEnv`s, or one with observations and actions in that form.
         members: The groups of one game.
-        mask_infos: Whether every reset and step reports infos[group]["action_mask"], of groups
+        mask_infos: Whether every reset and step reports infos[group]["action_mask"], for groups
             whose actions can be masked.
 
     Attributes:
-        games: That vector env. It is this one's: step it through here only.
+        games: That vector env. Step it only through this one.
         groups: The groups by name.
         num_games: Number of games.
         autoreset_mode: When games are reset.
-        timing: Where the time goes, see `VecEnv`; an env is a game.
+        timing: Where the time goes, see `VecEnv`; one env is one game.
     """
 
     def __init__(
@@ -356,12 +356,12 @@ class AgentsVecEnv:
 
     @property
     def alive(self) -> dict[str, np.ndarray]:
-        """Who acts next, bool (num_envs,) by group: the env's memory, always the latest."""
+        """Agents that act next, bool (num_envs,) by group: the env's memory, always the latest."""
         return {name: group.alive for name, group in self.groups.items()}
 
     @property
     def valid(self) -> dict[str, np.ndarray]:
-        """Who acted in the latest step, bool (num_envs,) by group: the env's memory."""
+        """Agents that acted in the latest step, bool (num_envs,) by group: the env's memory."""
         return {name: group.valid for name, group in self.groups.items()}
 
     def reset(
@@ -400,16 +400,16 @@ class AgentsVecEnv:
 
         Args:
             actions: By group, one action per row. Those of agents that are not alive are ignored.
-            out: By group, where its results are written (see `AgentSlot`); groups that are not in
+            out: By group, the slot for its results (see `AgentSlot`); groups that are not in
                 it get new arrays.
 
         Returns:
-            obs, rewards float64, terminations bool, truncations bool, by group one row per agent,
+            obs, rewards float64, terminations bool, truncations bool: by group, one row per agent;
             and infos by group.
 
         Raises:
             ActionError: A group's actions are missing or wrong. Nothing was stepped.
-            SlotError: `out` cannot be written into. Nothing was stepped.
+            SlotError: `out` can't be written into. Nothing was stepped.
         """
         checked = self._checked(actions, None)
         if out is None:
@@ -427,7 +427,7 @@ class AgentsVecEnv:
         return self._results(*self._call(self.games.step, checked, out=slot), slots=slots)
 
     def send(self, actions: Mapping[str, Any], game_ids: Any = None) -> None:
-        """Start stepping some games; `actions` has, by group, one action per row of these."""
+        """Start stepping some games; `actions` has, by group, one action per row of these games."""
         ids = None if game_ids is None else self.games._calls.check_env_ids(game_ids)
         self._call(self.games.send, self._checked(actions, ids), game_ids)
 
@@ -438,7 +438,7 @@ class AgentsVecEnv:
         *,
         max_games: int | None = None,
     ) -> AgentBatch:
-        """Hand back whole games that are ready first, see `VecEnv.recv`."""
+        """Return the results of whole games that are ready first, see `VecEnv.recv`."""
         return self._agent_batch(self._receive(min_games, timeout, max_games))
 
     def _receive(self, least: int | None, timeout: float | None, most: int | None) -> StepBatch:
@@ -453,7 +453,7 @@ class AgentsVecEnv:
         return AgentBatch._make((*results, rows, valid, ids))
 
     def state(self) -> np.ndarray:
-        """Return the latest central state of every game, (num_games, ...), the caller's.
+        """Return the latest central state of every game, (num_games, ...); the caller owns it.
 
         Raises:
             ValueError: The env was not made with `central_state=True`.
@@ -463,22 +463,22 @@ class AgentsVecEnv:
         return self._state.copy()
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return zeroed memory, the caller's, see `VecEnv.allocate`."""
+        """Return zeroed memory, which the caller owns; see `VecEnv.allocate`."""
         return self.games.allocate(shape, dtype)
 
     def render(self) -> tuple[Any, ...]:
-        """Return what each game renders."""
+        """Return the drawing of each game."""
         return self._call(self.games.render)
 
     def render_game(self, game: int) -> Any:
-        """Return what one game renders; the others are not asked.
+        """Return the drawing of one game, without drawing the others.
 
         Raises:
             IndexError: There is no such game.
         """
         if not 0 <= game < self.num_games:
             raise IndexError(f"game is {game}, expected 0 to {self.num_games - 1}")
-        if not hasattr(self.games, "call"):  # compiled games, which are drawn from arrays
+        if not hasattr(self.games, "call"):  # compiled games are drawn from arrays
             return self.render()[game]
         return self._call(self.games.call, "render_if", game)[game]  # type: ignore[attr-defined]  # all but compiled ones have it
 
@@ -501,10 +501,10 @@ class AgentsVecEnv:
         self._state = None if state["central"] is None else state["central"].copy()
 
     def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
-        """Copy compiled games to others in the midst of them, see `JitVectorEnv.copy_rows`.
+        """Copy compiled games to others, also amid episodes; see `JitVectorEnv.copy_rows`.
 
         Raises:
-            TypeError: The games are not compiled, or on a device; or what that raises.
+            TypeError: The games are not compiled, or on a device; or `JitVectorEnv` raises it.
         """
         if (copy_games := getattr(self.games, "copy_games", None)) is None:
             raise TypeError(
@@ -524,7 +524,7 @@ class AgentsVecEnv:
         self.games.close()
 
     def _slots_of(self, out: Mapping[str, Any]) -> dict[str, AgentSlot]:
-        """Return `out` by group as slots of agents; raise SlotError if it is none."""
+        """Return `out` as slots of agents by group; raise SlotError if it has another form."""
         if unknown := [name for name in out if name not in self.groups]:
             raise SlotError(f"out has the groups {unknown}, the env {list(self.groups)}")
         return {name: self.groups[name].slot(slot) for name, slot in out.items()}
@@ -552,7 +552,7 @@ class AgentsVecEnv:
         slots: Mapping[str, AgentSlot],
         game_ids: np.ndarray | None = None,
     ) -> tuple[dict[str, Any], ...]:
-        """Return results of games as rows by group, and note who is alive."""
+        """Return the games' results as rows by group, and record who is alive."""
         is_over = game_terminations | game_truncations
         ended = np.flatnonzero(is_over) if is_over.any() else _NONE
         lost = _lost(infos) if len(ended) and infos else _NONE
@@ -596,7 +596,7 @@ class AgentsVecEnv:
                 own[f"_{MASK_KEY}"] = np.ones(len(own[MASK_KEY]), np.bool_)
 
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the games; errors name the game, and the agent if it is known."""
+        """Call a method of the games; errors name the game, and the agent if known."""
         try:
             return method(*args, **kwargs)
         except Exception as error:
@@ -616,9 +616,9 @@ class AgentsVecEnv:
         return shown if len(names) <= 6 else f"{shown}, ... ({len(names)})"
 
     def _infos_of(self, infos: dict[str, Any], num_games: int) -> dict[str, Any]:
-        """Return the infos of games by group, with a row per agent, and the games' own.
+        """Return the infos of games by group, with a row per agent, and the games' own infos.
 
-        What the games' last infos are ("final_info") is in each group's infos.
+        Each group's infos include "final_info", from the games' final infos.
         """
         found: dict[str, Any] = {}
         for key, value in infos.items():
@@ -639,16 +639,16 @@ class AgentsVecEnv:
 
 
 class AgentRowsVecEnv(VecEnv):
-    """One group of agents as a `VecEnv`: what buffers, learners and adapters take as it is.
+    """One group of agents as a `VecEnv`, which buffers, learners and adapters accept unchanged.
 
-    `num_envs` is the number of rows, games times agents. Seeds count games, and so do `send` and
-    `recv`; `options["reset_mask"]` has an entry per game, or per row with equal entries in a game.
+    `num_envs` is the number of rows, games times agents. Seeds, `send` and `recv` are per game.
+    `options["reset_mask"]` has an entry per game, or per row with equal entries in a game.
 
     Args:
         agents: Games with one group.
 
     Attributes:
-        agents: These. Step them through here only.
+        agents: The `AgentsVecEnv`. Step it only through this one.
         group: The group.
         groups: `{name: group}`.
         num_games: Number of games.
@@ -711,14 +711,14 @@ class AgentRowsVecEnv(VecEnv):
         *,
         max_envs: int | None = None,
     ) -> AgentBatch:
-        """Hand back whole games that are ready first; `min_envs` and `max_envs` count games."""
+        """Return the results of whole games that are ready first; numbers count games."""
         batch = self.agents.recv(min_envs, timeout, max_games=max_envs)
         infos = self._own_infos(batch.infos)
         return batch.of(self.group.name)._replace(infos=infos)
 
     @property
     def has_action_masks(self) -> bool:
-        """Whether `action_masks` has something to return; see `VecEnv`."""
+        """Whether there are action masks; see `VecEnv`."""
         return self.group.has_action_masks
 
     def action_masks(self, env_ids: Any = None, *, out: np.ndarray | None = None) -> np.ndarray:
@@ -730,15 +730,15 @@ class AgentRowsVecEnv(VecEnv):
         return self.agents.state()
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return zeroed memory, the caller's, see `VecEnv.allocate`."""
+        """Return zeroed memory, which the caller owns; see `VecEnv.allocate`."""
         return self.agents.allocate(shape, dtype)
 
     def render(self) -> tuple[Any, ...]:
-        """Return what each game renders."""
+        """Return the drawing of each game."""
         return self.agents.render()
 
     def render_game(self, game: int) -> Any:
-        """Return what one game renders, see `AgentsVecEnv.render_game`."""
+        """Return the drawing of one game, see `AgentsVecEnv.render_game`."""
         return self.agents.render_game(game)
 
     def state_dict(self) -> dict[str, Any]:
@@ -759,10 +759,10 @@ class AgentRowsVecEnv(VecEnv):
         self.closed = True
 
     def __del__(self) -> None:
-        """Leave the games to whoever still has `agents`; they close themselves."""
+        """Leave the games to others that refer to `agents`; they close themselves."""
 
     def _own_infos(self, infos: dict[str, Any]) -> dict[str, Any]:
-        """Return infos with a row per agent; each has its game's beside its own."""
+        """Return infos with a row per agent: the agent's own, and those of its game."""
         own = infos.pop(self.group.name, {})
         games = repeat_infos(infos, self.group.num_agents) if infos else {}
         if "final_info" in games and "final_info" in own:
@@ -794,7 +794,7 @@ def _lost(infos: dict[str, Any]) -> np.ndarray:
 
 
 def _values(columns: dict[str, Any], slot: AgentSlot | None) -> tuple[Any, ...]:
-    """Return a group's results as rows: the slot's arrays if there is one."""
+    """Return a group's results as rows: the slot's arrays if there is a slot."""
     if slot is None:
         flags = [columns[flag].reshape(-1).view(np.bool_) for flag in _FLAGS]
         return (_as_rows(columns[at.OBS]), columns[at.REWARDS].reshape(-1), *flags)
@@ -815,11 +815,11 @@ def _end_games(  # noqa: PLR0917  # all from one caller, in this order
     finals: np.ndarray | None,
     name: str,
 ) -> None:
-    """Bring the columns of games that have ended into order.
+    """Complete the columns of games that have ended.
 
-    Games that were reset in this step have their last results in `finals`. Those that ended without
-    an end of any agent were replaced after a fault, and have no results of this step, or were
-    truncated from outside, as by a wrapper: all their agents are truncated.
+    For games that were reset in this step, `finals` has the last results. If a game ended but no
+    agent did, it was replaced after a fault and has no results of this step, or it was truncated
+    from outside, as by a wrapper: then all its agents are truncated.
     """
     if finals is not None:
         for game in ended.tolist():
@@ -841,7 +841,7 @@ def _end_games(  # noqa: PLR0917  # all from one caller, in this order
 def _final_rows(
     columns: dict[str, Any], ended: np.ndarray, finals: np.ndarray, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the final observations of agents that ended, objects (rows,), and who has one."""
+    """Return the final observations of agents that ended, objects (rows,), and their rows' mask."""
     num_agents = columns[at.VALID].shape[1]
     final_obs = np.full(len(finals) * num_agents, None, object)
     is_final = np.zeros(len(final_obs), np.bool_)
@@ -855,10 +855,10 @@ def _final_rows(
 
 
 def _picked(batch: Any, place: Any) -> Any:
-    """Return one entry of a batch, or those of an array of places: copies."""
+    """Return one entry of a batch, or the entries of an array of places, as copies."""
     return leaf_by_leaf(lambda array: array[place].copy(), batch)
 
 
 def _as_rows(batch: Any) -> Any:
-    """Make the first two axes, games and agents, one: views."""
+    """Merge the first two axes, games and agents, as views."""
     return leaf_by_leaf(lambda array: array.reshape(-1, *array.shape[2:]), batch)

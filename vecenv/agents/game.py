@@ -24,7 +24,7 @@ from vecenv.core.spaces import leaves, short
 
 __all__ = ["NAME_KEY", "GameEnv"]
 
-NAME_KEY = "agent"  # of infos: the name of an agent that has just taken a seat
+NAME_KEY = "agent"  # in infos: name of an agent that has just taken a seat
 
 
 class GameEnv(gym.Env):
@@ -33,12 +33,12 @@ class GameEnv(gym.Env):
     The observation is, for each group, a dict of arrays over its A agents: `obs` (A, ...) as
     Gymnasium batches the agents' space, `rewards` float64 (A,), and, int8 (A,) with 0 and 1,
     `terminations`, `truncations`, `valid` (the agent acted in this step) and `alive` (it acts in
-    the next). Rows of agents that neither act nor acted are zeros. The reward of the env is the sum
-    of the agents'. It ends when no agent is alive: terminated unless an agent of the last step was
+    next). Rows of agents that neither acted nor act next are zeros. The env's reward is the sum
+    of the agents'. It ends when no agent is alive: terminated, unless an agent of the last step was
     truncated. An action is, for each group, an array (A, ...); entries of agents that are not alive
     are ignored.
 
-    What it returns is overwritten by its next call.
+    The next call overwrites what a call returned.
 
     Args:
         game: The `ParallelEnv`, or anything with its methods.
@@ -47,13 +47,13 @@ class GameEnv(gym.Env):
         pad: See `group_agents`.
         agent_indicator: See `group_agents`.
         max_agents: For games without `possible_agents`, whose agents come with names of their own:
-            how many there are at most at a time. Each takes the first seat that is free and keeps
-            it; its name is in its info, as "agent", when it has taken it.
+            the most agents at a time. Each takes the first free seat and keeps it; when it takes
+            it, its info has its name as "agent".
         agent_spaces: For such games, the observation space and the action space of every agent.
-        index: The number of this game among others.
+        index: Number of this game among others.
 
     Raises:
-        ValueError: The game can't be laid out in groups; says what is wrong.
+        ValueError: The game can't be divided into groups; says what is wrong.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class GameEnv(gym.Env):
     ) -> None:
         self.game, self.index = game, index
         agents, observed, acted = _declared(game, max_agents, agent_spaces)
-        self._is_open = max_agents is not None  # agents have seats, not places of their own
+        self._is_open = max_agents is not None  # agents take seats, and have no fixed places
         self.members = group_agents(
             agents, observed, acted, groups, pad=pad, agent_indicator=agent_indicator
         )
@@ -102,19 +102,19 @@ class GameEnv(gym.Env):
         self._acting: list[_Seat] = []
         self._acting_names: list[Any] = []
         self._left: list[Any] = []  # agents that ended in the latest step and have seats
-        self._gone: set[Any] = set()  # agents that have ended and are in the game's `agents` still
+        self._gone: set[Any] = set()  # agents that have ended and are still in the game's `agents`
 
     @property
     def padding(self) -> dict[str, np.ndarray]:
-        """Which actions the agents of a group have, bool (A * width,); no groups without padding.
+        """Which actions the agents of a group have, bool (A * width,); empty without padding.
 
-        `width` is that of a mask of one agent; padding gives all agents of a group the same.
+        `width` is the width of one agent's mask; padding makes it equal for a group's agents.
         """
         found = {name: members.allowed for name, members in self.members.items()}
         return {name: mask.reshape(-1) for name, mask in found.items() if mask is not None}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is made of the rest."""
+        """Leave out what can be made from the rest."""
         return {name: value for name, value in vars(self).items() if name != "_obs"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -166,7 +166,7 @@ class GameEnv(gym.Env):
             columns.valid[k] = 1
             try:
                 has_ended = terminated or truncated or agent not in left
-            except ValueError:  # an array of several
+            except ValueError:  # an array of several numbers
                 raise _no_flags(agent, terminated, truncated) from None
             if has_ended:
                 ended.append(agent)
@@ -186,9 +186,9 @@ class GameEnv(gym.Env):
         return self._observed(), total, is_over and not is_cut, is_over and is_cut, infos
 
     def _change_seats(self, left: list[Any], ended: list[Any], observations: Any) -> list[_Seat]:
-        """Note who acts next after some have ended or joined; return and observe the latter.
+        """Record who acts next after agents ended or joined; return the new ones, observed.
 
-        Agents that have ended act again when they have been away from the game's `agents`.
+        Agents that have ended can act again after they have been missing in the game's `agents`.
         """
         before = set(self._acting_names)
         self._gone = {agent for agent in left if agent in ended or agent in self._gone}
@@ -201,7 +201,7 @@ class GameEnv(gym.Env):
         return joined
 
     def _seat(self, agents: list[Any]) -> None:
-        """Note who acts next."""
+        """Record who acts next."""
         if len(set(agents)) != len(agents):
             raise ObservationError(f"has agents twice in its `agents` {agents}")
         self._acting_names = agents
@@ -229,14 +229,14 @@ class GameEnv(gym.Env):
         return seat
 
     def _free_seats(self, agents: list[Any]) -> None:
-        """Free the seats of agents that are gone, if agents have seats."""
+        """Free the seats of agents that are gone, if agents take seats."""
         if self._is_open:
             self._free += [self._seats.pop(agent) for agent in agents]
             self._free.sort(key=lambda seat: seat.k)
             self._left = []
 
     def _refuse_strangers(self, what: str, found: Mapping[Any, Any], most: int) -> None:
-        """Refuse results of agents that the game has never declared."""
+        """Raise for results of agents that the game has never declared."""
         if len(found) > most:
             for agent in found:
                 if agent not in self._seats and agent not in self._gone and agent != at.COMMON:
@@ -258,7 +258,7 @@ class GameEnv(gym.Env):
         return {**self._obs, at.STATE: self._state}
 
     def _batched_infos(self, infos: Any, joined: Sequence[_Seat]) -> dict[str, Any]:
-        """Return the agents' infos by group, batched over its agents, and the game's."""
+        """Return the agents' infos by group, batched over its agents, and the game's infos."""
         try:
             if infos.__class__ is dict and not any(infos.values()) and not self._is_open:
                 return {}  # most games give an empty dict to each agent
@@ -306,11 +306,11 @@ class GameEnv(gym.Env):
             ) from None
 
     def render(self) -> Any:
-        """Return what the game renders."""
+        """Return the game's drawing."""
         return self.game.render()
 
     def render_if(self, index: int) -> Any:
-        """Return what the game renders if it is the one of this index; else None."""
+        """Return the game's drawing if `index` is its number; else None."""
         return self.game.render() if index == self.index else None
 
     def close(self) -> None:
@@ -320,7 +320,7 @@ class GameEnv(gym.Env):
 
 
 class _Seat(NamedTuple):
-    """Where an agent's results are: row `k` of a group's columns."""
+    """The place of an agent's results: row `k` of a group's columns."""
 
     agent: Any
     group: str
@@ -328,7 +328,7 @@ class _Seat(NamedTuple):
     k: int
 
     def action(self, actions: dict[str, Any]) -> Any:
-        """Return this agent's action, the game's to keep."""
+        """Return this agent's action, which the game may keep."""
         action = actions[self.group][self.k]
         fit = self.columns.action_fits[self.k]
         if fit is not None:
@@ -359,7 +359,7 @@ class _Columns:
         self._bind(ObservationRows.make(members.observation_space, count))
 
     def _bind(self, rows: ObservationRows) -> None:
-        """Make what observations, actions and masks go through."""
+        """Make the views and functions for observations, actions and masks."""
         members = self.members
         self.rows = rows
         self._leaves = leaves(rows.batch(), members.observation_space)
@@ -404,7 +404,7 @@ class _Columns:
         self.alive[:] = 0
 
     def begin_step(self) -> None:
-        """Set to zero what a step does not write for each agent."""
+        """Set to zero what a step does not write for every agent."""
         if self.has_ends:
             self.has_ends = False
             ended = np.flatnonzero(self.terminations | self.truncations)
@@ -416,7 +416,7 @@ class _Columns:
         self.valid[:] = 0
 
     def write_reward(self, k: int, agent: Any, reward: Any) -> None:
-        """Write the reward of an agent: whatever is one number."""
+        """Write the reward of an agent: anything that is one number."""
         if reward.__class__ in _NUMBERS:
             self.rewards[k] = reward
             return
@@ -451,7 +451,7 @@ class _Columns:
                 raise ObservationError(f"agent {agent!r} {found.problem}") from None
 
     def end(self, k: int, terminated: Any, truncated: Any) -> None:
-        """Note that an agent has ended; one that has left without a word is truncated."""
+        """Record the end of an agent; one that is missing without a flag is truncated."""
         self.has_ends = True
         self.terminations[k] = bool(terminated)
         self.truncations[k] = bool(truncated) or not terminated
@@ -470,7 +470,7 @@ _RESULTS = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
 def _fit_with_indicator(members: Members, observed: Any, k: int) -> Callable[[Any], Any]:
-    """Return a function that pads an observation and appends who observes it."""
+    """Return a function that pads an observation and appends the one-hot index of the agent."""
     size, dtype = members.observation_space.shape[0], members.observation_space.dtype  # type: ignore[index]  # a padded Box (N,)
     (length,) = observed.shape
     indicator = np.zeros(len(members.agents), dtype)
@@ -520,7 +520,7 @@ def _declared(
 
 
 def _parts(result: Any, call: str, names: tuple[str, ...]) -> Any:
-    """Return what a game returned, or say what it should have."""
+    """Return the parts of a game's result; raise if it has another form."""
     is_right = isinstance(result, tuple | list) and len(result) == len(names)
     if not is_right or not all(map(_is_dict, result[:-1])):
         raise ObservationError(

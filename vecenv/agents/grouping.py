@@ -1,9 +1,9 @@
-"""Which agents form a group, what a group is called, and how a game is laid out in arrays.
+"""Which agents form a group, the name of a group, and the layout of a game in arrays.
 
-A *game* is one env with several agents. A *group* holds those of its agents that have equal spaces.
-A vector env of games returns one Dict observation per game: for each group its columns, in which
+A *game* is one env with several agents. A *group* consists of agents with equal spaces. A vector
+env of games returns one Dict observation per game: for each group its columns, in which
 entry k is the group's k-th agent. Rows of agents are these columns with the first two axes, games
-and agents, made one.
+and agents, merged.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ __all__ = [
     "group_agents",
 ]
 
-# Columns of a group, and the one of the game.
+# Columns of a group, and the column of the game.
 OBS, REWARDS, TERMINATIONS, TRUNCATIONS = "obs", "rewards", "terminations", "truncations"
 VALID, ALIVE = "valid", "alive"
-# No names of groups: the game's central state, and its infos, as PettingZoo calls them.
+# Not allowed as names of groups: PettingZoo's names of a game's central state and infos.
 STATE, COMMON = "state", "common"
-FINAL_STATE = "final_state"  # of infos: the central state in which a game ended that was reset
+FINAL_STATE = "final_state"  # in infos: the central state at the end of a game that was reset
 
 Grouping = Mapping[str, Sequence[Any]] | Callable[[Any], str] | None
-_ALL = "agents"  # name of a group whose agents are called differently
+_ALL = "agents"  # name of a group whose agents have different names
 
 
 class Members(NamedTuple):
     """A group of a game.
 
     Attributes:
-        agents: Names, as the game has them, in the order of the rows.
-        observation_space: Of one agent.
-        action_space: Of one agent.
-        allowed: Of padded actions, which of them each agent has: bool (A, width), a row as a mask
-            is (see `vecenv.VecEnv.action_masks`); None if all have all.
+        agents: Names in the game, in the order of the rows.
+        observation_space: Space of one agent's observation.
+        action_space: Space of one agent's action.
+        allowed: The padded actions that each agent has, bool (A, width), each row in the form of a
+            mask (see `vecenv.VecEnv.action_masks`); None if all agents have all.
     """
 
     agents: tuple[Any, ...]
@@ -72,25 +72,25 @@ def group_agents(
     pad: bool = False,
     agent_indicator: bool = False,
 ) -> dict[str, Members]:
-    """Group agents of equal spaces.
+    """Group agents with equal spaces.
 
     Args:
         agents: Names of all agents that a game may have.
-        observation_spaces: Of each agent.
-        action_spaces: Of each agent.
+        observation_spaces: Observation space of each agent.
+        action_spaces: Action space of each agent.
         groups: The agents of each group, by its name; or a function from an agent to the name of
-            its group. None puts agents of equal spaces together; a group is then called as its
-            agents are without their numbers if these agree, as in "piston" for "piston_0", ..., and
-            "agents" otherwise.
-        pad: Pad the spaces of a group to be equal; None for `groups` then is one group of all.
-        agent_indicator: Append to observations, which must be vectors, which agent of its group
-            observes: 1 at its place, 0 at the others'.
+            its group. None groups agents with equal spaces; such a group has the agents' common
+            name without numbers, such as "piston" for "piston_0", ..., or else
+            "agents".
+        pad: Pad the spaces of a group to be equal; without `groups`, all agents are one group then.
+        agent_indicator: Append to observations, which must be vectors, the one-hot index of the
+            observing agent in its group.
 
     Returns:
-        Groups in the order in which their first agents come in `agents`.
+        Groups, in the order of their first agents in `agents`.
 
     Raises:
-        ValueError: An agent is in no group, in two, or unknown; or the spaces of a group differ.
+        ValueError: An agent is in no group, in two, or unknown; or spaces of a group differ.
     """
     if not agents:
         raise ValueError("the game has no agents")
@@ -124,7 +124,7 @@ def group_agents(
 
 
 def columns_space(groups: Mapping[str, Members], state_space: Space | None = None) -> Dict:
-    """Return the observation space of a game, as the module says."""
+    """Return the observation space of a game, in the form that the module's docstring describes."""
     parts: dict[str, Space] = {}
     for name, members in groups.items():
         count = len(members.agents)
@@ -158,7 +158,7 @@ def _equal_spaces(
     named: dict[str, list[Any]] = {}
     for members in alike:
         name = _stem(members)
-        if name in named:  # the agents of another group are called alike
+        if name in named:  # agents of another group have the same name
             name = str(members[0])
         base, count = name, 1
         while name in named:
@@ -169,7 +169,7 @@ def _equal_spaces(
 
 
 def _stem(agents: Sequence[Any]) -> str:
-    """Return how agents are called without their numbers, if these agree."""
+    """Return the agents' common name without numbers, if they have one."""
     stems = {re.sub(r"[_\-\s]*\d*$", "", str(agent)) for agent in agents}
     stem = stems.pop() if len(stems) == 1 else ""
     return stem if stem and stem not in (STATE, COMMON) else _ALL
@@ -230,7 +230,7 @@ def _chosen(agents: Sequence[Any], groups: Any) -> dict[str, list[Any]]:
 
 
 def _require_arrays(agent: Any, observation_space: Space, action_space: Space) -> None:
-    """Refuse spaces without fixed shape: rows of agents are rows of arrays."""
+    """Raise for spaces without fixed shape: rows of agents are rows of arrays."""
     if not _is_arrays(observation_space):
         raise ValueError(
             f"agent {agent!r} observes {observation_space}; expected Box, Discrete, MultiDiscrete, "

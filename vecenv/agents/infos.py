@@ -1,8 +1,8 @@
 """Infos of agents on their way through a vector env of games, and back as rows of agents.
 
-A game's infos of a group are batched over its agents: an array (A, ...) per key, and who has given
-it, bool (A,). A vector env batches these once more over games and adds masks of its own, under the
-names that the first masks would have; so they travel under another name.
+A game's infos of a group are batched over its agents: an array (A, ...) per key, and a mask of who
+has given it, bool (A,). A vector env batches these again over games and adds masks of its own,
+under the names of the first masks; so the first masks travel under other names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GIVEN = "given:"
 
 
 def shelve(infos: dict[str, Any]) -> dict[str, Any]:
-    """Return the batched infos of a game's group with the names of masks changed.
+    """Return the batched infos of a game's group with masks renamed.
 
     Example:
         >>> sorted(shelve({"speed": np.ones(2), "_speed": np.array([True, False])}))
@@ -31,10 +31,10 @@ def shelve(infos: dict[str, Any]) -> dict[str, Any]:
 
 
 def rows_of_infos(infos: dict[str, Any]) -> dict[str, Any]:
-    """Return what a vector env has made of `shelve`d infos as batched infos of rows.
+    """Return batched infos of rows from `shelve`d infos that a vector env has batched.
 
     Args:
-        infos: Per key an array (games, A, ...), with masks (games,) that are left out.
+        infos: Per key an array (games, A, ...), with masks (games,), which are dropped.
 
     Returns:
         Per key an array (games * A, ...) and a mask, as Gymnasium batches infos.
@@ -53,7 +53,7 @@ def rows_of_infos(infos: dict[str, Any]) -> dict[str, Any]:
 
 
 def repeat_infos(infos: dict[str, Any], num_agents: int) -> dict[str, Any]:
-    """Return infos of games as infos of rows: each agent has its game's."""
+    """Return infos of games as infos of rows: each agent gets those of its game."""
     return {
         key: repeat_infos(value, num_agents)
         if isinstance(value, dict)
@@ -70,7 +70,7 @@ def _repeated(value: Any, count: int) -> Any:
 
 
 def _one_axis(array: np.ndarray) -> np.ndarray:
-    """Make the first two axes one, also where each game's array is an object."""
+    """Merge the first two axes, also where each game's array is an object."""
     if array.dtype != object or array.ndim > 1:
         return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
     given = [value for value in array if isinstance(value, np.ndarray)]
@@ -80,7 +80,7 @@ def _one_axis(array: np.ndarray) -> np.ndarray:
 
 
 def _is_mask(key: Any, infos: dict[Any, Any]) -> bool:
-    """Return whether a key is that of the mask of another one, which need not be a str."""
+    """Whether a key is that of another key's mask; keys need not be strings."""
     if not isinstance(key, str) or key[:1] != "_":
         return False
     return key[1:] in infos or any(str(other) == key[1:] for other in infos)

@@ -55,45 +55,45 @@ def make_vec_agents(
     """Make a vector env of games with several agents.
 
     Args:
-        env: A PettingZoo registry id such as "sisl/pursuit-v5", a module with `parallel_env`, its
-            name such as "mpe2.simple_spread_v3", a factory of `ParallelEnv`s, or a list of these;
-            what SuperSuit's `pettingzoo_env_to_vec_env_v1` or `concat_vec_envs_v1` has made, of
-            whose games copies are taken, as SuperSuit does, so that it stays the caller's;
+        env: A PettingZoo registry id such as "sisl/pursuit-v5"; a module with `parallel_env`, its
+            name such as "mpe2.simple_spread_v3"; a factory of `ParallelEnv`s, or a list of these;
+            the result of SuperSuit's `pettingzoo_env_to_vec_env_v1` or `concat_vec_envs_v1`, whose
+            games are copied, as SuperSuit does, so that the caller keeps the original;
             the `EnvKernels` of a compiled game, or its id in Gymnasium's registry, such as
-            "Pursuit-v0" or "Cage4-v0", "module:id" too; or "module:name" of a factory or kernels.
-            An AEC env of a game that can be played in parallel is converted; others, in which
-            agents take turns, are refused.
-        num_games: How many games; 1 if not given, or as many as the list or `concat_vec_envs_v1`
+            "Pursuit-v0" or "Cage4-v0" ("module:id" too); or "module:name" of a factory or kernels.
+            An AEC env is converted if its game can be played in parallel; games in which
+            agents take turns are refused.
+        num_games: Number of games; 1 if not given, or as many as the list or `concat_vec_envs_v1`
             has.
-        backend: See `vecenv.make_vec`; an env there is a game here. Compiled games are stepped
-            together by "jit", which None and "auto" choose, and one by one by other backends.
-        device: Where compiled games are, see `vecenv.make_vec`: "cuda" or another CUDA device makes
-            a `CudaAgentsVecEnv`, or its rows, with which results are tensors there. Of other games
+        backend: See `vecenv.make_vec`; here an env is a game. "jit" steps compiled games together,
+            and None and "auto" choose it; other backends step them one by one.
+        device: Device of compiled games, see `vecenv.make_vec`: "cuda" or another CUDA device makes
+            a `CudaAgentsVecEnv`, or its rows, with results that are tensors. For other games
             it is an argument of their constructor.
         autoreset_mode: "NextStep" (the default), "SameStep" or "Disabled".
-        groups: Which agents form a group: their names by the group's, or a function from an agent
-            to the name of its group. None for those of equal spaces.
+        groups: The groups: a dict from names of groups to names of agents, or a function from an
+            agent to the name of its group. None groups agents with equal spaces.
         pad: Pad the spaces of a group, and without `groups` those of all agents, to be equal:
-            observations with zeros, Discrete actions with more numbers, which masks forbid. Of
-            compiled games only those can be padded whose class has an option `pad`.
-        agent_indicator: Append to observations, which must be vectors, which agent of its group
-            observes (one-hot), for policies that agents share.
+            observations with zeros, Discrete actions with more numbers, which masks forbid.
+            Compiled games can be padded only if their class has an option `pad`.
+        agent_indicator: Append to observations, which must be vectors, the one-hot index of the
+            observing agent in its group, for policies that agents share.
         central_state: Whether `envs.state()` returns the games' central state.
         mask_infos: Whether every reset and step reports infos["action_mask"].
-        max_agents: For games without `possible_agents`: how many agents there are at most at a
-            time. An agent takes the first free row and keeps it; `infos["agent"]` has its name when
-            it has taken it.
+        max_agents: For games without `possible_agents`: the largest number of agents at a time.
+            An agent takes the first free row and keeps it; when it takes the row,
+            `infos["agent"]` has its name.
         agent_spaces: For such games, the observation space and the action space of every agent.
         vector_kwargs: Further arguments of the vector env's class.
-        **env_kwargs: For the game's constructor; of kernels, for `JitVectorEnv`.
+        **env_kwargs: For the game's constructor; with kernels, for `JitVectorEnv`.
 
     Returns:
         A `VecEnv` of rows if there is one group, else an `AgentsVecEnv`.
 
     Raises:
         TypeError: `env` is none of the above.
-        ValueError: No such id, with the nearest; games of different agents.
-        ModuleNotFoundError: A module that is needed is not installed; says how to install it.
+        ValueError: There is no such id (the message has the nearest), or the games' agents differ.
+        ModuleNotFoundError: A module is missing; says how to install it.
         EnvCreationError: Making a game failed: it has no `possible_agents`, agents take turns, or
             its agents' spaces fit no group; says what to do.
     """
@@ -138,11 +138,11 @@ def make_vec_agents(
 
 
 def _named(env: Any) -> Any:
-    """Return the factory or kernels that "module:name" names; ids and all else as they are."""
+    """Return the factory or kernels named by "module:name"; ids and other values unchanged."""
     if not isinstance(env, str) or ":" not in env:
         return env
     try:
-        import_module(env.partition(":")[0])  # which may register it
+        import_module(env.partition(":")[0])  # which may register the id
         find_spec(env)
     except (gym.error.Error, ModuleNotFoundError):
         return import_object("env", env)
@@ -152,7 +152,7 @@ def _named(env: Any) -> Any:
 def _with_rows(
     games: Any, members: Mapping[str, Members] | None, mask_infos: bool
 ) -> AgentsVecEnv | AgentRowsVecEnv:
-    """Return games with rows of agents; without `members` the games are asked for theirs."""
+    """Return games with rows of agents; without `members`, the games are asked for theirs."""
     with _closed_on_error(games):
         if members is None:
             members = _same_members(games.get_attr("members"))
@@ -170,7 +170,7 @@ def is_compiled_game(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name of a game that there is not.
+    """Raise unless there is a game of this name.
 
     Raises:
         ValueError, ModuleNotFoundError, TypeError: See `make_vec_agents`.
@@ -189,7 +189,7 @@ def make_game(env: Any, **env_kwargs: Any) -> GameEnv:
 
 
 class _Maker:
-    """Makes one game; what a vector env calls."""
+    """Makes one game; vector envs call it."""
 
     def __init__(self, factory: Callable[..., Any], index: int, options: dict[str, Any]) -> None:
         self._factory, self._index, self._options = factory, index, options
@@ -208,7 +208,7 @@ class _Maker:
 
 
 def _as_parallel(game: Any) -> Any:
-    """Return a game that is stepped with the actions of all agents at a time."""
+    """Return a game that is stepped with the actions of all agents at once."""
     if (vector := _supersuit_vector(game)) is not None:
         if not hasattr(vector, "par_env"):
             raise TypeError(
@@ -230,14 +230,14 @@ def _as_parallel(game: Any) -> Any:
 
 
 def _taken_from_supersuit(env: Any) -> Any:
-    """Return factories of copies of the games in SuperSuit's vector env; others as they are.
+    """Return factories of copies of the games in SuperSuit's vector env; other envs unchanged.
 
-    Its agents' rows are made anew from the games, as its own do not say who is alive.
+    Agents' rows are made from the games themselves, as SuperSuit's rows don't say who is alive.
     """
     vector = _supersuit_vector(env)
     if vector is None:
         return env
-    if hasattr(vector, "par_env"):  # one game, of which num_games are asked for
+    if hasattr(vector, "par_env"):  # one game, of which num_games are wanted
         return _copies_of(vector.par_env)
     parts = getattr(vector, "vec_envs", None)
     if parts is None:
@@ -255,7 +255,7 @@ def _taken_from_supersuit(env: Any) -> Any:
 
 
 def _supersuit_vector(env: Any) -> Any:
-    """Return SuperSuit's vector env, also if it is wrapped for stable-baselines3; None if none."""
+    """Return SuperSuit's vector env, also inside stable-baselines3's wrapper; None if none."""
     for found in (env, getattr(env, "venv", None)):
         is_theirs = type(found).__module__.partition(".")[0] == "supersuit"
         if is_theirs and isinstance(found, VectorEnv):
@@ -264,12 +264,12 @@ def _supersuit_vector(env: Any) -> Any:
 
 
 def _copies_of(game: Any) -> Callable[[], Any]:
-    """Return a factory of copies of a game, which are made as SuperSuit makes its own."""
+    """Return a factory of copies of a game, made as SuperSuit makes its own."""
     import cloudpickle
 
     try:
         return functools.partial(pickle.loads, cloudpickle.dumps(game))
-    except Exception as error:  # of the game's own code, too
+    except Exception as error:  # the game's own code may raise anything
         raise TypeError(
             f"{game} can't be copied ({type(error).__name__}: {error!s:.200}); give a function "
             "that makes it"
@@ -277,7 +277,7 @@ def _copies_of(game: Any) -> Callable[[], Any]:
 
 
 def _same_members(found: Sequence[Mapping[str, Members]]) -> Mapping[str, Members]:
-    """Return the groups of the games, which must be the same."""
+    """Return the groups of the games, which must be equal."""
     first = found[0]
     for game, other in enumerate(found):
         same = list(other) == list(first) and all(
@@ -303,7 +303,7 @@ def _is_same(one: Members, other: Members) -> bool:
 
 
 def _is_compiled(env: Any) -> bool:
-    """Whether these are kernels, or an id in Gymnasium's registry; loads no compiler."""
+    """Whether these are kernels, or an id in Gymnasium's registry; imports no compiler."""
     if isinstance(env, str):
         return ":" in env or env in gym.registry
     kernels = sys.modules.get("vecenv.jit.kernels")
@@ -311,7 +311,7 @@ def _is_compiled(env: Any) -> bool:
 
 
 class _Compiled(NamedTuple):
-    """Compiled games that are asked for."""
+    """Compiled games that are requested."""
 
     env: Any  # an id, or EnvKernels
     kwargs: dict[str, Any]
@@ -320,10 +320,10 @@ class _Compiled(NamedTuple):
     def games(
         self, num_games: int | None, *, autoreset_mode: Any = None, vector_kwargs: Any = None
     ) -> CompiledGames:
-        """Make them."""
-        from vecenv.agents.compiled import CompiledGames  # loads the compiler
+        """Make the games."""
+        from vecenv.agents.compiled import CompiledGames  # imports the compiler
 
-        # The kernels' own SAME_STEP overwrites the state in which a game ends.
+        # The kernels' own SAME_STEP would overwrite the state in which a game ends.
         resets_ended = self.central_state and (
             read_autoreset_mode(autoreset_mode or "NextStep") is AutoresetMode.SAME_STEP
         )
@@ -341,7 +341,7 @@ class _Compiled(NamedTuple):
         autoreset_mode: Any,
         vector_kwargs: Mapping[str, Any] | None,
     ) -> CudaAgentsVecEnv | CudaAgentRowsVecEnv:
-        """Make them on a CUDA device."""
+        """Make the games on a CUDA device."""
         given = dict(vector_kwargs or {})
         results = given.pop("results", "torch")
         check_choice("results", results, ("torch", "numpy"))
@@ -374,7 +374,7 @@ class _Compiled(NamedTuple):
 
 @contextlib.contextmanager
 def _closed_on_error(envs: Any) -> Iterator[None]:
-    """Close envs if what is made of them can't be made."""
+    """Close envs if making something of them fails."""
     try:
         yield
     except BaseException:
@@ -383,7 +383,7 @@ def _closed_on_error(envs: Any) -> Iterator[None]:
 
 
 class _CompiledMaker:
-    """Makes one compiled game; what a vector env calls."""
+    """Makes one compiled game; vector envs call it."""
 
     def __init__(self, compiled: _Compiled, index: int) -> None:
         self._compiled, self._index = compiled, index
@@ -399,14 +399,14 @@ class _CompiledMaker:
 
 
 def _vector_class(spec: EnvSpec) -> Any:
-    """Return what makes the vector env of a spec whose kernels have groups of agents."""
+    """Return what makes the vector env of a spec, if its kernels have groups of agents."""
     entry = spec.vector_entry_point
     creator = load_env_creator(entry) if isinstance(entry, str) else entry
     return getattr(creator, "agents_class", None) or creator
 
 
 def _with_padding(env: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the options with which a compiled game pads."""
+    """Return the options with which a compiled game is padded."""
     creator = _vector_class(find_spec(env)) if isinstance(env, str) else None
     if creator is None or "pad" not in inspect.signature(creator).parameters:
         raise _not_for_compiled("pad")
@@ -466,7 +466,7 @@ def _module(name: str) -> types.ModuleType:
                 name=root,
             ) from None
         if error.name != name:
-            raise  # something that the module needs
+            raise  # it is another module, which that one imports
         parent = import_module(name.rpartition(".")[0])
         known = [found.name for found in pkgutil.iter_modules(getattr(parent, "__path__", []))]
         near = difflib.get_close_matches(name.rpartition(".")[2], known, 3) or known[:8]
@@ -497,7 +497,7 @@ def _pettingzoo(name: str) -> Any:
 
 
 def _require_registered(name: str) -> None:
-    """Refuse an id that PettingZoo does not know, and say which are near."""
+    """Raise for an id that PettingZoo does not know, with the nearest ids."""
     pettingzoo = _pettingzoo(name)
     if not hasattr(pettingzoo, "parallel_registry"):
         raise ModuleNotFoundError(
@@ -506,7 +506,7 @@ def _require_registered(name: str) -> None:
         )
     try:
         pettingzoo.spec("parallel", name)
-    except Exception as error:  # of classes of its own
+    except Exception as error:  # its own classes may raise anything
         if name in pettingzoo.aec_registry:
             raise ValueError(
                 f"in {name!r} agents take turns (it is an AEC env); vector envs step the agents of "

@@ -1,4 +1,4 @@
-"""Action masks of a group of agents: one row per agent, from whoever gives them."""
+"""Action masks of a group of agents: one row per agent, from every source."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["GroupMasks"]
 class GroupMasks(LatestMasks):
     """The masks that came with the latest results of a group's rows.
 
-    They are the part "action_mask" of Dict observations, or `infos["action_mask"]`; of padded
-    actions those that an agent does not have are forbidden besides.
+    They are the part "action_mask" of Dict observations, or `infos["action_mask"]`. If actions are
+    padded, the actions that an agent does not have are forbidden too.
 
     Args:
         members: The group.
         num_games: Number of games.
 
     Attributes:
-        source: Function that returns the masks of rows int64 (B,), bool or int8 (B, width), of
-            games that compute them when they are asked for; None for games that give them along.
+        source: Function from rows, int64 (B,), to masks, bool or int8 (B, width), for games that
+            compute masks on request; None for games that give them with their results.
     """
 
     source: Callable[[np.ndarray], np.ndarray] | None = None
@@ -39,27 +39,27 @@ class GroupMasks(LatestMasks):
         self._is_observed = self._can_be_masked and has_mask_part(
             members.observation_space, self._width
         )
-        self._observed: np.ndarray | None = None  # (num_rows, width): the latest observations' part
+        self._observed: np.ndarray | None = None  # (num_rows, width), of the latest observations
 
     def name(self, row: int) -> str:
-        """Return how errors call a row."""
+        """Return the name of a row in errors."""
         game, k = divmod(int(row), len(self._members.agents))
         return f"game {game}, agent {self._members.agents[k]!r}"
 
     @property
     def is_there(self) -> bool:
-        """Whether there are masks; those in infos are known by the first reset."""
+        """Whether there are masks; for masks in infos this is known after the first reset."""
         has_source = self._is_observed or self.values is not None or self.source is not None
         return self._can_be_masked and (has_source or self._members.allowed is not None)
 
     def note_rows(self, obs: Any, infos: dict[str, Any], rows: Any, alive: np.ndarray) -> None:
-        """Take over the masks of a batch of results.
+        """Record the masks of a batch of results.
 
         Args:
-            obs: Observations of the batch. They are referred to if `rows` is a slice of all.
+            obs: Observations of the batch; kept by reference if `rows` is a slice of all.
             infos: Infos of the batch's rows.
-            rows: Which rows these are: int64 (B,), or the slice of all.
-            alive: bool (num_rows,), who acts next.
+            rows: The rows: int64 (B,), or the slice of all.
+            alive: bool (num_rows,), which agents act next.
         """
         if not self._is_observed:
             if self._can_be_masked and (self.is_used or MASK_KEY in infos):
@@ -75,15 +75,15 @@ class GroupMasks(LatestMasks):
         self._observed = part
 
     def read_rows(self, alive: np.ndarray, rows: Any) -> np.ndarray:
-        """Return the masks of rows, int8 (B, width), the caller's; all 1 for agents not alive.
+        """Return masks of rows, int8 (B, width), owned by the caller; all 1 for agents not alive.
 
         Raises:
             NoActionMaskError: There are none.
-            ActionMaskError: A mask is missing, has something else than 0 and 1, or allows nothing;
+            ActionMaskError: A mask is missing, has values other than 0 and 1, or allows nothing;
                 names game and agent.
         """
         if not self.is_there:
-            width = mask_width(self._members.action_space)  # raises where there are none
+            width = mask_width(self._members.action_space)  # raises if there can't be masks
             raise NoActionMaskError(
                 "the agents give no action masks; games that have them return them in the infos of "
                 "each agent, as info['action_mask'], or have a part 'action_mask' in its Dict "
@@ -105,7 +105,7 @@ class GroupMasks(LatestMasks):
         return masks
 
     def state(self) -> tuple[Any, ...]:
-        """Return copies of what `restore` takes."""
+        """Return copies for `restore`."""
         is_used, *arrays = super().state()
         found = (*arrays, self._observed)
         return is_used, *(None if array is None else array.copy() for array in found)
@@ -113,6 +113,6 @@ class GroupMasks(LatestMasks):
     def restore(
         self, is_used: bool, values: Any, is_given: Any, is_over: Any, observed: Any = None
     ) -> None:
-        """Go on from what `state` returned."""
+        """Restore what `state` returned."""
         self._observed = observed
         super().restore(is_used, values, is_given, is_over)

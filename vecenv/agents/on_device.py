@@ -1,7 +1,7 @@
-"""Games whose states and results are on a CUDA device, as rows of agents there.
+"""Games on a CUDA device: their states and results are there, as rows of agents.
 
-What happens to agents is noted in their games' state records, as on the CPU (`agents.compiled`);
-torch copies it into rows, so that nothing waits for the device.
+Kernels record what happens to agents in their games' state records, as on the CPU
+(`agents.compiled`); torch copies it into rows, so that nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def state_kernels(kernels: EnvKernels, mode: AutoresetMode) -> EnvKernels:
     """Return kernels whose observation is the central state of games.
 
     Raises:
-        ValueError: They have none, or it could not be told in which one a game ended.
+        ValueError: There is no central state, or the state in which a game ended would be lost.
     """
     require_central_state(kernels)
     if mode is AutoresetMode.SAME_STEP:
@@ -70,8 +70,8 @@ class CudaAgentGroup(AgentGroup):
     """An `AgentGroup` whose rows are on a CUDA device.
 
     Attributes:
-        alive: bool (num_envs,) on the device, whose actions the next step takes: a live tensor.
-        valid: bool (num_envs,) on the device, who acted in the latest step: a live tensor.
+        alive: bool (num_envs,) on the device, agents whose actions the next step uses: live tensor.
+        valid: bool (num_envs,) on the device, agents that acted in the latest step: live tensor.
         device: The `torch.device`.
     """
 
@@ -102,22 +102,22 @@ class CudaAgentGroup(AgentGroup):
 
     @property
     def has_action_masks(self) -> bool:
-        """Whether `action_masks` has something to return; see `vecenv.VecEnv`."""
+        """Whether there are action masks; see `vecenv.VecEnv`."""
         return self._games.has_action_masks and self._layout.mask_width > 0
 
     def action_masks(self, rows: Any = None, *, out: Any = None) -> Any:
-        """Return which actions the agents may take next: 0 or 1 per action, all 1 of the dead.
+        """Return which actions the agents may take next: 0 or 1 per action; all 1 if not alive.
 
         Args:
-            rows: Which rows, integer (B,), an array of the host; None for all.
+            rows: The rows, integer (B,), as an array on the host; None for all.
             out: int8 or bool (B, width) on the device to write into; None for a new tensor.
 
         Returns:
             int8 (B, width) on the device.
 
         Raises:
-            NoActionMaskError: The game has no kernel `action_mask`, or these actions no masks.
-            SlotError: `out` cannot be written into.
+            NoActionMaskError: The game has no kernel `action_mask`, or such actions have no masks.
+            SlotError: `out` can't be written into.
             TypeError, ValueError: `rows` are not integers (B,) in range.
         """
         if not self.has_action_masks:
@@ -126,11 +126,11 @@ class CudaAgentGroup(AgentGroup):
                 f"{self.name!r} can't be masked: {self.single_action_space}"
             )
         games, places = None, None
-        if rows is not None:  # checked here: a device that reads out of bounds is lost
+        if rows is not None:  # a device that reads out of bounds is lost, so check here
             of, agents = np.divmod(self._checked_rows(rows), self.num_agents)
             games, numbers = np.unique(of, return_inverse=True)
             places = self._uploaded(numbers * self.num_agents + agents)
-        masks = self._games.action_masks(games)[:, self._layout.masks]  # all 1 of the dead
+        masks = self._games.action_masks(games)[:, self._layout.masks]  # all 1 if not alive
         masks = masks.reshape(-1, self._layout.mask_width)
         masks = masks if places is None else masks[places]
         if out is None:
@@ -141,10 +141,10 @@ class CudaAgentGroup(AgentGroup):
     def games_actions(self, actions: Any, game_ids: np.ndarray | None) -> Any:
         """Check actions, one per row, and return them as (B, num_agents, ...) on the device.
 
-        Those of agents that are not alive become a valid one: the kernels see what is allowed.
+        Actions of agents that are not alive become a valid one, as kernels expect allowed actions.
 
         Raises:
-            ActionError: Wrong count, shape or dtype, or a tensor of another device.
+            ActionError: Wrong count, shape or dtype, or a tensor on another device.
         """
         rows = None if game_ids is None else self.rows(game_ids)
         try:
@@ -161,7 +161,7 @@ class CudaAgentGroup(AgentGroup):
         """Check the caller's slot of tensors and return it.
 
         Raises:
-            SlotError: One is missing, or of another device, shape, dtype or layout.
+            SlotError: A tensor is missing, or has another device, shape, dtype or layout.
         """
         flags, device = (np.dtype(np.bool_),), self._games.device
         space, shape = self.single_observation_space, (self.num_envs,)
@@ -190,13 +190,13 @@ class CudaAgentGroup(AgentGroup):
         return torch.from_numpy(np.asarray(rows, np.int64)).to(self._games.device)
 
     def observed(self, obs: Tensor) -> Tensor:
-        """Return this group's rows in observations of games, a view if they are its only ones."""
+        """Return this group's rows in observations of games; a view if it is the only group."""
         if self._is_flat:
             obs = obs[:, self._layout.obs]
         return obs.reshape(-1, *self._layout.obs_shape)
 
     def take(self, columns: Any, infos: Any, rows: Any) -> None:
-        """Note who acted, and who acts next, in all rows."""
+        """Record who acted, and who acts next, in all rows."""
         shape = self.num_games, self.num_agents
         self.alive.view(shape).copy_(self._columns[at.ALIVE])
         self.valid.view(shape).copy_(self._columns[at.VALID])
@@ -224,9 +224,9 @@ class CudaAgentGroup(AgentGroup):
         return slot
 
     def end(self, is_over: Tensor, *, is_reset: bool) -> None:
-        """Bring the notes of games up to date that ended in a step; bool (num_games,).
+        """Bring records up to date for games that ended in a step; bool (num_games,).
 
-        The limit of the vector env truncates those who acted and have no end of their own. Agents
+        The vector env's limit truncates agents that acted and have no end of their own. Agents
         of a game that was not reset at once are not alive.
         """
         columns = self._columns
@@ -239,7 +239,7 @@ class CudaAgentGroup(AgentGroup):
         """Return the infos of agents whose games ended and were reset in the same step.
 
         Args:
-            final_obs: Of games, (B, ...).
+            final_obs: Final observations of games, (B, ...).
             is_over: bool (num_games,).
         """
         flags = (self._columns[at.TERMINATIONS] | self._columns[at.TRUNCATIONS]).to(torch.bool)
@@ -247,11 +247,11 @@ class CudaAgentGroup(AgentGroup):
         return {"final_obs": self.observed(final_obs).clone(), "_final_obs": is_final}
 
     def _saved_notes(self) -> tuple[np.ndarray, np.ndarray, Any]:
-        """Return `alive` and `valid` as on the CPU: either side goes on from that of the other."""
+        """Return `alive` and `valid` in the CPU's form, so that either side can restore them."""
         return self.alive.cpu().numpy(), self.valid.cpu().numpy(), self.masks.state()
 
     def _restore_notes(self, alive: Any, valid: Any, masks: Any) -> None:
-        """Go on from what `notes` returned, here or on the CPU."""
+        """Restore what `_saved_notes` returned, here or on the CPU."""
         self.alive.copy_(torch.from_numpy(np.asarray(alive)))
         self.valid.copy_(torch.from_numpy(np.asarray(valid)))
 
@@ -260,11 +260,11 @@ class CudaAgentsVecEnv(AgentsVecEnv):
     """Compiled games with several groups of agents on a CUDA device; see `AgentsVecEnv`.
 
     Results, `alive` and `valid` are tensors on the device, rewards float32. Calls return before the
-    device is done, so that an impossible action is told by a later call and steps no agent of its
-    game; `check` waits. Infos have the same keys after every step.
+    device is done, so a later call reports an impossible action, which steps no agent of its game;
+    `check` waits. Infos have the same keys after every step.
 
     Args:
-        games: The games, whose kernels have `groups`; results are to be tensors.
+        games: The games, whose kernels have `groups`; their results must be tensors.
         mask_infos: Whether every reset and step reports infos[group]["action_mask"].
         central_state: Whether `state` can be called; not in autoreset mode SAME_STEP.
         results: "torch" for tensors, or "numpy" for arrays, for which every call waits.
@@ -275,7 +275,7 @@ class CudaAgentsVecEnv(AgentsVecEnv):
 
     groups: dict[str, CudaAgentGroup]  # type: ignore[assignment]  # a kind of AgentGroup; nobody assigns others
 
-    @torch.inference_mode(mode=False)  # what is made in it can't be changed outside
+    @torch.inference_mode(mode=False)  # tensors made in it can't be changed outside
     def __init__(
         self,
         games: CudaVectorEnv,
@@ -320,7 +320,7 @@ class CudaAgentsVecEnv(AgentsVecEnv):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Reset all games, or those of `options["reset_mask"]`, bool (num_games,).
 
-        A mask that is a tensor on the device comes without a seed, and nothing waits for it.
+        If the mask is a tensor on the device, no seed may be given, and nothing waits for it.
         """
         obs, infos = self._call(self.games.reset, seed=seed, options=options)
         mask = None if options is None else options.get("reset_mask")
@@ -343,18 +343,18 @@ class CudaAgentsVecEnv(AgentsVecEnv):
         flat = self._joined(self._checked(actions, None))
         slots = self._slots_of(out or {})
         own = self._game_results
-        if slots and not self._is_flat:  # the kernel writes where the caller wants it
+        if slots and not self._is_flat:  # the kernel writes directly into the caller's memory
             ((_, slot),) = slots.items()
             obs = slot.obs.view(self.num_games, -1, *slot.obs.shape[1:])
         else:
             obs = self.games._new_obs()
-        for column in self._notes:  # of games that are reset instead, or that are not stepped
+        for column in self._notes:  # for games that are reset instead, or not stepped
             column.zero_()
         *_, infos = self._call(self.games.step, flat, out=StepSlot(obs, *own))
         found = self._rows_results(obs, own[1] | own[2], infos, None, slots)
         if out is None:
             return self._result(found)
-        given = [  # the caller's own objects where there are some
+        given = [  # the caller's own objects, where given
             {k: getattr(out[k], name) if k in out else self._result(x) for k, x in parts.items()}
             for name, parts in zip(("obs", at.REWARDS, *_FLAGS[:2]), found, strict=False)
         ]
@@ -387,7 +387,7 @@ class CudaAgentsVecEnv(AgentsVecEnv):
         return AgentBatch._make((*results, rows, self._result(valid), ids))
 
     def state(self) -> Any:
-        """Return the central state of every game as it is, (num_games, ...), the caller's.
+        """Return a copy of every game's central state, (num_games, ...); the caller owns it.
 
         Raises:
             ValueError: The env was not made with `central_state=True`.
@@ -409,7 +409,7 @@ class CudaAgentsVecEnv(AgentsVecEnv):
         return state
 
     def check(self) -> None:
-        """Wait until all steps are done, and raise what one of them could not.
+        """Wait until all steps are done, and raise the error of a step that failed.
 
         Raises:
             ObservationError: A game has no agents after its reset.
@@ -442,14 +442,14 @@ class CudaAgentsVecEnv(AgentsVecEnv):
         game_ids: np.ndarray | None,
         slots: Mapping[str, AgentSlot],
     ) -> tuple[dict[str, Any], ...]:
-        """Return the results of games as rows by group, and note who is alive.
+        """Return the games' results as rows by group, and record who is alive.
 
         Args:
-            obs: Of the games that were stepped.
+            obs: Observations of the games that were stepped.
             is_over: bool (num_games,), which of these ended.
-            infos: Of the games that were stepped.
-            game_ids: These, int64 (B,); None for all.
-            slots: Where rows are written, by group.
+            infos: Infos of the games that were stepped.
+            game_ids: Ids of these games, int64 (B,); None for all.
+            slots: Slots for the rows, by group.
         """
         found: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
         rows_infos = {key: value for key, value in infos.items() if key not in _OF_FINAL}
@@ -485,7 +485,7 @@ class CudaAgentsVecEnv(AgentsVecEnv):
                 own[f"_{MASK_KEY}"] = torch.ones_like(own[MASK_KEY][:, 0], dtype=torch.bool)
 
     def _result(self, found: Any) -> Any:
-        """Return tensors as they are, or as arrays if the user wants these."""
+        """Return tensors unchanged, or as arrays if the user wants arrays."""
         if not self._is_numpy:
             return found
         return leaf_by_leaf(lambda x: x.cpu().numpy() if isinstance(x, Tensor) else x, found)
@@ -505,5 +505,5 @@ class CudaAgentRowsVecEnv(AgentRowsVecEnv):
         self.device = agents.device
 
     def check(self) -> None:
-        """Wait until all steps are done, and raise what one of them could not."""
+        """Wait until all steps are done, and raise the error of a step that failed."""
         self.agents.check()

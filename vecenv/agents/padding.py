@@ -1,7 +1,7 @@
-"""Spaces of different agents made equal: vectors get zeros, Discrete actions more numbers.
+"""Make spaces of different agents equal: zeros for vectors, more numbers for Discrete actions.
 
-Padded observations hold the agent's own and zeros after them; of padded actions an agent's own ones
-are the first, and masks forbid the others.
+A padded observation is the agent's own, followed by zeros. An agent's own actions are the first
+of the padded ones, and masks forbid the others.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = [
 def pad_observation_space(spaces: Mapping[Any, Space]) -> Space:
     """Return the space that has room for the observations of all these agents.
 
-    Vectors become as long as the longest; Discrete spaces count as far as the largest; the parts of
+    Vectors become as long as the longest one; Discrete spaces as large as the largest; parts of
     Dict and Tuple spaces are padded one by one. Arrays of more dimensions must have equal shapes.
 
     Raises:
-        ValueError: Spaces that can't be padded to one; names two agents.
+        ValueError: The spaces can't be padded to one; names two agents.
     """
     agents, all_spaces = list(spaces), list(spaces.values())
     first = all_spaces[0]
@@ -55,7 +55,7 @@ def pad_action_space(spaces: Mapping[Any, Space]) -> Space:
     """Return the space that has room for the actions of all these agents.
 
     Raises:
-        ValueError: Spaces that can't be padded to one; names two agents.
+        ValueError: The spaces can't be padded to one; names two agents.
     """
     agents, all_spaces = list(spaces), list(spaces.values())
     first = all_spaces[0]
@@ -82,7 +82,7 @@ def pad_action_space(spaces: Mapping[Any, Space]) -> Space:
 def allowed_actions(spaces: Sequence[Space], padded: Space) -> np.ndarray | None:
     """Return which of the padded actions each agent has, bool (A, width) in the form of masks.
 
-    None if every agent has all, or actions are no numbers that can be counted.
+    None if every agent has all, or if actions are not Discrete or MultiDiscrete.
     """
     if not isinstance(padded, Discrete | MultiDiscrete):
         return None
@@ -97,9 +97,9 @@ def allowed_actions(spaces: Sequence[Space], padded: Space) -> np.ndarray | None
 
 
 def fit_obs(space: Space, padded: Space) -> Callable[[Any], Any] | None:
-    """Return a function from observations of `space` to ones of `padded`; None if they are equal.
+    """Return a function from observations of `space` to those of `padded`; None if equal.
 
-    It raises ObservationError for what is none of `space`.
+    It raises ObservationError for values outside `space`.
     """
     if space == padded:
         return None
@@ -135,11 +135,11 @@ def fit_obs(space: Space, padded: Space) -> Callable[[Any], Any] | None:
             )
 
         return fit_each
-    return None  # equal but for bounds
+    return None  # equal except for bounds
 
 
 def fit_action(space: Space, padded: Space) -> Callable[[Any], Any] | None:
-    """Return a function from actions of `padded` to ones of `space`; None if they are the same."""
+    """Return a function from actions of `padded` to those of `space`; None if they are equal."""
     if isinstance(space, Box) and space.shape != padded.shape:
         (length,) = space.shape
         return lambda action: action[:length].copy()
@@ -158,7 +158,7 @@ def fit_mask(space: Space, padded: Space) -> Callable[[Any], Any] | None:
     def fit(mask: Any) -> Any:
         values = np.asarray(mask)
         if values.shape != places.shape:
-            return mask  # to be refused where masks are read
+            return mask  # it is refused where masks are read
         padded_mask = np.zeros(len(own[0]), np.int8)
         padded_mask[places] = values
         return padded_mask
@@ -184,7 +184,7 @@ def _can_be_padded(space: Any, first: Any) -> bool:
 
 
 def _padded_box(spaces: Sequence[Any]) -> Box:
-    """Return a Box with the lowest and highest bounds; 0 is within those of padded entries."""
+    """Return a Box with the lowest and highest bounds; those of padded entries include 0."""
     shape = max(space.shape for space in spaces)
     lows, highs = [], []
     for space in spaces:
@@ -201,7 +201,7 @@ def _part(spaces: Mapping[Any, Any], key: Any) -> dict[Any, Space]:
 
 
 def _are_same(spaces: Mapping[Any, Space], verb: str) -> bool:
-    """Whether all spaces are one; else check that each is of the first one's kind."""
+    """Whether all spaces are equal; else check that each is of the first one's kind."""
     first_agent, first = next(iter(spaces.items()))
     if all(space == first for space in spaces.values()):
         return True

@@ -1,1 +1,1 @@
-"""The interface of a vector env and its rules: what every backend shares."""
+"""The foundation that every backend shares: the interface of vector envs and its rules."""

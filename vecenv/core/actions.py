@@ -1,4 +1,4 @@
-"""Check a batch of actions once, where it enters, and hand it out env by env."""
+"""Check a batch of actions once, where it enters, and split it into actions of single envs."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _KIND_NAMES = {"f": "a floating dtype", "i": "an integer dtype", "b": "bool"}
 
 
 def as_array(value: Any) -> np.ndarray:
-    """Return an array of what a user gave, as `numpy.asarray` does.
+    """Return a user's value as an array, as `numpy.asarray` does.
 
     Raises:
-        ValueError, TypeError: It can't be made one.
+        ValueError, TypeError: It can't be made an array.
     """
     try:
         return np.asarray(value)
-    except RuntimeError as error:  # of tensors with gradients
+    except RuntimeError as error:  # raised for tensors with gradients
         raise TypeError(str(error)) from error
 
 
 class ActionBatcher:
     """Checks batched actions against the action space of one env.
 
-    Arrays of fixed shape are checked for count, shape, kind of dtype and NaN; their values are left
-    to the envs, which know what an out-of-range action means. Dict and Tuple actions are checked
+    Arrays of fixed shape are checked for count, shape, kind of dtype and NaN. Ranges are left to
+    the envs, which know what an out-of-range action means. Dict and Tuple actions are checked
     leaf by leaf. Actions without a fixed shape (Text, Graph, custom spaces) are only counted.
     """
 
@@ -73,10 +73,10 @@ class ActionBatcher:
 
 
 def _make_check(space: Space, num_envs: int, where: str) -> Check:
-    """Build the check for one (sub)space; `where` is how messages call the actions."""
+    """Build the check for one (sub)space; `where` is the name of the actions in messages."""
     if isinstance(space, ARRAY_SPACES):
         kind = np.dtype(space.dtype).kind if isinstance(space, Box) else "i"
-        kind = "b" if isinstance(space, MultiBinary) else kind
+        kind = "b" if isinstance(space, MultiBinary) else kind  # ints pass as floats
         return _array_check(space, num_envs, {"f": "fiu", "b": "iub"}.get(kind, "iu"), where)
     if (parts := parts_of(space)) is not None:
         return _parts_check(space, parts, num_envs, where)
@@ -100,7 +100,7 @@ def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
 
     def check(actions: Any, env_ids: np.ndarray | None) -> np.ndarray:
         try:
-            # At every step: a call less, for what is an array already.
+            # Runs at every step, so don't call `as_array` for what is an array already.
             array = actions if type(actions) is np.ndarray else as_array(actions)
         except (TypeError, ValueError) as error:
             raise ActionError(f"{where} can't be made one array: {error}") from error

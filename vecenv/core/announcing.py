@@ -1,4 +1,4 @@
-"""A line for the user when code is compiled for so long that the program seems to hang."""
+"""A line in the log if compiling takes so long that the program seems to hang."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ __all__ = ["announced"]
 
 _logger = logging.getLogger("vecenv")
 _SILENT_SECONDS = 2.0
-# Seconds that compiling took on an idle core, for bundled kernels of 700 to 27 000 instructions of
-# Python: from half of this to twice as much.
+# Seconds for compiling on an idle core, measured for bundled kernels of 700 to 27 000 instructions
+# of Python: the true time is from half of this to twice as much.
 _FIRST_SECONDS, _PER_SECOND = 2.0, 1500
 
 
@@ -32,23 +32,23 @@ def announced(
     is_kept: Callable[[], bool] = lambda: True,
     target: str = "",
 ) -> Iterator[None]:
-    """Log a warning after two seconds inside, with the time that it will take.
+    """Log a warning, with the expected time, after two seconds of compiling in this context.
 
-    Workers, of multiprocessing or `AsyncVectorEnv` and actors of Ray, say nothing: all would say
-    the same.
+    Workers (of `multiprocessing` or `AsyncVectorEnv`, and actors of Ray) stay silent: all of them
+    would log the same line.
 
     Args:
-        name: Of the kind of env.
+        name: Name of the kind of env.
         functions: Its kernels.
-        is_compiling: Asked then; False if code is being loaded from disk.
-        is_kept: Asked then; whether the code will be kept on disk.
-        target: What it is compiled for, in the line.
+        is_compiling: Called after two seconds; False if code is being loaded from disk.
+        is_kept: Called for the message: whether the code will be kept on disk.
+        target: What the code is compiled for, as the message says it.
     """
     is_done = threading.Event()
 
     def tell() -> None:
         while not is_done.wait(_SILENT_SECONDS):
-            if not is_compiling():  # yet, or it is loaded
+            if not is_compiling():  # not yet, or code is being loaded
                 continue
             seconds = _FIRST_SECONDS + _count_instructions(functions) / _PER_SECOND
             _logger.warning(
@@ -73,7 +73,7 @@ def announced(
 
 
 def _count_instructions(functions: Iterable[Any]) -> int:
-    """Return how many instructions of Python functions and all that they call have."""
+    """Return the number of instructions of Python functions and all functions that they call."""
     codes: list[types.CodeType] = []
 
     def note(_: Any, copy: types.FunctionType) -> types.FunctionType:
@@ -83,6 +83,6 @@ def _count_instructions(functions: Iterable[Any]) -> int:
     copies = Copies(note, with_plain=True)
     for function in functions:
         copies.copy(function)
-    for code in codes:  # which grows
+    for code in codes:  # the list grows in the loop
         codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
     return sum(len(code.co_code) // 2 for code in codes)

@@ -15,10 +15,10 @@ _Options = TypeVar("_Options")
 
 
 def read_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
-    """Return an integer that is not too small, nor too large if there is a limit.
+    """Return an integer from `least` to `most` (None: no upper limit).
 
     Raises:
-        ValueError: It is no such integer.
+        ValueError: The value is no such integer.
 
     Example:
         >>> read_count("num_envs", np.int64(8))
@@ -35,11 +35,11 @@ def read_count(name: str, value: Any, least: int = 1, most: int | None = None) -
 
 
 def read_timeout(name: str, value: Any) -> float | None:
-    """Return a longest wait in seconds; None waits for as long as it takes.
+    """Return the longest wait in seconds; None waits without limit.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is below 0, or NaN, with which no wait would ever be over.
+        TypeError: The value is no number.
+        ValueError: It is below 0, or NaN, with which a wait would never end.
 
     Example:
         >>> read_timeout("timeout", -1)
@@ -52,22 +52,22 @@ def read_timeout(name: str, value: Any) -> float | None:
         raise TypeError(f"{name} is {value!r}, expected a number of seconds, or None")
     if not float(value) >= 0:
         raise ValueError(f"{name} is {value!r}, expected seconds from 0 on, or None")
-    # A time plus a float32 would be a float32, of which the clock has too many digits.
+    # As a Python float: a time plus a float32 would be a float32, too coarse for clock times.
     return value if isinstance(value, int | float) else float(value)
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """Refuse an argument that is none of some strings (or None, if that is a choice).
+    """Raise unless an argument is one of some strings (or None, if that is a choice).
 
     Raises:
-        ValueError: It is none of them.
+        ValueError: The value is none of them.
     """
     if not isinstance(value, str | None) or value not in choices:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(str, choices))}")
 
 
 def read_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
-    """Return the mode of an enum member, or of its name or value in any spelling.
+    """Return the mode for an enum member, or for its name or value in any spelling.
 
     Raises:
         ValueError: There is no such mode.
@@ -93,5 +93,5 @@ def read_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
 def take_options(
     kind: Callable[..., _Options], fields: Iterable[str], options: dict[str, Any]
 ) -> _Options:
-    """Make `kind` of those options that are its fields, and remove them from the options."""
+    """Make `kind` from the options that are its fields, and remove them from `options`."""
     return kind(**{name: options.pop(name) for name in fields if name in options})

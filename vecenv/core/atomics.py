@@ -1,7 +1,7 @@
 """Atomic access to an int64 array, and memory at an address, for compiled code.
 
-Numba has neither on the CPU. All accesses are sequentially consistent: `jit.driver` relies on all
-threads seeing them in one order. Nothing here can be called when the JIT is switched off.
+Numba offers neither on the CPU. All accesses are sequentially consistent: `jit.driver` relies on
+all threads seeing them in one order. Nothing here can be called while the JIT is switched off.
 """
 
 import platform
@@ -13,18 +13,18 @@ from numba.extending import intrinsic as numba_intrinsic
 
 _HAS_PAUSE = platform.machine() in ("x86_64", "AMD64")
 _WORD_BYTES = 8
-# Called without the first argument of the definition, which type checkers don't know.
+# Called without the first argument of the definition: type checkers don't know that.
 intrinsic = cast("Any", numba_intrinsic)
 
 
 def _on_word(array, result, others, build):
-    """Return signature and code of an access to `array[index]`, unchecked.
+    """Return the signature and code of an unchecked access to `array[index]`.
 
     Args:
-        array: Numba's type of the array; None is returned if it is not one of words.
+        array: Numba's type of the array; if its items are no 64-bit integers, None is returned.
         result: Type of the result.
         others: Types of the arguments after the index.
-        build: Called with builder, address and values of these; returns the result.
+        build: Called with the builder, the address and the values of these; returns the result.
     """
     if not isinstance(array, types.Array) or array.dtype != types.int64 or array.layout != "C":
         return None
@@ -57,7 +57,7 @@ def store(typingctx, array, index, value):
 
 @intrinsic
 def fetch_add(typingctx, array, index, value):
-    """Add value to `array[index]` and return what was there before."""
+    """Add a value to `array[index]` and return the former value."""
 
     def build(builder, at, value):
         return builder.atomic_rmw("add", at, value, "seq_cst")
@@ -67,7 +67,7 @@ def fetch_add(typingctx, array, index, value):
 
 @intrinsic
 def exchange(typingctx, array, index, value):
-    """Set `array[index] = value` and return what was there before."""
+    """Set `array[index] = value` and return the former value."""
 
     def build(builder, at, value):
         return builder.atomic_rmw("xchg", at, value, "seq_cst")
@@ -77,7 +77,7 @@ def exchange(typingctx, array, index, value):
 
 @intrinsic
 def pause(typingctx):
-    """Tell the processor, where it can be told, that this loop is waiting."""
+    """Tell the processor, if it has such an instruction, that this loop is waiting."""
 
     def codegen(context, builder, signature, args):
         if _HAS_PAUSE:
@@ -90,7 +90,7 @@ def pause(typingctx):
 
 @intrinsic
 def address_of(typingctx, array):
-    """Return where the memory of a C-contiguous array begins, int64."""
+    """Return the address, int64, of the memory of a C-contiguous array."""
     if not isinstance(array, types.Array) or array.layout != "C":
         return None
 
@@ -103,7 +103,7 @@ def address_of(typingctx, array):
 
 @intrinsic
 def array_at(typingctx, address, shape, dtype):
-    """Return an array, C-contiguous, over memory at an address int64, which is not owned.
+    """Return a C-contiguous array over memory at an address, int64; it does not own the memory.
 
     `numba.carray` does so too, but is compiled anew for each shape and dtype.
     """

@@ -1,7 +1,7 @@
-"""Stepping of Gymnasium envs one after the other, with the rules of autoreset.
+"""Step Gymnasium envs one after the other, by the rules of autoreset.
 
-This is the only place that decides when an env of plain Python is reset. `SyncVectorEnv` has one
-group of all its envs; a worker process has one for its share.
+Only this module decides when an env of plain Python is reset. `SyncVectorEnv` has one group of all
+its envs; a worker process has one group of its share.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class EnvGroup:
     """Gymnasium envs that one thread steps in turn.
 
     NEXT_STEP: the step after the end of an episode ignores its action and resets; its reward is 0
-    and its flags are False. SAME_STEP: the step that ends an episode also resets; the observation
-    returned is the new episode's, the old one's last is `infos["final_obs"]` and its info
-    `infos["final_info"]`. DISABLED: the caller resets; stepping an ended env is refused.
+    and its flags are False. SAME_STEP: the step that ends an episode also resets; it returns the
+    new episode's observation, `infos["final_obs"]` has the last one of the old episode, and
+    `infos["final_info"]` its info. DISABLED: the caller resets; stepping an ended env is refused.
 
     Args:
         envs: The envs.
-        autoreset_mode: When they are reset.
+        autoreset_mode: When envs are reset.
         enter: Enters an env's info into the infos that `reset` and `step` return, as `add_info`
-            does: the infos so far, the info, the env's index, the number of envs. It keeps nothing
-            that the env may change later. Called once per env and call, in their order; twice for
-            an env whose new episode has the key `final_obs` or `final_info`.
+            does. Arguments: infos so far, the info, index of the env, number of envs. It must copy
+            what the env may change later. Called once per env and call, in the envs' order; twice
+            for an env whose new episode has the key `final_obs` or `final_info`.
 
     Attributes:
         envs: The envs; may be replaced item by item.
@@ -67,9 +67,9 @@ class EnvGroup:
     ) -> dict[Any, Any]:
         """Reset all envs or those of `reset_mask`, write their rows, return the batched infos.
 
-        Every env has a copy of `options` of its own, dicts, lists and arrays in it included.
+        Every env gets a copy of `options` of its own, including dicts, lists and arrays in it.
 
-        What an env raises passes through with its index as `env_index`; envs after it are not
+        An env's exception is raised with its index as `env_index`; later envs are not
         reset.
         """
         infos: dict[Any, Any] = {}
@@ -91,7 +91,7 @@ class EnvGroup:
             own_options = None if options is None else copy_value(options)
             result = self._steppers[index].reset(seed=seed, options=own_options)
             try:
-                if isinstance(result, np.ndarray | dict):  # of two numbers, or keys, say
+                if isinstance(result, np.ndarray | dict):  # both could be unpacked, too
                     raise TypeError
                 obs, info = result
             except (TypeError, ValueError):
@@ -124,13 +124,13 @@ class EnvGroup:
 
         Args:
             actions: One per env stepped, in order.
-            rows: Where results go; row i is env i's.
+            rows: Rows for the results; row i is env i's.
             indices: The envs to step; None for all.
-            enter: For this step, in place of the group's own.
+            enter: Used for this step instead of the group's own.
 
         Raises:
             ResetNeeded: Autoreset is disabled and an env's episode has ended; nothing was stepped.
-            Exception: Whatever an env raises, with its index as `env_index`; envs after it have not
+            Exception: An env raised it; it has the env's index as `env_index`. Later envs have not
                 been stepped.
         """
         keys, envs, enter = rows.obs.keys, self._steppers, enter or self.enter
@@ -145,7 +145,7 @@ class EnvGroup:
         target, rewards = rows.obs.target, rows.reward_view
         infos, index = {}, 0
         try:
-            # Not strict=True: the actions have been counted, and it costs 0.7 us at the end.
+            # Not strict=True: the number of actions is checked already, and strict costs 0.7 us.
             numbers = indices or self._indices
             for index, env, key, action in zip(numbers, envs, keys, actions):  # noqa: B905  # see above
                 if resets_next and index in ended:
@@ -168,7 +168,7 @@ class EnvGroup:
         return infos
 
     def _begin_episode(self, index: int, rows: StepRows) -> dict[str, Any]:
-        """Reset an env instead of stepping it, as NEXT_STEP asks for; return the info."""
+        """Reset an env instead of stepping it, as NEXT_STEP demands; return the info."""
         obs, info = self._steppers[index].reset()
         self.ended.discard(index)
         rows.obs.write(index, obs)
@@ -184,11 +184,11 @@ class EnvGroup:
         infos: dict[str, Any],
         enter: Callable[[Any, Any, int, int], None],
     ) -> Any:
-        """Do what the mode asks for on the step that ends an episode; return the info to report."""
+        """Apply the autoreset mode to the step that ends an episode; return the info to report."""
         if self.autoreset_mode is not AutoresetMode.SAME_STEP:
             self.ended.add(index)
             return info
-        # The env may reuse the memory of its observation and info in reset, so copy before.
+        # `reset` may reuse the memory of the env's observation and info, so copy them before.
         final = {"final_obs": deepcopy(obs), "final_info": copy_value(info)}
         obs, info = self._steppers[index].reset()
         rows.obs.write(index, obs)
@@ -200,11 +200,11 @@ class EnvGroup:
         return info
 
     def stamp(self, stamps: EnvStamps | None) -> None:
-        """Stamp the envs' steps and resets from now on, row i being env i's; None ends it."""
+        """Begin to stamp the envs' steps and resets, row i for env i; None stops."""
         self._steppers = self.envs if stamps is None else stamped(self.envs, stamps)
 
     def mark_done(self, index: int) -> None:
-        """Stamp that the results of an env's latest step have been written, if it is stamped."""
+        """Stamp the time at which an env's latest results were written, if stamps are on."""
         stepper = self._steppers[index]
         if isinstance(stepper, StampedEnv):
             stepper.mark_done()
@@ -213,7 +213,7 @@ class EnvGroup:
         """Refuse to step envs whose episode has ended, if autoreset is disabled.
 
         Raises:
-            ResetNeeded: Some of `indices` are of that kind.
+            ResetNeeded: The episode of one of `indices` has ended.
         """
         stuck = sorted(self.ended.intersection(indices))
         if stuck and self.autoreset_mode is AutoresetMode.DISABLED:
@@ -225,14 +225,14 @@ class EnvGroup:
 
 
 def blame(error: BaseException, index: int, note: str) -> None:
-    """Say in an exception which env raised it: to programs as `env_index`, to readers in a note."""
+    """Note in an exception which env raised it: `env_index` for programs, a note for readers."""
     vars(error)["env_index"] = index
     if isinstance(error, Exception):
         error.add_note(note)
 
 
 def _write_converted(rows: StepRows, index: int, result: Any) -> tuple[Any, Any, Any]:
-    """Write a step's result that the fast path refused, or say what is wrong with it."""
+    """Write a step's result that the fast path refused, or raise what is wrong with it."""
     if not isinstance(result, Sequence) or isinstance(result, str | bytes) or len(result) != 5:
         hint = ""
         if isinstance(result, tuple) and len(result) == 4:
@@ -248,9 +248,9 @@ def _write_converted(rows: StepRows, index: int, result: Any) -> tuple[Any, Any,
     obs, reward, terminated, truncated, info = result
     rows.obs.write(index, obs)
     try:
-        if isinstance(reward, str | bytes | None):  # which `float` may read
+        if isinstance(reward, str | bytes | None):  # though `float` may read it
             raise TypeError
-        # Whatever is one number, of any type and size.
+        # Anything that is one number, of any type and size.
         rows.rewards[index] = reward.item() if isinstance(reward, np.ndarray) else float(reward)
     except (TypeError, ValueError, OverflowError):
         problem = f"returned the reward {reward!r}, expected one number (a float)"

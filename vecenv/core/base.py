@@ -51,22 +51,22 @@ StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
 class StepSlot(Outputs):
-    """Memory for the results of one step, to be passed as `out`: `obs` is of the space's dtype.
+    """Memory for the results of one step, for the argument `out`; `obs` has the space's dtype.
 
-    Any object with these attributes will do, such as what `buffers.RolloutBuffer.slot` returns. The
-    arrays are C-contiguous and stay the caller's; what was in them is overwritten. A slot that has
-    an attribute `autoreset_mode` is refused by envs of another mode.
+    Any object with these attributes works too, such as what `buffers.RolloutBuffer.slot` returns.
+    The arrays are C-contiguous and stay the caller's; a step overwrites them. If a slot has an
+    attribute `autoreset_mode`, envs of another mode refuse it.
     """
 
 
 class StepBatch(NamedTuple):
-    """Results of the envs that `recv` hands back, one row each, in the order they became ready.
+    """Results of the envs that `recv` returns, one row each, in the order they became ready.
 
     Attributes:
         obs: (B, *obs_shape), nested as the observation space is.
         rewards, terminations, truncations: float64 and bool (B,).
         infos: Batched infos with B rows.
-        env_ids: int64 (B,), whose rows these are.
+        env_ids: int64 (B,), the env of each row.
     """
 
     obs: Any
@@ -78,24 +78,24 @@ class StepBatch(NamedTuple):
 
 
 class VecEnv(VectorEnv[Any, Any, np.ndarray]):
-    """A Gymnasium vector env that can also step some envs and write into memory given to it.
+    """A Gymnasium vector env that can also step some of its envs, and write into given memory.
 
     Beyond `gymnasium.vector.VectorEnv`:
 
     - `step(actions, out=slot)` writes the results into the slot's arrays and returns those;
-    - `send(actions, env_ids)` starts stepping some envs, `recv(min_envs, max_envs=)` hands back
-      who is ready first;
-    - `allocate(shape, dtype)` returns memory for such a slot, where the envs are;
+    - `send(actions, env_ids)` starts stepping some envs, `recv(min_envs, max_envs=)` returns
+      those that are ready first;
+    - `allocate(shape, dtype)` returns memory for such a slot, on the device of the envs;
     - `action_masks()` returns which actions the envs allow;
-    - `reopen(rows, factories)` puts other envs into some rows (of backends sync and async);
+    - `reopen(rows, factories)` replaces the envs of some rows (backends sync and async);
     - `timing` says where the time goes.
 
-    The same seeds give the same trajectories on every backend, whatever the split into sends.
+    Equal seeds give equal trajectories on every backend, however steps are split into sends.
 
     For authors of a backend: call `_set_up` in `__init__`, then implement `_reset`, `_step`,
     `_send` and `_recv`, for masks `_action_masks` and `has_action_masks`, and for timing
-    `_begin_stamps`, `_end_stamps` and, with workers, `_env_chunks` and `_worker_processes`. When
-    these run, their arguments have been checked and the state of calls is right.
+    `_begin_stamps`, `_end_stamps` and, with workers, `_env_chunks` and `_worker_processes`. The
+    public methods check arguments and the state of calls before they call these.
     """
 
     autoreset_mode: AutoresetMode
@@ -119,7 +119,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         self.metadata = {**(metadata or {}), "autoreset_mode": autoreset_mode}
         self.render_mode = render_mode
         self.timing = Timing(self)
-        self._log: CallLog | None = None  # while time is being taken
+        self._log: CallLog | None = None  # while timing is on
         self._calls = CallProtocol(num_envs)
         self._actions = ActionBatcher(self.single_action_space, self.action_space, num_envs)
 
@@ -135,11 +135,11 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
                 the envs where it is True; the others keep their state and their row.
 
         Returns:
-            obs (num_envs, *obs_shape) and the batched infos of the envs that were reset. Envs in
-            flight since `send` are given up by a full reset.
+            obs (num_envs, *obs_shape), and the batched infos of the envs that were reset. A full
+            reset gives up envs in flight since `send`.
 
         Raises:
-            TypeError, ValueError: Seeds or mask are not what they should be.
+            TypeError, ValueError: Seeds or mask are invalid.
             AlreadyPendingCallError: Another call is pending, or a masked env is in flight.
         """
         seed = checked_seed(seed, self.num_envs)
@@ -150,7 +150,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
                 result = self._reset(seed, rest, reset_mask)
         except Exception:
             raise
-        except BaseException:  # it can't be told which envs have been reset
+        except BaseException:  # nobody knows which envs have been reset
             self._calls.forget_reset(RuntimeError("the last `reset` did not come to its end"))
             raise
         self._calls.mark_reset()
@@ -170,9 +170,9 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Raises:
             ActionError: Actions of wrong shape, dtype or count, or NaN. Nothing was stepped.
-            SlotError: `out` cannot be written into, or is of a buffer for another autoreset mode.
+            SlotError: `out` can't be written into, or is of a buffer for another autoreset mode.
                 Nothing was stepped.
-            ResetNeeded: Before the first `reset`; an episode has ended and autoreset is disabled.
+            ResetNeeded: Before the first `reset`, or an episode has ended and autoreset is off.
             AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
         """
         if not self._calls.is_ready:
@@ -191,8 +191,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Raises:
             ActionError, ResetNeeded: As for `step`.
-            AlreadyPendingCallError: One of these envs is in flight already.
-            TypeError, ValueError: Ids that are not integers, out of range or repeated.
+            AlreadyPendingCallError: One of these envs is already in flight.
+            TypeError, ValueError: Ids are not integers, out of range or repeated.
         """
         ids = self._calls.check_env_ids(env_ids)
         try:
@@ -210,22 +210,22 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         *,
         max_envs: int | None = None,
     ) -> StepBatch:
-        """Hand back the envs in flight that are ready first.
+        """Return the results of the envs in flight that are ready first.
 
         Args:
-            min_envs: Wait until at least so many are ready; None for all in flight, or for
+            min_envs: Wait until at least this many are ready; None for all in flight, or for
                 `max_envs` of them if that is given and is fewer.
-            timeout: Longest wait in seconds; None waits for as long as the envs take.
-            max_envs: Hand back at most so many; the remaining ready envs come first in the next
+            timeout: Longest wait in seconds; None waits without limit.
+            max_envs: Return at most this many; the remaining ready envs come first in the next
                 `recv`. None for all that are ready. `recv(max_envs=16)` returns 16 envs each time,
-                as long as so many are in flight, so that batches have one shape.
+                as long as 16 are in flight, so that batches have one shape.
 
         Returns:
             The results in the order in which they became ready, with their `env_ids`.
 
         Raises:
             NoAsyncCallError: Nothing is in flight.
-            TypeError, ValueError: A number is none, or out of range.
+            TypeError, ValueError: An argument is no number, or out of range.
         """
         count, most = self._calls.check_recv(min_envs, max_envs)
         if timeout is not None:
@@ -243,23 +243,23 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     @property
     def has_action_masks(self) -> bool:
-        """Whether `action_masks` has something to return.
+        """Whether the envs give action masks.
 
-        Single envs that give their masks in infos are known by their first `reset`.
+        For single envs that give masks in infos, this is known after their first `reset`.
         """
         return False
 
     def action_masks(self, env_ids: Any = None, *, out: np.ndarray | None = None) -> np.ndarray:
         """Return which actions the envs allow in their latest observations: 0 or 1 per action.
 
-        After an autoreset they are those of the new episode. Rows are what sb3-contrib takes; for
-        Discrete actions also what `single_action_space.sample(mask=row)` takes, and all of them
-        what `action_space.sample(mask=tuple(masks))` takes. Where a mask has to be bool, as in
-        `masked_fill`, `~` or an index, take `masks.view(bool)`, which copies nothing.
+        After an autoreset the masks are those of the new episode. sb3-contrib accepts the rows. For
+        Discrete actions `single_action_space.sample(mask=row)` accepts a row, and
+        `action_space.sample(mask=tuple(masks))` all of them. Where a mask must be bool, as in
+        `masked_fill`, `~` or an index, use `masks.view(bool)`, which copies nothing.
 
-        Single envs give their masks as `info["action_mask"]`, as a part "action_mask" of their Dict
-        observations, or by a method `action_masks()`, which is called now, unless `MaskInfos` puts
-        what it returns into the infos; compiled envs have an `action_mask` kernel.
+        Single envs give masks as `info["action_mask"]`, as a part "action_mask" of their Dict
+        observations, or by a method `action_masks()`. The method is called now, unless `MaskInfos`
+        puts its result into the infos. Compiled envs have an `action_mask` kernel.
 
         Args:
             env_ids: Distinct ids, integer (B,), such as `batch.env_ids` of `recv`, none of them in
@@ -268,12 +268,12 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Returns:
             int8 (B, width), the caller's to keep, or `out`; the width is n for Discrete,
-            sum(nvec) for MultiDiscrete and 2 n for MultiBinary actions, see `mask_width`. Where
-            an episode has ended and the env waits for its reset, so that its action is ignored or
-            not allowed at all, a mask that is missing or all 0 is all 1.
+            sum(nvec) for MultiDiscrete and 2 n for MultiBinary actions, see `mask_width`. If an
+            episode has ended and the env waits for its reset, so that its action is ignored or
+            not allowed at all, a mask that is missing or all 0 becomes all 1.
 
         Raises:
-            NoActionMaskError: The envs give no masks; says what an env has to provide.
+            NoActionMaskError: The envs give no masks; says what an env must provide.
             ActionMaskError: A mask does not fit the action space, is missing, or allows no action;
                 names the env.
             SlotError: `out` cannot be written into.
@@ -294,65 +294,65 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         return mask_width(self.single_action_space)
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return zeroed memory, the caller's, for slots of `step(out=...)`, where the envs are."""
+        """Return zeroed memory, owned by the caller, for slots of `step`, on the envs' device."""
         return aligned_zeros(shape, dtype)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the whole state: envs, their random streams, where episodes stand (copies).
+        """Return the whole state as copies: envs, their random streams, progress of episodes.
 
-        Vector envs made with the same arguments go on from it bit for bit after `load_state_dict`.
-        Compiled envs return arrays; `SyncVectorEnv` and `AsyncVectorEnv` return their envs pickled,
-        and either loads what the other saved.
+        After `load_state_dict`, vector envs made with the same arguments continue from it bit for
+        bit. Compiled envs return arrays; `SyncVectorEnv` and `AsyncVectorEnv` return pickled envs,
+        and each loads what the other saved.
 
         Raises:
-            EnvStateError: The envs can't be saved; names the first.
+            EnvStateError: An env can't be saved; names the first.
         """
         raise EnvStateError(f"{type(self).__name__} can't save the state of its envs")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state that `state_dict` returned; no `reset` is needed before.
 
-        The state of envs that are stepped one by one has pickles in it: loading it runs code, so
-        load only what you have saved yourself.
+        Envs that are stepped one by one are saved as pickles: loading them runs code, so load only
+        states that you have saved yourself.
 
         Raises:
-            EnvStateError: It can't be loaded; of a `SyncVectorEnv` nothing was changed, others are
-                to be reset.
+            EnvStateError: The state can't be loaded. A `SyncVectorEnv` is unchanged then, others
+                must be reset.
         """
         raise EnvStateError(f"{type(self).__name__} can't load the state of its envs")
 
     def reopen(self, rows: Any, factories: Any) -> None:
-        """Close the envs of some rows and make new ones there, without touching the others.
+        """Close the envs of some rows and make new ones there, without touching other rows.
 
-        The rows are to be reset before they are stepped, by `options={"reset_mask": mask}` or a
-        full reset; their latest observations stay until then. The new envs have the spaces of the
-        vector env. Each old env is closed before the new one is made, however long that takes. A
-        row whose env can't be made has none until it is reopened: its resets raise, or, with
-        `on_error="restart"`, its observations are zeros and its steps truncated.
+        The rows must be reset before they are stepped, by `options={"reset_mask": mask}` or a full
+        reset; their latest observations stay until then. The new envs must have the spaces of the
+        vector env. Each old env is closed before the new one is made, however long that takes. If
+        the env of a row can't be made, the row has none until it is reopened: its resets raise, or,
+        with `on_error="restart"`, its observations are zeros and its steps truncated.
 
         Args:
             rows: One id, or distinct ids, integer (B,).
-            factories: One factory for all of these rows, or a sequence of one for each. Workers
+            factories: One factory for all of these rows, or a sequence of one per row. Workers
                 get them pickled by cloudpickle.
 
         Raises:
             EnvCreationError: A factory raised, or made an env of other spaces; names the env. The
-                other rows asked for have been reopened.
-            AlreadyPendingCallError: A call is pending, or envs are in flight; nothing was done.
+                other rows have been reopened.
+            AlreadyPendingCallError: A call is pending, or envs are in flight; nothing was changed.
         """
         ids = self._calls.require_reopenable(rows)
         self._reopen(read_reopened(ids, factories))
 
     def _reopen(self, factories: dict[int, Callable[[], Any]]) -> None:
-        """Do what `reopen` says; call `mark_reopened` before anything is done."""
+        """Do what `reopen` says; call `mark_reopened` before any change."""
         raise NotImplementedError(
             f"{type(self).__name__} can't reopen rows; make the envs with backend='sync' or 'async'"
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse copies and pickles, unless the class says itself how it is copied, as EzPickle.
+        """Refuse copies and pickles, unless the class defines how it is copied, as EzPickle does.
 
-        A shallow copy that is dropped would close the envs of both.
+        Dropping a shallow copy would close the envs of both.
         """
         own = type(self)
         if own.__reduce__ is not object.__reduce__ or own.__getstate__ is not object.__getstate__:
@@ -374,10 +374,10 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
                 self._calls.mark_closed()
 
     def _check_slot_mode(self, out: Any) -> None:
-        """Raise SlotError if `out` says that it is for another autoreset mode.
+        """Raise SlotError if `out` belongs to a buffer of another autoreset mode.
 
-        A buffer bootstraps and leaves rows out as its mode says, so filled by envs of another it
-        would be learned from wrongly.
+        Which rows a buffer bootstraps or leaves out depends on its mode, so with envs of another
+        mode training would learn from wrong targets.
         """
         own = self.autoreset_mode
         given = getattr(out, "autoreset_mode", None) or own
@@ -388,36 +388,36 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             )
 
     def _logged(self, kind: int) -> AbstractContextManager[CallLog | None]:
-        """Return a context that is logged as a call, if time is being taken."""
+        """Return a context that is logged as a call, if timing is on."""
         return _NOT_LOGGED if self._log is None else self.timing.call(kind)
 
     def _waiting(self) -> AbstractContextManager[None]:
-        """Return a context in which the call that is logged waits for envs."""
+        """Return a context for the part of the logged call that waits for envs."""
         return _NOT_LOGGED if self._log is None else self.timing.log.waiting()
 
     def _begin_stamps(self) -> EnvStamps | int | None:
         """Begin to stamp env steps; return the rings of stamps.
 
-        Or, if compiled calls are stamped in the log of calls, return the time of a call that does
-        nothing, in nanoseconds. None if only the caller's time is known.
+        If compiled calls are stamped in the log of calls, return the time of a call that does
+        nothing, in nanoseconds, instead. None if only the caller's time is known.
         """
         return None
 
     def _end_stamps(self) -> None:
-        """Stop stamping; if that raises, nothing has changed."""
+        """Stop stamping; if this raises, nothing has changed."""
 
     def _env_chunks(self) -> list[int]:
         """Return W + 1 bounds: envs bounds[w], ..., bounds[w + 1] - 1 are stepped by worker w."""
         return [0, self.num_envs]
 
     def _worker_processes(self) -> list[WorkerProcess | None]:
-        """Return the process of each worker; None where it is the caller."""
+        """Return the process of each worker; None where the worker is the caller."""
         return [None]
 
     def _reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
     ) -> tuple[Any, dict[str, Any]]:
-        """Do what `reset` says; `options` has no `reset_mask` any more."""
+        """Do what `reset` says; `options` no longer has `reset_mask`."""
         raise NotImplementedError
 
     def _step(self, actions: Any, out: Any) -> StepResult:
@@ -425,7 +425,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         raise NotImplementedError
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        """Start stepping `env_ids`, int64 (B,); `actions` still are the caller's memory."""
+        """Start stepping `env_ids`, int64 (B,); copy `actions`, which are the caller's memory."""
         raise NotImplementedError
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
@@ -438,14 +438,14 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
 
 class GymVecEnv(VecEnv):
-    """A `VecEnv` of Gymnasium's envs, wherever they are; its results are kept in rows.
+    """A `VecEnv` of Gymnasium's envs, in whatever process; its results are kept in rows.
 
     For authors of a backend: call `_bind_rows` after `_set_up`; implement `call` and `_set_attr`.
-    Masks come along where `_reset` calls `_note_reset`, and `_step` and `_recv` return what
-    `_results` and `_batch_of` make.
+    Masks are recorded if `_reset` calls `_note_reset`, and `_step` and `_recv` return what
+    `_results` and `_batch_of` return.
 
     Attributes:
-        copy: Whether observations returned are copies, the caller's to keep.
+        copy: Whether returned observations are copies, which the caller may keep.
     """
 
     copy: bool = True
@@ -454,21 +454,21 @@ class GymVecEnv(VecEnv):
         """Set the rows for results, (num_envs, ...) of the observation space.
 
         Args:
-            rows: Where results are written that have no `out`.
-            ended: Knows whose episode has ended, where autoreset is the caller's business; None for
-                what `_note_ended` was told.
+            rows: Rows for the results of steps without `out`.
+            ended: The group that knows whose episode has ended, if autoreset is disabled; None to
+                record what `_note_ended` gets.
         """
         self._rows = rows
-        self._latest = rows.obs  # where the last observations are: there or in an `out`
+        self._latest = rows.obs  # rows of the last observations: the own ones, or those of an `out`
         self._ended = EnvGroup([], self.autoreset_mode) if ended is None else ended
         self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
-        self._latest_flags = rows  # where the flags of the last step of all envs are
-        if not hasattr(self, "_masks"):  # lazy vector envs have rows of their own before
+        self._latest_flags = rows  # rows of the flags of the last step of all envs
+        if not hasattr(self, "_masks"):  # lazy vector envs call this twice
             self._masks = LatestMasks(self.num_envs, self.single_action_space)
         self._mask_method: str | None = None  # of the single envs, once it has been found
 
     def _own_rows(self) -> ObservationRows:
-        """Bring the own rows up to date after steps into `out`, and return them."""
+        """Update the own rows after steps into `out`, and return them."""
         rows = self._rows.obs
         if self._latest is not rows:
             rows.put(range(self.num_envs), self._latest.batch())
@@ -476,14 +476,14 @@ class GymVecEnv(VecEnv):
         return rows
 
     def _observations(self) -> Any:
-        """Return the observations that are in the own rows."""
+        """Return the observations in the own rows."""
         rows = self._rows.obs
         if isinstance(rows, ArrayRows):
             return rows.array.copy() if self.copy else rows.array
         return copy_batch(rows.batch()) if self.copy else rows.batch()
 
     def _results(self, rows: StepRows, out: Any, infos: dict[str, Any]) -> StepResult:
-        """Return what `step` does, from `rows`: the own ones, or those of `out`."""
+        """Return the results of `step` from `rows`: the own ones, or those of `out`."""
         self._latest, self._latest_flags = rows.obs, rows
         if self._masks.is_used or (infos and MASK_KEY in infos):
             self._masks.note(infos, rows.terminations | rows.truncations)
@@ -493,7 +493,7 @@ class GymVecEnv(VecEnv):
         return self._observations(), rows.rewards.copy(), *ends, infos
 
     def _batch_of(self, env_ids: np.ndarray, infos: dict[str, Any]) -> StepBatch:
-        """Return what `recv` does, from the own rows."""
+        """Return the results of `recv` from the own rows."""
         rows = self._rows
         ends = rows.terminations[env_ids], rows.truncations[env_ids]
         batch = StepBatch(rows.obs.take(env_ids), rows.rewards[env_ids], *ends, infos, env_ids)
@@ -503,7 +503,7 @@ class GymVecEnv(VecEnv):
         return batch
 
     def _note_reset(self, infos: dict[Any, Any], env_ids: Sequence[int] | np.ndarray) -> None:
-        """Note the masks in the infos of a reset of these envs; infos have rows of all envs."""
+        """Record the masks in the infos of a reset of these envs; infos have rows of all envs."""
         if self._masks.is_used or MASK_KEY in infos:
             is_full = len(env_ids) == self.num_envs
             self._masks.note_reset(infos, None if is_full else np.asarray(env_ids, np.int64))
@@ -541,14 +541,14 @@ class GymVecEnv(VecEnv):
         return out
 
     def _find_mask_method(self) -> str | None:
-        """Return the name of the method, or attribute, by which all envs give their masks."""
+        """Return the name of the method, or attribute, that gives the masks of all envs."""
         if self._mask_method is None:
             found = (name for name in METHODS if all(self.call("has_wrapper_attr", name)))
             self._mask_method = next(found, None)
         return self._mask_method
 
     def _masks_of_envs(self, env_ids: np.ndarray) -> np.ndarray:
-        """Ask the envs for their masks; return what they answer, objects (B,)."""
+        """Ask the envs for their masks; return their answers, objects (B,)."""
         in_flight = self._calls.num_in_flight
         if in_flight:
             raise AlreadyPendingCallError(
@@ -564,23 +564,23 @@ class GymVecEnv(VecEnv):
         except TypeError as error:
             if name == METHODS[0]:
                 raise
-            # One that wants arguments, such as Taxi's, is another thing.
+            # A method that wants arguments, such as Taxi's, is something else.
             raise no_masks(self._mask_width, self.single_observation_space) from error
         return as_objects([masks[env_id] for env_id in env_ids.tolist()])
 
     def _note_ended(self, is_over: np.ndarray, env_ids: np.ndarray | None = None) -> None:
-        """Remember whose episode has ended, bool (B,) for `env_ids` or all, if autoreset is off."""
+        """Record whose episode has ended, bool (B,) of `env_ids` or all, if autoreset is off."""
         rows = np.flatnonzero(is_over)
         self._ended.ended.update((rows if env_ids is None else env_ids[rows]).tolist())
 
     def _notes(self) -> tuple[Any, ...]:
-        """Return what is known of the latest results beside observations, for `_take_notes`."""
+        """Return what the state needs beside observations, for `_take_notes`."""
         flags = self._latest_flags
         return flags.terminations | flags.truncations, self._masks.state()
 
     def _take_notes(self, is_over: np.ndarray, masks: tuple[Any, ...]) -> None:
-        """Go on from what `_notes` returned."""
-        rows = self._rows  # whose own flags workers clear, if they have set them
+        """Restore what `_notes` returned."""
+        rows = self._rows  # don't write its flags: workers clear only those they have set
         self._latest_flags = StepRows(rows.obs, rows.rewards, is_over, np.zeros_like(is_over))
         self._masks.restore(*masks)
 
@@ -615,7 +615,7 @@ class GymVecEnv(VecEnv):
 
     @property
     def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]  # a tuple, of all envs
-        """The envs' generators; copies of them if they are in other processes."""
+        """The envs' generators; copies of them if the envs are in other processes."""
         return self.get_attr("np_random")
 
     def render(self) -> tuple[Any, ...]:

@@ -1,8 +1,8 @@
-"""Hashes of everything that the machine code of a function depends on, and caching by them.
+"""Hashes of all that the machine code of a function depends on, and a cache by these hashes.
 
-Numba's own cache notices when the file of a function changes, but not when a function or a constant
-that it takes from another file does. Here the hash covers whatever can be reached, and is part of
-the name under which the code is cached.
+Numba's own cache notices changes in the file of a function, but not in a function or constant that
+it takes from another file. Here the hash covers everything that can be reached, and is part of the
+name under which the code is cached.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _logger = logging.getLogger("vecenv")
 # Settings of Numba that change machine code but are not part of its own cache key.
 _SETTINGS = ("BOUNDSCHECK", "OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX", "DEBUGINFO")
 _VERSIONS = (
-    "unique symbols, linked, private",  # how symbols of code are named, and what calls what
+    "unique symbols, linked, private",  # how symbols of code are named, and how calls are linked
     *(platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__),
 )
 _MISSING = object()
-_UNKNOWN = "unknown-"  # begins fingerprints of what can't be hashed
+_UNKNOWN = "unknown-"  # prefix of fingerprints of what can't be hashed
 _PLAIN = (bool, int, float, complex, str, bytes, slice, range, type(...))
 _READS_GLOBAL = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 _LIBRARIES = (  # modules whose own functions are known by name; more than `FIXED_PACKAGES`
@@ -64,18 +64,18 @@ _LIBRARIES = (  # modules whose own functions are known by name; more than `FIXE
 
 
 def is_jit_off() -> bool:
-    """Whether Numba's compiler is switched off (NUMBA_DISABLE_JIT=1) and kernels run as Python."""
+    """Whether Numba's compiler is switched off (NUMBA_DISABLE_JIT=1), so kernels run as Python."""
     return bool(vars(config)["DISABLE_JIT"])
 
 
 def fingerprint(roots: Iterable[Any]) -> str:
-    """Return a hash of values and functions, with all functions and constants these refer to.
+    """Return a hash of values and functions, with all functions and constants they refer to.
 
-    It changes when the code of a function changes, of a function it calls (through any number of
-    calls, also into other modules), or a global or closed-over constant that one of them reads; and
-    with the versions of Python, Numba and NumPy.
+    It changes with the code of a function, the code of a function it calls (through any number of
+    calls, also in other modules), the globals and closed-over constants that these read, and
+    the versions of Python, Numba and NumPy.
 
-    Where anything else is found, it is like no other and no earlier one, see `is_lasting`.
+    If anything can't be hashed, the fingerprint equals no other one, see `is_lasting`.
     """
     walk = _Walk(roots)
     if not walk.unknown:
@@ -85,26 +85,26 @@ def fingerprint(roots: Iterable[Any]) -> str:
 
 
 def is_lasting(found: str) -> bool:
-    """Whether a fingerprint is equal for equal code, so that code may be kept under it."""
+    """Whether equal code has this fingerprint in other processes too, so that it may be cached."""
     return not found.startswith(_UNKNOWN)
 
 
 def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
     """Compile as `numba.njit(cache=True)` does, but under a name that contains the fingerprint.
 
-    The fingerprint is taken when the function is compiled or loaded, once for each signature; the
-    functions it calls are then compiled anew from what they are at that moment, unless that was
+    The fingerprint is taken when the function is compiled or loaded, once for each signature. The
+    functions it calls are then compiled anew as they are at that moment, unless that was
     done before.
 
     Where the code is kept is up to Numba: in `NUMBA_CACHE_DIR` if set, else in `__pycache__` beside
     the source, else (read-only installation) in the user's cache directory. If none of these can be
     written, the function is compiled anew in every process.
 
-    A Ctrl-C while it is compiled or loaded raises KeyboardInterrupt after that.
+    Ctrl-C during compilation or loading raises KeyboardInterrupt after it.
 
     Args:
         function: A plain or an `njit` function; it is not changed.
-        **options: For `numba.njit`.
+        **options: Options for `numba.njit`.
     """
     if is_jit_off():
         return function
@@ -117,9 +117,9 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
 
     @functools.wraps(compile_one)
     def compile_whole(signature: Any) -> Any:
-        # Numba does not survive Ctrl-C: what it was about to register or to compile is then there
-        # in part, and every later compilation fails. What it warns of, that code for a record also
-        # serves one with more fields, is right.
+        # Numba does not survive Ctrl-C: whatever it was registering or compiling is left in parts,
+        # and every later compilation fails. Its warning that code for a record also serves one with
+        # more fields is true, and no harm.
         with interrupts_later(), warnings.catch_warnings():
             warnings.simplefilter("ignore", NumbaExperimentalFeatureWarning)
             return compile_one(signature)
@@ -129,26 +129,26 @@ def cached_njit(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def fresh_njit(function: Any, **options: Any) -> Any:
-    """Compile a function, and what it calls, from what they are now; keep nothing on disk.
+    """Compile a function and its callees as they are now; keep nothing on disk.
 
-    Numba remembers the globals that a function had when it was first compiled.
+    Numba itself keeps the globals that a function had when it was first compiled.
 
     Args:
         function: A plain or an `njit` function; it is not changed.
-        **options: For `numba.njit`, if it is a plain one.
+        **options: Options for `numba.njit`, if the function is a plain one.
     """
     outermost = function if is_jitted(function) else njit(function, **options)
     return _fresh_copies(outermost).copy(outermost)
 
 
-# Compiled copies by original and fingerprint, so that kinds of env share what they have in common.
+# Compiled copies by original and fingerprint, so that kinds of env share common functions.
 _fresh: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def _fresh_copies(outermost: Any = None) -> Copies:
-    """Copy compiled functions as ones that have not been compiled yet and don't use the disk.
+    """Copy compiled functions as functions that are not compiled yet and don't use the disk.
 
-    Only `outermost` can be called from Python: what wraps a function for calls takes as long to
+    Only `outermost` can be called from Python: the wrapper for such calls takes as long to
     compile as the function.
     """
 
@@ -177,7 +177,7 @@ def _fresh_copies(outermost: Any = None) -> Copies:
 
 
 def _pipeline(found: Any, options: Mapping[str, Any], *, is_outermost: bool) -> Any:
-    """Return what compiles a copy of a compiled function: Numba's compiler, or one that links."""
+    """Return the compiler class for a copy: Numba's, or one that links."""
     own = found._compiler.pipeline_class
     if own is OutermostCompiler:  # of `cached_njit`, called by another function now
         own = Compiler
@@ -189,7 +189,7 @@ def _pipeline(found: Any, options: Mapping[str, Any], *, is_outermost: bool) -> 
 
 
 class _FingerprintedCache:
-    """What takes the place of a dispatcher's `_cache`."""
+    """Replaces the attribute `_cache` of a dispatcher."""
 
     def __init__(self, dispatcher: Any, function: types.FunctionType) -> None:
         self._dispatcher = weakref.ref(dispatcher)
@@ -202,7 +202,7 @@ class _FingerprintedCache:
         return None if self._files is None else self._files.cache_path
 
     def load_overload(self, signature: Any, target: Any) -> Any:
-        """Return the code for a signature; if there is none, prepare for compiling it."""
+        """Return the code for a signature; without any, prepare for compiling it."""
         dispatcher: Any = self._dispatcher()
         options = sorted(map(str, dispatcher.targetoptions.items()))
         own = fingerprint([self.original, options])
@@ -213,10 +213,10 @@ class _FingerprintedCache:
                 self._files = Files(function)
                 found = self._files.load_overload(signature, target)
         except RuntimeError as error:  # "cannot cache function ...: no locator available"
-            _warn_once(str(error).rpartition(": ")[2])  # without the function: there are many
-        except Exception as error:  # whatever reading a damaged file leads to
+            _warn_once(str(error).rpartition(": ")[2])  # not with the function's name
+        except Exception as error:  # reading a damaged file may raise anything
             _logger.info("compiled code on disk can't be read, %r: compiling anew", error)
-            with contextlib.suppress(OSError):  # the disk may be full, too
+            with contextlib.suppress(OSError):  # the disk may be full too
                 self._files.flush()  # type: ignore[union-attr]  # it has raised that
         if found is None:
             function = _fresh_copies().bind(function, dispatcher)
@@ -224,7 +224,7 @@ class _FingerprintedCache:
         return found
 
     def save_overload(self, signature: Any, overload: Any) -> None:
-        """Keep the code on disk, unless that can't be done."""
+        """Keep the code on disk, if possible."""
         if self._files is None:
             return
         if old := symbols_of_before(overload.library):
@@ -238,7 +238,7 @@ class _FingerprintedCache:
         else:
             try:
                 self._files.save_overload(signature, overload)
-            except Exception as error:  # no room, or a damaged list of what is there
+            except Exception as error:  # no room, or a damaged index
                 _logger.warning("compiled code is not kept on disk: %s", error)
 
 
@@ -260,8 +260,8 @@ def _named(function: types.FunctionType, name: str) -> types.FunctionType:
 class _Walk:
     """Visits functions and constants depth first, each function once, and hashes what it sees.
 
-    What it does not know, such as a C function or a user's object, it can't hash: two that look
-    alike may be compiled to different code. Then it is in `unknown`, and nothing may be shared.
+    It can't hash what it does not know, such as C functions or users' objects: two that look
+    alike may compile to different code. Their types are in `unknown`; nothing may be shared then.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
@@ -279,13 +279,13 @@ class _Walk:
             self._visit(found)
 
     def _visit(self, found: Any) -> None:
-        if found is None or type(found) in _PLAIN:  # most are
+        if found is None or type(found) in _PLAIN:  # most values are
             self._add("constant", _stable_repr(found))
         elif not (self._visit_compiled(found) or self._visit_constant(found)):
             self.unknown.append(f"{type(found).__module__}.{type(found).__qualname__}")
 
     def _visit_compiled(self, found: Any) -> bool:
-        """Visit what Numba compiles; return whether it was any of that."""
+        """Visit a compiled function or the like; return whether it was one."""
         value: Any = found
         is_new = id(value) not in self._seen
         if is_jitted(found):
@@ -298,10 +298,10 @@ class _Walk:
                     self._add([str(one.signature) for one in value.overloads.values()])
             self._enter(value, python_function(value))
         elif isinstance(value, types.FunctionType):
-            # Numba registers for its own functions only when it compiles for the first time.
+            # Numba registers its own functions only when it compiles for the first time.
             is_new = is_new and not _is_fixed(value.__module__)
             self._enter(value, value)
-            own = getattr(value, "compiled_as", None)  # it says itself what is compiled for it
+            own = getattr(value, "compiled_as", None)  # what is compiled for it, as it says itself
             self._visit(own)
             for kind in registered(value) if is_new and own is None else ():
                 self._overload(kind)
@@ -312,7 +312,7 @@ class _Walk:
         return True
 
     def _overload(self, kind: Any) -> None:
-        """Visit what compiled code calls in the place of a plain function."""
+        """Visit the functions that compiled code calls instead of a plain function."""
         for template in getattr(kind, "templates", [None]):
             make = getattr(template, "_overload_func", None)
             if not isinstance(make, types.FunctionType):
@@ -326,7 +326,7 @@ class _Walk:
                 self._enter(make, make)
 
     def _visit_constant(self, found: Any) -> bool:
-        """Visit a value; return whether it is one that is known."""
+        """Visit a value; return whether its kind is known."""
         value: Any = found
         if isinstance(value, types.ModuleType):
             self._add("module", value.__name__)
@@ -344,7 +344,7 @@ class _Walk:
             self._add(type(value).__name__, getattr(value, "_fields", None), len(value))
             self._visit_all(items)
         elif isinstance(value, types_of_numba.Type):
-            # Names say all, but for those with an address or a number of this process.
+            # Names say everything, unless they contain an address or a number of this process.
             self._add("type", str(value))
             is_external = isinstance(value, types_of_numba.ExternalFunctionPointer)
             is_numbas = _is_fixed(type(value).__module__) and not is_external
@@ -369,7 +369,7 @@ class _Walk:
         is_fixed = _is_fixed(found.__module__) or found.__module__ == "ctypes"
         if is_fixed or (issubclass(found, tuple) and hasattr(found, "_fields")):
             return True
-        home = sys.modules.get(found.__module__)  # what is kept has the name of an exception only
+        home = sys.modules.get(found.__module__)  # for exceptions, cached code has only the name
         return issubclass(found, BaseException) and getattr(home, found.__name__, None) is found
 
     def _enter(self, key: Any, function: types.FunctionType) -> None:
@@ -380,7 +380,7 @@ class _Walk:
         if _is_fixed(function.__module__):
             self._add("library", function.__module__, function.__qualname__)
             return
-        # Numba saves the name, and imports it to load the code.
+        # Numba saves the name, and imports it when it loads the code.
         self._add("function", function.__module__, function.__module__ in sys.modules)
         self._visit(function.__defaults__)
         for name, value in (function.__kwdefaults__ or {}).items():
@@ -415,7 +415,7 @@ class _Walk:
 
 
 def _is_fixed(module: str | None) -> bool:
-    """Whether a module is of a package whose version stands for its code."""
+    """Whether a module belongs to a package whose version stands for its code."""
     return (module or "").partition(".")[0] in FIXED_PACKAGES
 
 
@@ -426,7 +426,7 @@ def _name_in_library(value: Any) -> str | None:
         return None
     for library in _LIBRARIES:
         found = vars(sys.modules[library]).get(name) if library in sys.modules else None
-        # Functions of `random` are methods, of which every look-up makes an equal one.
+        # Functions of `random` are methods: each look-up makes another, equal one.
         if found is value or (isinstance(found, types.MethodType) and found == value):
             return f"{library}.{name}"
     return None
@@ -434,7 +434,7 @@ def _name_in_library(value: Any) -> str | None:
 
 @functools.lru_cache(maxsize=4096)
 def _parts_of(code: types.CodeType) -> tuple[bytes, tuple[str, ...], tuple[types.CodeType, ...]]:
-    """Return a hash of code without that of functions inside it, the globals it reads, these codes.
+    """Return a hash of code without nested code, the globals it reads, and the nested codes.
 
     (`co_names` has the names of attributes, too.)
     """
@@ -447,8 +447,8 @@ def _parts_of(code: types.CodeType) -> tuple[bytes, tuple[str, ...], tuple[types
 
 
 def _stable_repr(value: Any) -> str:
-    """Text that is equal in every process; objects that print their address are known by type."""
-    if isinstance(value, set | frozenset):  # the order of text differs between processes
+    """Return text that is equal in every process; objects that print an address count by type."""
+    if isinstance(value, set | frozenset):  # its order differs between processes
         return f"{type(value).__name__}{sorted(map(_stable_repr, value))}"
     if isinstance(value, tuple):
         return f"({', '.join(map(_stable_repr, value))})"

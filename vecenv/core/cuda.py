@@ -1,13 +1,13 @@
-"""Functions compiled for CUDA devices, loaded and launched; the only module that knows numba-cuda.
+"""Compile, load and launch functions for CUDA devices; no other module uses numba-cuda.
 
-numba-cuda is used as a compiler only: it lowers a function to LLVM's language, NVIDIA's libNVVM
-makes PTX of that, and its ptxas machine code, which drivers of the same major version load; PTX of
-a later minor version than theirs they refuse. Memory, streams and sizes of launches are the
-business of callers. So nothing but `loaded` needs a device, and a check without one counts
-registers and spills. Importing this module imports neither numba-cuda nor torch.
+numba-cuda is only a compiler here: it lowers a function to LLVM's language, NVIDIA's libNVVM makes
+PTX from it, and NVIDIA's ptxas makes machine code. Drivers of the same major version load machine
+code; they refuse PTX of a minor version later than theirs. Callers manage memory, streams and
+launch sizes. So only `loaded` needs a device, and a check without a device can count registers and
+spills. Importing this module imports neither numba-cuda nor torch.
 
-What numba-cuda lacks is put in here, see `require`: `np.add` and `np.multiply` of numbers, and
-compilation where there is no device. It is in maintenance mode since June 2026 (`docs/gpu.md` says
+This module adds what numba-cuda lacks, see `require`: `np.add` and `np.multiply` of numbers, and
+compilation without a device. numba-cuda is in maintenance mode since June 2026 (`docs/gpu.md` says
 what its successor lacks), so pyproject.toml has an upper bound for it.
 """
 
@@ -43,8 +43,8 @@ __all__ = [
     "versions",
 ]
 
-LOWEST = (7, 5)  # compute capability that CUDA 13's compiler knows at least
-_LOWERED_FOR = (9, 0)  # what comes of it is the same for all
+LOWEST = (7, 5)  # lowest compute capability that CUDA 13's compiler knows
+_LOWERED_FOR = (9, 0)  # any will do: the lowered text is the same for all
 _OPTIONS = {"opt": 3}
 # numba-cuda has NumPy's general function in CUDA C, for which it needs another compiler. Arrays
 # that kernels may reshape are in C order, as Numba's own types demand, and are so afterwards.
@@ -89,11 +89,11 @@ _INSTALL = 'pip install "vecenv[cuda]"'
 
 
 class DeviceError(RuntimeError):
-    """A device is missing, too old, or can't run the code; says what to do."""
+    """A device is missing, too old, or can't run the code; the message says what to do."""
 
 
 class Lowered(NamedTuple):
-    """A function lowered for devices: texts in LLVM's language (NVVM IR), the kernel's name there.
+    """A function lowered for devices: texts in LLVM's language (NVVM IR) and the kernel's name.
 
     `name` is for messages.
     """
@@ -104,22 +104,22 @@ class Lowered(NamedTuple):
 
 
 def is_simulated() -> bool:
-    """Whether numba-cuda's simulator takes the place of devices (NUMBA_ENABLE_CUDASIM=1)."""
+    """Whether numba-cuda's simulator replaces devices (NUMBA_ENABLE_CUDASIM=1)."""
     return bool(getattr(config, "ENABLE_CUDASIM", False))
 
 
-_module: Any = importlib.import_module  # type checkers know nothing of these modules
+_module: Any = importlib.import_module  # type checkers don't know these modules
 
 
 @functools.cache
 def require() -> Any:
     """Import numba-cuda, add to it what kernels need, and return `numba.cuda`.
 
-    It has `grid`, and `jit` where it is the simulator, else `extending` and `cgutils`.
+    It has `grid`, and in addition `jit` if it is the simulator, else `extending` and `cgutils`.
 
     Raises:
-        ModuleNotFoundError: It is not installed; says how to install it.
-        DeviceError: It is not made for the NumPy or Numba that is installed.
+        ModuleNotFoundError: numba-cuda is not installed; says how to install it.
+        DeviceError: It does not fit the installed NumPy or Numba.
     """
     try:
         with _earlier_numpy():
@@ -133,7 +133,7 @@ def require() -> Any:
         raise ModuleNotFoundError(
             f"kernels for CUDA devices need numba-cuda: {_INSTALL} ({error})", name="numba_cuda"
         ) from error
-    except Exception as error:  # it is not made for this NumPy, say
+    except Exception as error:  # such as one that is not made for this NumPy
         raise DeviceError(
             f"numba-cuda can't be imported beside numpy {np.__version__} and numba "
             f"{numba.__version__}: {error!r}; install other versions of them"
@@ -146,7 +146,7 @@ def require() -> Any:
 
 @contextlib.contextmanager
 def _earlier_numpy() -> Iterator[None]:
-    """Let numba-cuda 0.30 be imported beside NumPy 2.5, which warns, and lacks `row_stack`."""
+    """Let numba-cuda 0.30 be imported with NumPy 2.5, which warns and lacks `row_stack`."""
     numpy: Any = np
     is_lacking = not hasattr(np, "row_stack")
     try:
@@ -162,7 +162,7 @@ def _earlier_numpy() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_device() -> Iterator[None]:
-    """Answer numba-cuda's question for the device, for which it compiles nested functions."""
+    """Give numba-cuda a device's properties, which it asks for when compiling nested functions."""
     modules = _module("numba.cuda.compiler"), _module("numba.cuda.dispatcher")
 
     class Device:
@@ -183,17 +183,17 @@ def _without_device() -> Iterator[None]:
 def lower(
     name: str, function: Callable[..., None], arguments: tuple[Any, ...], entry: str
 ) -> Lowered:
-    """Lower a plain function for devices; there need be none.
+    """Lower a plain function for devices; no device is needed.
 
     Args:
-        name: For messages.
+        name: Name for messages.
         function: Has `grid` among its global names.
-        arguments: Numba's types of its arguments.
+        arguments: Numba's types of the function's arguments.
         entry: Name for the kernel.
 
     Raises:
         ModuleNotFoundError: numba-cuda is not installed.
-        Exception: Of numba-cuda, what the function does that devices can't.
+        Exception: numba-cuda raised it, as the function does something that devices can't.
     """
     require()
     compiler = _module("numba.cuda.compiler")
@@ -207,7 +207,7 @@ def lower(
     compiler.kernel_fixup(kernel, False)
     modules = [text.replace(kernel.name, entry) for text in library.llvm_strs]
     sizes = [int(size) for text in modules for size in _CONSTANT.findall(text)]
-    if sum(sizes) > _MOST_CONSTANT_BYTES:  # there is no more constant memory
+    if sum(sizes) > _MOST_CONSTANT_BYTES:  # more than there is of constant memory
         modules = [text.replace("addrspace(4)", "addrspace(1)") for text in modules]
     if any("numba_attempt_nocopy_reshape" in text for text in modules):
         nvvm = _module("numba.cuda.cudadrv.nvvm").NVVM()
@@ -217,7 +217,7 @@ def lower(
 
 
 def signature_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return Numba's signature of a function that kernels call; raises as `lower`."""
+    """Return Numba's signature of a function that kernels call; raises as `lower` does."""
     require()
     compiler = _module("numba.cuda.compiler")
     with _without_device():
@@ -225,7 +225,7 @@ def signature_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> An
 
 
 def ptx(program: Lowered, capability: tuple[int, int]) -> str:
-    """Return PTX for this compute capability and above; DeviceError if libNVVM refuses or lacks."""
+    """Return PTX for this compute capability and above; DeviceError if libNVVM can't make it."""
     require()
     nvvm = _module("numba.cuda.cudadrv.nvvm")
     major, minor = capability
@@ -245,7 +245,7 @@ def ptx(program: Lowered, capability: tuple[int, int]) -> str:
 
 
 def machine_code(text: str, capability: tuple[int, int]) -> tuple[bytes, str]:
-    """Return the machine code that ptxas makes of PTX, and what it says of it, or a DeviceError."""
+    """Return ptxas's machine code of PTX, and its output; raise DeviceError if it fails."""
     tool = _module("cuda.pathfinder").find_nvidia_binary_utility("ptxas")
     if tool is None:
         raise DeviceError(f"ptxas was not found; it comes with {_INSTALL}")
@@ -265,8 +265,8 @@ def loaded(name: str, code: bytes, entry: str) -> Callable[[int, int, int, int],
     """Load machine code or PTX into the current context.
 
     Args:
-        name: For messages.
-        code: Of `machine_code`, or PTX that ends with a zero byte.
+        name: Name for messages.
+        code: Machine code of `machine_code`, or PTX that ends with a zero byte.
         entry: Name of the kernel in it.
 
     Returns:
@@ -274,7 +274,7 @@ def loaded(name: str, code: bytes, entry: str) -> Callable[[int, int, int, int],
         a stream, and of an array with the address of each argument.
 
     Raises:
-        DeviceError: The driver of the device refuses the code.
+        DeviceError: The device's driver refuses the code.
     """
     driver = _module("cuda.bindings.driver")
     results = driver.CUresult
@@ -299,7 +299,7 @@ def loaded(name: str, code: bytes, entry: str) -> Callable[[int, int, int, int],
     def launch(num_blocks: int, block_size: int, stream: int, places: int) -> None:
         result = run(function, num_blocks, 1, 1, block_size, 1, 1, 0, stream, places, 0)
         if result[0] == results.CUDA_ERROR_INVALID_CONTEXT:
-            # A thread in which torch has not needed one so far: memory comes from torch's cache.
+            # torch may not have used a device in this thread yet; memory comes from torch's cache.
             checked(driver.cuCtxSetCurrent(context), "entering the context of")
             result = run(function, num_blocks, 1, 1, block_size, 1, 1, 0, stream, places, 0)
         if result[0] != results.CUDA_SUCCESS:
@@ -310,7 +310,7 @@ def loaded(name: str, code: bytes, entry: str) -> Callable[[int, int, int, int],
 
 @functools.cache
 def versions() -> str:
-    """Return the versions of what compiles."""
+    """Return the versions of the packages that compile."""
     found = []
     for name in ("numba-cuda", "nvidia-nvvm", "nvidia-cuda-nvcc"):
         with contextlib.suppress(PackageNotFoundError):

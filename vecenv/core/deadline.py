@@ -1,4 +1,4 @@
-"""Points in time after which nothing is waited for."""
+"""Points in time at which a wait ends."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["Deadline"]
 
 
 class Deadline:
-    """A point in time; None as timeout is never.
+    """A point in time; with timeout None it never comes.
 
     Attributes:
-        timeout: Seconds from the beginning.
-        is_limit: Whether envs that take longer are at fault, rather than the wait being over.
+        timeout: Seconds from now.
+        is_limit: Whether an env that takes longer is at fault. Else only the wait is over.
     """
 
     def __init__(self, timeout: float | None, *, is_limit: bool = False) -> None:
@@ -22,18 +22,18 @@ class Deadline:
 
     @staticmethod
     def of_call(timeout: float | None, limit: float | None) -> Deadline:
-        """Return the deadline of a call that was given a timeout.
+        """Return the deadline of a call.
 
         Args:
-            timeout: The call's own; it only ends the wait.
-            limit: What holds without one: how long envs may take.
+            timeout: The call's own timeout; it only ends the wait.
+            limit: Used if the call has no timeout: how long envs may take.
         """
         if timeout is not None:
             return Deadline(timeout)
         return _NEVER if limit is None else Deadline(limit, is_limit=True)
 
     def left(self) -> float:
-        """Return the seconds left, at least 0; infinity for never."""
+        """Return the seconds left, at least 0; infinity if it never comes."""
         return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
 
     @property

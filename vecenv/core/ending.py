@@ -1,8 +1,8 @@
-"""Whatever way a program ends, its vector envs are closed, its workers and what envs start end.
+"""Close vector envs and end their workers, and what envs have started, however a program ends.
 
-At the program's end open vector envs are closed. The kernel, or a thread where it can't, kills a
-worker whose caller is gone. What envs start, game servers for example, is in the worker's process
-group, which the caller ends, and when it is gone, a process of a few lines that waits for that.
+Open vector envs are closed when the program ends. If a caller is gone, the kernel kills its
+workers, or a thread of theirs where it can't. What envs start (game servers, say) belongs to the
+worker's process group. The caller ends that group; if it is gone, a small watcher process does.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from vecenv.machine import is_portable
 __all__ = ["Watcher", "close_all", "close_at_exit", "end_group", "end_with_caller"]
 
 _PR_SET_PDEATHSIG = 1
-_GROUP_S = 0.2  # between SIGTERM and SIGKILL
-_LOOK_S = 0.25  # between looks after the caller, where it can't be waited for
+_GROUP_S = 0.2  # seconds between SIGTERM and SIGKILL
+_LOOK_S = 0.25  # seconds between checks whether the caller lives, where these must be polled
 _WATCHER = """
 import os, signal, sys, time
 groups = set()
@@ -45,14 +45,14 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def close_at_exit(envs: Any) -> None:
-    """Have `envs.close()` called at the program's end, if they are open then; not in forks."""
+    """Call `envs.close()` when the program ends, if `envs` are open then; not in forks."""
     _open.add(envs)
 
 
 def close_all() -> None:
-    """Close what is open; nothing happens the second time."""
+    """Close all open vector envs; a second call does nothing."""
     for envs in list(_open):
-        with contextlib.suppress(Exception):  # nobody is left to be told
+        with contextlib.suppress(Exception):  # nobody is left to report it to
             if not envs.closed:
                 envs.close()
 
@@ -63,21 +63,21 @@ if hasattr(os, "register_at_fork"):
 
 
 class Watcher:
-    """Ends what envs have started when this process is gone: the process groups of its workers.
+    """Ends the process groups of this process's workers when this process is gone.
 
-    It is a process of a few lines, as nothing else is left then. Processes that make a session of
-    their own (`start_new_session=True`) are let go.
+    It is a small process of its own, as nothing else is left then. Processes that begin a session
+    of their own (`start_new_session=True`) are not ended.
     """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen | None = None
-        # Not left to `Popen`, which lives on after `__del__`: the end of this file is the signal.
+        # Kept apart from `Popen`, which may outlive this object: closing this file is the signal.
         self._file: IO[bytes] | None = None
 
     def start(self) -> None:
         """Start the process, which `close` ends."""
-        if hasattr(os, "killpg"):  # which Windows has not
-            with interrupts_later():  # or nobody knows of it
+        if hasattr(os, "killpg"):  # not in Windows
+            with interrupts_later():  # else Ctrl-C could leave a process that nothing refers to
                 command = [sys.executable, "-I", "-S", "-c", _WATCHER]
                 process = self._process = subprocess.Popen(
                     command,
@@ -91,33 +91,33 @@ class Watcher:
                 self._file, process.stdin = process.stdin, None
 
     def tell(self, sign: str, pid: int) -> None:
-        """Tell it of a worker that has been started ("+"), or has been ended with its group."""
+        """Report a worker that has been started ("+"), or that has ended with its group ("-")."""
         if self._file is not None:
-            with contextlib.suppress(OSError, ValueError):  # somebody has killed it
+            with contextlib.suppress(OSError, ValueError):  # somebody has killed the process
                 self._file.write(f"{sign}{pid}\n".encode())
 
     def close(self, *, is_owner: bool = True) -> None:
-        """End it, when all workers have ended; in a fork, let go of it."""
+        """End the process, after all workers have ended; in a fork, only give it up."""
         process, self._process = self._process, None
         if process is not None and is_owner:
             process.kill()
             process.wait()
         elif process is not None:
-            process.returncode = 0  # or it would warn that a process is still running
+            process.returncode = 0  # else it would warn that a process is still running
         if self._file is not None:
             self._file.close()
 
 
 def end_group(pid: int) -> None:
-    """End what a worker, which has ended itself or was killed, has started and left behind."""
-    if not hasattr(os, "killpg"):  # which Windows has not
+    """End what a worker has started and left behind; the worker itself has ended."""
+    if not hasattr(os, "killpg"):  # not in Windows
         return
     give_up = time.monotonic() + _GROUP_S
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGTERM)
         while time.monotonic() < give_up:
             time.sleep(0.005)
-            os.killpg(pid, 0)
+            os.killpg(pid, 0)  # raises once the group is gone
         os.killpg(pid, signal.SIGKILL)
 
 
@@ -125,7 +125,7 @@ def end_with_caller(caller_pid: int, *, is_child_of_main_thread: bool) -> None:
     """Arrange that this process is killed when process `caller_pid` ends.
 
     Args:
-        caller_pid: Whom to follow.
+        caller_pid: Process id of the caller.
         is_child_of_main_thread: Whether the caller's main thread started this process itself. Linux
             then signals the end of the parent; for other threads it would signal the thread's end.
     """
@@ -133,7 +133,7 @@ def end_with_caller(caller_pid: int, *, is_child_of_main_thread: bool) -> None:
         import ctypes
 
         if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0:
-            if os.getppid() != caller_pid:  # it ended before we asked
+            if os.getppid() != caller_pid:  # it ended before this call, so there is no signal
                 signal.raise_signal(signal.SIGKILL)
             return
     threading.Thread(target=_watch, args=(caller_pid,), daemon=True, name="caller-watch").start()
@@ -148,7 +148,7 @@ def _watch(caller_pid: int) -> None:
         if caller is not None:
             caller.join()
     else:
-        is_child = os.getppid() == caller_pid  # then no other process can have its number
+        is_child = os.getppid() == caller_pid  # then no other process can get its number unnoticed
         with contextlib.suppress(ProcessLookupError):
             while not is_child or os.getppid() == caller_pid:
                 os.kill(caller_pid, 0)

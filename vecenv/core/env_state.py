@@ -1,6 +1,6 @@
-"""State of Gymnasium's envs: each is pickled as it is, wrappers and random generators included.
+"""State of Gymnasium's envs: each env is pickled, with wrappers and random generators.
 
-Pickles are code: whoever loads one runs what is in it.
+Pickles are code: loading one runs it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SavedEnv(NamedTuple):
 
 
 def dump_env(saved: SavedEnv, index: int) -> bytes:
-    """Pickle an env; raise EnvStateError if that can't be done."""
+    """Pickle an env; raise EnvStateError if that fails."""
     try:
         try:
             return _dumps(pickle.Pickler, saved)
@@ -51,8 +51,8 @@ def _dumps(base: Any, saved: SavedEnv) -> bytes:
         def reducer_override(self, obj: Any) -> Any:
             kind = type(obj)
             if isinstance(obj, EzPickle) and kind.__getstate__ is EzPickle.__getstate__:
-                # That would make a new env of the arguments of the old one. What is in it, instead:
-                # of engines that can't be pickled this raises, rather than to forget their state.
+                # EzPickle would make a new env from the old one's arguments. So pickle attributes:
+                # this raises if an engine can't be pickled, rather than losing its state.
                 state = dict(vars(obj))
                 return copyreg.__newobj__, (kind,), state, None, None, _set_attributes  # type: ignore[attr-defined]  # typeshed leaves it out
             inherited = getattr(super(), "reducer_override", None)
@@ -68,10 +68,10 @@ def _set_attributes(obj: Any, state: dict[str, Any]) -> None:
 
 
 def load_env(pickled: Any, index: int, observation_space: Space, action_space: Space) -> SavedEnv:
-    """Unpickle env `index`, which is to have these spaces: this runs what is in it.
+    """Unpickle env `index`, which must have these spaces: this runs code of the pickle.
 
     Raises:
-        EnvStateError: It can't be done, or it is an env with other spaces.
+        EnvStateError: It can't be unpickled, or has other spaces.
     """
     try:
         saved = SavedEnv(*pickle.loads(pickled))
@@ -92,15 +92,15 @@ def load_env(pickled: Any, index: int, observation_space: Space, action_space: S
 
 
 def pack_envs(pickles: Sequence[bytes], notes: Any) -> dict[str, Any]:
-    """Return the state of a vector env, given those of its envs and what it has noted itself."""
+    """Return the state of a vector env, from the states of its envs and its own notes."""
     return {"format": _FORMAT, "envs": list(pickles), "notes": dumps(notes)}
 
 
 def unpack_envs(state: Mapping[str, Any], num_envs: int) -> tuple[list[bytes], Any]:
-    """Return the pickled envs of a state, and the notes: this runs what is in them.
+    """Return the pickled envs of a state, and the notes: unpickling these runs code.
 
     Raises:
-        EnvStateError: It is no state of `num_envs` envs.
+        EnvStateError: It is not a state of `num_envs` envs.
     """
     pickles = state.get("envs") if isinstance(state, Mapping) else None
     if not isinstance(pickles, list) or state.get("format") != _FORMAT:

@@ -19,7 +19,7 @@ __all__ = [
 
 
 class ActionError(InvalidAction, ValueError):
-    """Actions of wrong shape, dtype or count, or NaN; nothing was stepped."""
+    """Actions have a wrong shape, dtype or count, or contain NaN; nothing was stepped."""
 
 
 class ActionMaskError(ValueError):
@@ -27,7 +27,7 @@ class ActionMaskError(ValueError):
 
 
 class ActionTypeError(ActionError, TypeError):
-    """Actions of wrong dtype or container, such as one number for a whole batch."""
+    """Actions have a wrong dtype or container, such as one number for a whole batch."""
 
 
 class EnvCreationError(RuntimeError):
@@ -47,7 +47,7 @@ class InfoError(ValueError):
 
 
 class NoActionMaskError(NotImplementedError):
-    """Action masks were asked for, and the envs give none; says what an env has to provide."""
+    """Action masks were requested, but the envs give none; says what an env must provide."""
 
 
 class ObservationError(ValueError):
@@ -55,7 +55,7 @@ class ObservationError(ValueError):
 
     Args:
         problem: What is wrong, as the rest of a sentence that begins with the env.
-        env_id: Which env, as whoever raises this counts them.
+        env_id: Which env, in the numbering of the raising code.
 
     Attributes:
         problem: What is wrong.
@@ -67,7 +67,7 @@ class ObservationError(ValueError):
         self._names_env = env_id is not None
 
     def name_env(self, env_id: int) -> None:
-        """Say which env it was for somebody who counts them otherwise, as in a chunk of many."""
+        """Change the env's number to that of another numbering, such as of all envs for a chunk."""
         if self._names_env:
             self.args = (f"env {env_id} {self.problem}",)
 

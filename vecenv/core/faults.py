@@ -1,4 +1,4 @@
-"""Errors that cross process boundaries, and what is said about workers that are gone."""
+"""Errors that cross process boundaries, and descriptions of workers that are gone."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = [
 
 
 class WorkerDiedError(RuntimeError):
-    """A worker process is gone; the message says which, how, and at what."""
+    """A worker process is gone; the message says which, how it ended, and during which call."""
 
 
 class StepTimeoutError(multiprocessing.context.TimeoutError, TimeoutError):
-    """Envs have not answered in time; what they were asked stays pending."""
+    """Envs have not answered in time; the call stays pending."""
 
 
 class EnvStepError(RuntimeError):
@@ -40,7 +40,7 @@ class EnvStepError(RuntimeError):
 
 
 class RemoteTraceback(Exception):
-    """The worker's traceback, as cause of an exception that was raised in an env there."""
+    """The worker's traceback, as the cause of an exception that an env raised there."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -54,9 +54,9 @@ class EnvFault(NamedTuple):
     """An exception that an env raised in a worker.
 
     Attributes:
-        env_id: Which env; negative if it was none, but a policy for example.
+        env_id: Which env; negative if it was none but, for example, a policy.
         worker: Which worker.
-        call: What it was doing, such as "step".
+        call: The call in which it was raised, such as "step".
         action: Short text of the action, or "".
         pickled: The exception.
         text: Its `repr`.
@@ -75,7 +75,7 @@ class EnvFault(NamedTuple):
     def of(
         error: BaseException, env_id: int, worker: int, call: str, action: Any = None
     ) -> EnvFault:
-        """Describe an exception that is being handled; its notes go into no text."""
+        """Describe an exception that is being handled; its notes are in no text."""
         if isinstance(error, ObservationError):
             error.name_env(env_id)
         shown = "" if action is None else shorten(_repr(action))
@@ -85,7 +85,7 @@ class EnvFault(NamedTuple):
             bare = error.with_traceback(None)
             bare.__cause__ = bare.__context__ = None
             return EnvFault(env_id, worker, call, shown, _pickled(bare), _repr(bare), trace)
-        except Exception:  # its class overrides what exceptions are made of
+        except Exception:  # its class overrides what exceptions consist of
             return EnvFault(env_id, worker, call, shown, b"", _repr(error), _repr(error))
 
     def exception(self, step: int) -> BaseException:
@@ -119,7 +119,7 @@ def _own_part(error: BaseException) -> Any:
 
 
 def _repr(value: Any) -> str:
-    """Return a value's repr, which may be code of users' classes."""
+    """Return a value's repr; users' classes may raise anything in it."""
     try:
         return repr(value)
     except Exception as error:
@@ -135,26 +135,26 @@ def _pickled(error: BaseException) -> bytes:
 
 
 def shorten(text: str, most: int = 200) -> str:
-    """Cut a text that is too long for a message."""
+    """Cut a text to the length of a message."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def raise_faults(faults: list[EnvFault], step: int) -> None:
-    """Log every fault, those that are the same of many envs once; raise the last."""
+    """Log every fault, equal faults of several envs once; raise the last."""
     if not faults:
         return
     ids_of: dict[str, list[str]] = {}
     for fault in faults:
         who = f"worker {fault.worker}" if fault.env_id < 0 else str(fault.env_id)
         ids_of.setdefault(fault.trace, []).append(who)
-    with contextlib.suppress(Warning):  # they are warnings, which may be set to raise
+    with contextlib.suppress(Warning):  # log records may be warnings set to raise
         for trace, ids in ids_of.items():
             logger.error(f"envs {', '.join(ids)} raised, in {faults[0].call}:\n{trace}")
     raise faults[-1].exception(step)
 
 
 def retold(error: BaseException) -> BaseException:
-    """Return a copy of an error, to be told again later: without the frames it came through."""
+    """Return a copy of an error without its traceback, to be raised or quoted later."""
     try:
         copied = copy.copy(error)
     except Exception:  # exceptions with unusual constructors fail in many ways
@@ -166,7 +166,7 @@ def retold(error: BaseException) -> BaseException:
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """Say how a process ended.
+    """Return a text of how a process ended.
 
     Example:
         >>> describe_exit(-9), describe_exit(0)

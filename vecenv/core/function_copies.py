@@ -11,7 +11,7 @@ from numba.extending import is_jitted
 
 __all__ = ["FIXED_PACKAGES", "Copies", "closed_over", "names_in", "python_function"]
 
-# What is not copied and hashed by name only: its version stands for its code.
+# Functions of these packages are not copied, and hashed by name: the version stands for the code.
 FIXED_PACKAGES = ("numba", "numpy", "llvmlite", "math", "builtins", "typing")
 _MISSING = object()
 
@@ -28,16 +28,16 @@ def names_in(code: types.CodeType) -> set[str]:
 class Copies:
     """Copies functions so that the copies call copies, also through modules, tuples and closures.
 
-    A copy has the code of the original, and global names and closed-over variables of its own, with
-    the values that they have now.
+    A copy has the original's code, and its own global names and closed-over variables, with the
+    values that they have now.
 
     Args:
-        remake: Called with what was found, a compiled or a plain function, and the copy of its
-            Python function before its names are bound; returns what takes its place.
-        finish: Called with what was found and what takes its place once names are bound.
-        find: Called with what was found; returns what takes its place already, or None.
+        remake: Called with a compiled or plain function that was found and the copy of its Python
+            function, before names in the copy are bound; returns the replacement.
+        finish: Called with the function found and its replacement, once names are bound.
+        find: Called with the function found; returns an existing replacement, or None.
         convert: Called with any value that is no function, and with modules whose functions are not
-            copied; returns what takes its place.
+            copied; returns the replacement.
         with_plain: Whether plain functions are copied too.
     """
 
@@ -52,14 +52,14 @@ class Copies:
     ) -> None:
         self._remake, self._finish, self._find = remake, finish, find
         self._convert, self._with_plain = convert, with_plain
-        self._made: dict[int, tuple[Any, Any]] = {}  # by id, with what the id is of
+        self._made: dict[int, tuple[Any, Any]] = {}  # by id; the original keeps its id taken
 
     def copy(self, value: Any, names: set[str] | None = None) -> Any:
-        """Return a copy of a function, or a value in which functions are replaced by copies.
+        """Return a copy of a function, or of a value with its functions replaced by copies.
 
         Args:
-            value: Anything; what has no functions in it is passed to `convert`.
-            names: Attributes that may be read from it, if it is a module.
+            value: Anything; values without functions are passed to `convert`.
+            names: Attributes that code may read from it, if it is a module.
         """
         if is_jitted(value):
             return self._function(value, python_function(value))
@@ -75,7 +75,7 @@ class Copies:
         return self._convert(value)
 
     def bind(self, function: types.FunctionType, stand_in: Any) -> types.FunctionType:
-        """Return a copy of a plain function in which `stand_in` takes the place of itself."""
+        """Return a copy of a plain function in which `stand_in` replaces the function itself."""
         copy, fill = _blank(function)
         self._made[id(stand_in)] = (stand_in, stand_in)
         fill(self.copy)
@@ -103,13 +103,13 @@ class Copies:
             return self._made[id(module)][1]
         if module.__name__.split(".")[0] in FIXED_PACKAGES:
             return self._convert(module)
-        self._made[id(module)] = (module, module)  # should it contain itself
+        self._made[id(module)] = (module, module)  # in case the module contains itself
         changed = {}
         for name in names:
             value = vars(module).get(name, _MISSING)
             if value is not _MISSING and (new := self.copy(value, names)) is not value:
                 changed[name] = new
-        del self._made[id(module)]  # other functions read other names
+        del self._made[id(module)]  # other functions read other names of it
         if not changed:
             return module
         twin = types.ModuleType(module.__name__)
@@ -121,7 +121,7 @@ class Copies:
 def _blank(
     function: types.FunctionType,
 ) -> tuple[types.FunctionType, Callable[[Callable[[Any, set[str]], Any]], None]]:
-    """Copy a function without what its names stand for; return what fills that in, too."""
+    """Copy a function without binding its names; return also a function that binds them."""
     code, given = function.__code__, function.__globals__
     scope = {key: given[key] for key in ("__name__", "__builtins__", "__file__") if key in given}
     cells = tuple(types.CellType() for _ in code.co_freevars)
@@ -143,7 +143,7 @@ def _blank(
 
 
 def closed_over(function: types.FunctionType) -> dict[str, Any]:
-    """Variables that a function closes over and that have a value."""
+    """Return the variables that a function closes over, if they have a value."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # not assigned yet
@@ -152,5 +152,5 @@ def closed_over(function: types.FunctionType) -> dict[str, Any]:
 
 
 def python_function(dispatcher: Any) -> types.FunctionType:
-    """Return the function that a compiled one was made from, with the globals of its module."""
+    """Return the Python function of a compiled one, with the globals of its module."""
     return getattr(dispatcher._cache, "original", dispatcher.py_func)

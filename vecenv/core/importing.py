@@ -1,4 +1,4 @@
-"""Import what the user has named, from the working directory too."""
+"""Import modules and objects that the user names, also from the working directory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def import_module(name: str) -> types.ModuleType:
     """Import a module, also one in the working directory.
 
     Raises:
-        ImportError: It can't be imported.
+        ImportError: The module can't be imported.
     """
     try:
         return importlib.import_module(name)
@@ -35,10 +35,10 @@ def import_module(name: str) -> types.ModuleType:
 
 
 def import_object(argument: str, text: str) -> Any:
-    """Import what "module:object" names; messages call it `argument`.
+    """Import the object that "module:object" names; messages call the text `argument`.
 
     Raises:
-        ValueError: The text is of another form, or the module has no such object.
+        ValueError: The text has another form, or the module has no such object.
         ImportError: There is no such module, or it can't be imported.
     """
     module_name, _, path = text.partition(":")
@@ -53,7 +53,7 @@ def import_object(argument: str, text: str) -> Any:
                 f"nor in {os.getcwd()}",
                 name=error.name,
             ) from None
-        raise  # something that the module needs
+        raise  # it is another module, which that one imports
     for name in path.split("."):
         if not hasattr(found, name):
             own = [key for key in dir(found) if not key.startswith("_")]

@@ -1,7 +1,7 @@
 """Per-env info dicts -> the batched info dict with masks, as Gymnasium defines it.
 
-Whatever the backend, the batched infos are what `add_info` makes of the envs' own dicts, entered in
-the order of the rows. Backends whose envs are elsewhere bring those dicts here.
+On every backend the batched infos equal what `add_info` makes of the envs' own dicts, entered in
+the order of the rows. Backends with envs in other processes send those dicts here.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def add_info(
     The rules are those of `gymnasium.vector.VectorEnv._add_info`: each key holds an array with one
     row per env and is accompanied by a boolean mask `_key`; numbers and NumPy arrays keep their
     dtype, dicts are batched recursively, everything else goes into an object array; `final_obs` is
-    always an object array. The first env that has a key decides dtype and shape; what comes after
-    is assigned to a row, and cast as NumPy does.
+    always an object array. The first env that has a key decides dtype and shape; later values
+    are assigned to their row, and cast as NumPy does.
 
     Args:
         infos: Batched infos so far; changed in place.
@@ -43,11 +43,11 @@ def add_info(
             objects are entered themselves.
         index: Row of this env.
         num_envs: Rows of every array.
-        env_id: How errors call the env; None for `index`.
+        env_id: The env's number in error messages; None for `index`.
         path: Keys of the dicts around `info`.
 
     Raises:
-        InfoError: A value can't be assigned to the array that an earlier env's value has made.
+        InfoError: A value can't be assigned to the array that an earlier env's value made.
     """
     who = index if env_id is None else env_id
     if info.__class__ is not dict and not isinstance(info, Mapping):
@@ -83,7 +83,7 @@ def add_info(
 
 
 def _new_column(key: str, value: Any, num_envs: int) -> np.ndarray:
-    """Make the array that can hold `value` for each of the envs."""
+    """Make an array that can hold `value` for each of the envs."""
     if key != "final_obs":
         if type(value) in _SCALARS or isinstance(value, np.number):
             return np.zeros(num_envs, dtype=type(value))
@@ -93,7 +93,7 @@ def _new_column(key: str, value: Any, num_envs: int) -> np.ndarray:
 
 
 def _misfit(path: tuple[Any, ...], value: Any, column: Any, env_id: int) -> InfoError:
-    """Say why a value has no place in the batched infos."""
+    """Return the error for a value that does not fit into the batched infos."""
     name = "".join(f"[{key!r}]" for key in path)
     came, rows = f"the {type(value).__name__} {short(value)}", f"a {type(column).__name__}"
     if isinstance(value, np.ndarray):
@@ -111,8 +111,8 @@ def _misfit(path: tuple[Any, ...], value: Any, column: Any, env_id: int) -> Info
 def copy_value(value: Any) -> Any:
     """Return a value with arrays, dicts, lists, tuples and sets copied, other objects as they are.
 
-    What envs return may be theirs, to be used again at the next step; and what they are given is
-    theirs to change.
+    An env may reuse what it returned at the next step, and may change what it is given; so both
+    are copied.
     """
     kind = value.__class__
     if kind in _PLAIN:
@@ -122,7 +122,7 @@ def copy_value(value: Any) -> Any:
     if isinstance(value, dict):
         if kind is dict:
             return {key: copy_value(part) for key, part in value.items()}
-        parts = copy.copy(value)  # such as OrderedDict
+        parts = copy.copy(value)  # keeps the type, such as OrderedDict
         for key, part in value.items():
             parts[key] = copy_value(part)
         return parts
@@ -134,10 +134,10 @@ def copy_value(value: Any) -> Any:
 
 
 class InfosApart(dict[int, list[dict[str, Any]]]):
-    """Infos that have not been batched yet: by row the dicts to be entered, mostly one.
+    """Infos that are not batched yet: per row the dicts to be entered, mostly one.
 
-    Rows are in the order in which they are to be entered. Vector envs in other processes return
-    them, so that the batched infos are made only once.
+    Rows are in the order in which they must be entered. Vector envs in other processes return
+    this, so that infos are batched only once.
     """
 
     def enter(
@@ -147,9 +147,9 @@ class InfosApart(dict[int, list[dict[str, Any]]]):
         num_rows: int,
         env_ids: Sequence[int] | np.ndarray,
     ) -> None:
-        """Enter them into batched infos of `num_rows` rows, in place.
+        """Enter the infos into batched infos of `num_rows` rows, in place.
 
-        `rows` says which row there each one here is, `env_ids` whose it is, for errors.
+        `rows` gives the row there of each row here; `env_ids` gives the env, for errors.
         """
         for row, entries in self.items():
             for info in entries:
@@ -163,7 +163,7 @@ def keep_info(
     num_envs: int,
     env_id: int | None = None,
 ) -> None:
-    """Do what `add_info` does, without batching."""
+    """Keep an info as `add_info` does, but unbatched."""
     infos.setdefault(index, []).append(copy_value(info))
 
 

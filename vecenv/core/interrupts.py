@@ -1,8 +1,8 @@
-"""Signals that wait until something is whole which cannot be done again if it is broken off.
+"""Delay signals while something is done that can't be repeated if it is interrupted.
 
-Numba does not survive an exception in the midst of a compilation: later ones fail. A process that
-has just been started must be known to its owner, or nobody ends it. Elsewhere an interrupted call
-simply ends; what an object promises afterwards is in docs/trust.md.
+Numba does not survive an exception in the midst of a compilation: later ones fail. The owner of a
+new process must know of it, or nobody ends it. Elsewhere an interrupted call simply ends;
+docs/trust.md says what an object promises afterwards.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def interrupts_later() -> Iterator[None]:
 
     Only the main thread runs handlers; in other threads this does nothing.
     """
-    came: dict[int, Any] = {}  # the frame in which a signal came first
+    came: dict[int, Any] = {}  # signal number: frame in which it first came
     is_main = threading.current_thread() is threading.main_thread()
     found = [(number, signal.getsignal(number)) for number in _SIGNALS]
     handlers: dict[int, Any] = {n: one for n, one in found if callable(one) and is_main}
     try:
         for number in handlers:
-            signal.signal(number, came.setdefault)
+            signal.signal(number, came.setdefault)  # the handler keeps the first frame
         yield
     finally:
         for number, handler in handlers.items():

@@ -1,6 +1,6 @@
-"""Threads of numeric libraries: one each, in processes that share the cores with others.
+"""Limit numeric libraries to one thread, in processes that share the cores with others.
 
-PyTorch, BLAS, OpenMP and Numba start a thread per core in every process otherwise.
+Otherwise PyTorch, BLAS, OpenMP and Numba start a thread per core in every process.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _VARIABLES += ("NUMEXPR_NUM_THREADS",)
 
 
 def limited_environment() -> dict[str, str]:
-    """Return the environment variables of this process, and those that limit libraries' threads.
+    """Return this process's environment variables, with limits of libraries' threads added.
 
-    Variables that the user has set win, and OpenBLAS, MKL and PyTorch follow OMP_NUM_THREADS.
+    Variables that the user has set win. OpenBLAS, MKL and PyTorch also follow OMP_NUM_THREADS.
     """
     names = () if "OMP_NUM_THREADS" in os.environ else _VARIABLES
     return {**dict.fromkeys((*names, "NUMBA_NUM_THREADS"), "1"), **os.environ}
@@ -35,12 +35,12 @@ def limited_environment() -> dict[str, str]:
 def limit_threads() -> None:
     """Let libraries use one thread in this process.
 
-    What factories set afterwards wins. OpenBLAS, if it is loaded already, was told by the caller.
+    What factories set later wins. If OpenBLAS is loaded already, the caller has limited it.
     """
     given, limits = set(os.environ), limited_environment()
     config: Any = getattr(sys.modules.get("numba"), "config", None)
     if config is not None and "NUMBA_NUM_THREADS" not in given:
-        del limits["NUMBA_NUM_THREADS"]  # now it would reset all of Numba's settings
+        del limits["NUMBA_NUM_THREADS"]  # after its import this would reset all of Numba's settings
         if config.NUMBA_NUM_THREADS == config.NUMBA_DEFAULT_NUM_THREADS:
             config.NUMBA_NUM_THREADS = 1
     os.environ.update(limits)
@@ -51,10 +51,10 @@ def limit_threads() -> None:
 
 @contextlib.contextmanager
 def forked_with_one_openblas_thread() -> Iterator[None]:
-    """Let each copy of OpenBLAS have one thread in the processes that are forked meanwhile.
+    """Let each copy of OpenBLAS have one thread in processes that are forked in this context.
 
-    OpenBLAS ends its threads before a fork, and a fork that is told a number starts them again,
-    which then spin for a while. So this process is told, and told its former number afterwards.
+    OpenBLAS ends its threads before a fork. Setting the number in a fork starts them again, and
+    they spin for a while. So the number is set in this process, and set back afterwards.
     """
     told = []
     paths = [path for name, path in loaded_libraries().items() if "openblas" in name]

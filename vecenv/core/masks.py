@@ -1,8 +1,8 @@
-"""Action masks: which actions an env allows, in one form whoever gives them.
+"""Action masks: which actions an env allows, in one form for every source.
 
 A mask is a row of 0 and 1: one entry per action of a Discrete space (entry k stands for the action
-`start + k`), of a MultiDiscrete space the entries of its parts one after the other, sum(nvec) in
-all, and of a MultiBinary space two entries (0, 1) per bit. That is sb3-contrib's form. The dtype is
+`start + k`); for MultiDiscrete spaces the entries of all parts one after the other, sum(nvec) in
+all; for MultiBinary spaces two entries (0, 1) per bit. This is sb3-contrib's form. The dtype is
 int8, which `sample(mask=)` of Gymnasium's spaces takes.
 """
 
@@ -37,13 +37,13 @@ __all__ = [
     "sample_actions",
 ]
 
-MASK_KEY = "action_mask"  # in infos, and in Dict observations
+MASK_KEY = "action_mask"  # key in infos, and in Dict observations
 _GIVEN_KEY = f"_{MASK_KEY}"
-METHODS = ("action_masks", "action_mask")  # of single envs, the first that is there
+METHODS = ("action_masks", "action_mask")  # of single envs; the first that exists is used
 
 
 def mask_sizes(space: Space) -> np.ndarray:
-    """Return how many values each part of an action has, int64 (K,); K = 1 for Discrete.
+    """Return the number of values of each part of an action, int64 (K,); K = 1 for Discrete.
 
     Raises:
         NoActionMaskError: There are no masks for such a space.
@@ -61,13 +61,13 @@ def mask_sizes(space: Space) -> np.ndarray:
 
 
 def mask_starts(space: Space) -> np.ndarray:
-    """Return where in a mask the values of each part of an action begin, int64 (K,)."""
+    """Return the position in a mask of the first value of each part of an action, int64 (K,)."""
     sizes = mask_sizes(space)
     return np.cumsum(sizes) - sizes
 
 
 def allow_something(bits: np.ndarray, starts: np.ndarray) -> Any:
-    """Return which masks, bool (B, width), have a value for each part of an action, bool (B,).
+    """Return which masks, bool (B, width), allow a value for each part of an action, bool (B,).
 
     Args:
         bits: The masks.
@@ -99,15 +99,15 @@ def can_be_masked(space: Space) -> bool:
 def sample_actions(
     single_action_space: Space, masks: np.ndarray, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw one action per mask, uniformly among those that are allowed.
+    """Draw one action per mask, uniformly among the allowed actions.
 
     Args:
         single_action_space: Discrete, MultiDiscrete or MultiBinary.
         masks: 0 and 1, or bool, (B, width), as `VecEnv.action_masks` returns them.
-        rng: Is drawn from: B * width numbers.
+        rng: Generator, from which B * width numbers are drawn.
 
     Returns:
-        (B, *action_shape) of the space's dtype, the caller's.
+        (B, *action_shape) of the space's dtype; the caller owns it.
 
     Raises:
         ActionMaskError: `masks` has another shape.
@@ -123,7 +123,7 @@ def sample_actions(
     masks = np.asarray(masks)
     if masks.ndim != 2 or masks.shape[1] != width:
         raise ActionMaskError(f"masks has shape {masks.shape}, expected (B, {width}) for {space}")
-    keys = rng.random(masks.shape, np.float32) + (masks != 0)  # allowed ones are above 1
+    keys = rng.random(masks.shape, np.float32) + (masks != 0)  # keys of allowed actions are above 1
     ends = np.cumsum(sizes)
     parts = [keys[:, end - size : end].argmax(1) for size, end in zip(sizes, ends, strict=True)]
     actions = np.stack(parts, 1).reshape(len(masks), *(space.shape or ()))
@@ -131,12 +131,12 @@ def sample_actions(
 
 
 class MaskInfos(Wrapper):
-    """Puts an env's action mask into its infos, where vector envs carry it with the results.
+    """Puts an env's action mask into its infos, so that vector envs pass it on with the results.
 
     The mask of every reset and step is `info["action_mask"]` if the env puts it there itself, else
-    the part "action_mask" of its Dict observations, else what its method `action_masks()`
-    (sb3-contrib's name) or `action_mask()` returns, called without arguments. Workers write it into
-    shared memory with the other results, so that `action_masks` of the vector env asks nobody.
+    the part "action_mask" of its Dict observations, else the result of its method
+    `action_masks()` (sb3-contrib's name) or `action_mask()`, called without arguments. Workers
+    write it into shared memory with the other results, so that `action_masks` asks no worker.
     `make_vec(..., mask_infos=True)` wraps every env in it.
 
     Args:
@@ -162,12 +162,12 @@ class MaskInfos(Wrapper):
         self._method: str | None = None
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Reset the env; the info has its mask."""
+        """Reset the env; the info contains its mask."""
         obs, info = self.env.reset(**kwargs)
         return obs, self._with_mask(obs, info)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the env; the info has its mask."""
+        """Step the env; the info contains its mask."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         try:
             info = self._with_mask(obs, info)
@@ -193,7 +193,7 @@ class MaskInfos(Wrapper):
 
 
 def _how_to(width: int) -> str:
-    """Say what an env has to provide."""
+    """Return a text that says what an env must provide."""
     return (
         "an env that has them returns info['action_mask'] from reset and step, has a part "
         "'action_mask' in its Dict observations, or has a method action_masks(); each mask is an "
@@ -204,11 +204,11 @@ def _how_to(width: int) -> str:
 def flat_mask(mask: Any, width: int, space: Space) -> np.ndarray:
     """Return one env's mask as int8 (width,).
 
-    Masks of MultiDiscrete actions may be tuples of one mask per part, as `sample(mask=)` of
-    Gymnasium's space takes them.
+    Masks of MultiDiscrete actions may be tuples of one mask per part, which `sample(mask=)` of
+    Gymnasium's space takes too.
 
     Raises:
-        ActionMaskError: Wrong shape or type, or something else than 0 and 1.
+        ActionMaskError: Wrong shape or type, or values other than 0 and 1.
     """
     flat = _joined(mask)
     if flat is None or flat.size != width or (isinstance(space, Discrete) and flat.ndim != 1):
@@ -224,7 +224,7 @@ def flat_mask(mask: Any, width: int, space: Space) -> np.ndarray:
 
 
 def _joined(mask: Any) -> np.ndarray | None:
-    """Return nested tuples or lists of masks as one array; None for what has no numbers."""
+    """Join nested tuples or lists of masks into one array; return None if they are no numbers."""
     try:
         if isinstance(mask, tuple | list) and any(np.ndim(part) for part in mask):
             parts = [_joined(part) for part in mask]
@@ -245,11 +245,11 @@ class LatestMasks:
     """The masks that came with the infos of each env's latest reset or step.
 
     Attributes:
-        is_used: Whether there have been masks in the infos, or somebody has asked; nothing is noted
-            before.
-        is_apart: Whether infos come unbatched, as `InfosApart`.
-        values: (num_envs, ...) as they came in the infos; None if there have been none.
-        is_over: bool (num_envs,), whose episode has ended with its latest step.
+        is_used: Whether infos have had masks, or masks have been requested; before, nothing is
+            recorded.
+        is_apart: Whether infos are unbatched, as `InfosApart`.
+        values: Masks (num_envs, ...) as the infos had them; None if there have been none.
+        is_over: bool (num_envs,), whether the latest step has ended the episode.
     """
 
     def __init__(self, num_envs: int, space: Space) -> None:
@@ -265,16 +265,16 @@ class LatestMasks:
         return mask_width(self._space)
 
     def name(self, row: int) -> str:
-        """Return how errors call a row."""
+        """Return the name of a row in errors."""
         return f"env {row}"
 
     def note(self, infos: dict[Any, Any], is_over: Any, rows: Any = slice(None)) -> None:
-        """Take over the masks of a batch of results.
+        """Record the masks of a batch of results.
 
         Args:
             infos: Batched infos, or unbatched ones.
             is_over: Whether the episodes have ended with these results, bool (B,), or False.
-            rows: Whose results these are: int64 (B,), or a slice.
+            rows: The envs of these results: int64 (B,), or a slice.
         """
         self.is_used = True
         self.is_over[rows] = is_over
@@ -285,7 +285,7 @@ class LatestMasks:
         if found is None:
             self._is_given[rows] = False
             return
-        if not isinstance(found, np.ndarray):  # a dict
+        if not isinstance(found, np.ndarray):  # masks that are dicts are batched as one
             found = as_objects([found] * len(self._is_given[rows]))
         values = self.values
         if values is None:
@@ -297,7 +297,7 @@ class LatestMasks:
         self._is_given[rows] = given
 
     def note_reset(self, infos: dict[Any, Any], env_ids: np.ndarray | None) -> None:
-        """Take over the masks of a reset of some envs, int64 (B,), from infos with rows of all."""
+        """Record the masks of a reset of some envs, int64 (B,), from infos with rows of all."""
         if env_ids is not None and self.is_apart:
             rows = enumerate(env_ids.tolist())
             infos = {row: infos[env_id] for row, env_id in rows if env_id in infos}
@@ -307,11 +307,11 @@ class LatestMasks:
         self.note(infos, False, slice(None) if env_ids is None else env_ids)
 
     def state(self) -> tuple[Any, ...]:
-        """Return what `restore` takes: no copies."""
+        """Return the arguments of `restore`: no copies."""
         return self.is_used, self.values, self._is_given, self.is_over
 
     def restore(self, is_used: bool, values: Any, is_given: np.ndarray, is_over: Any) -> None:
-        """Go on from what `state` returned, for as many envs."""
+        """Restore what `state` returned, for the same number of envs."""
         self.is_used, self.values = is_used, values
         self._is_given[:], self.is_over[:] = is_given, is_over
 
@@ -327,19 +327,19 @@ class LatestMasks:
         is_given: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Return masks int8 (B, width) of what envs gave, (B, ...) or objects (B,).
+        """Return masks int8 (B, width) from what envs gave, (B, ...) or objects (B,).
 
-        Where an episode has ended and the env is about to be reset, whatever the action, a mask
-        that is missing or allows nothing becomes one that allows all.
+        Where an episode has ended and the env will be reset, whatever the action, a mask that is
+        missing or allows nothing becomes one that allows everything.
 
         Args:
-            values: What the envs gave.
+            values: Masks as the envs gave them.
             rows: Which envs these are: int64 (B,), or a slice.
-            is_given: bool (B,), who gave something; None if all did.
+            is_given: bool (B,), which envs gave a mask; None if all did.
             allowed: bool (B, width), what a mask can allow at all; None for everything.
 
         Raises:
-            ActionMaskError: They don't fit the action space, or are missing; names the env.
+            ActionMaskError: A mask does not fit the action space, or is missing; names the env.
         """
         width = self._width
         env_ids, is_over = np.arange(self._num_envs)[rows], self.is_over[rows]
@@ -380,7 +380,7 @@ class LatestMasks:
 
 
 def none_allowed(name: str) -> ActionMaskError:
-    """Return the error for a mask without a 1 for each part, in the middle of an episode."""
+    """Return the error for a mask that allows no value of some part, in mid-episode."""
     return ActionMaskError(
         f"the action mask of {name} allows no action, though its episode goes on; end the "
         "episode (terminated) where nothing can be done, or allow an action that does nothing"
@@ -388,7 +388,7 @@ def none_allowed(name: str) -> ActionMaskError:
 
 
 def no_masks(width: int, observation_space: Space) -> NoActionMaskError:
-    """Return the error for single envs without masks."""
+    """Return the error for single envs that give no masks."""
     problem = "the envs give no action masks"
     if isinstance(observation_space, Dict) and MASK_KEY in observation_space.spaces:
         shape = observation_space[MASK_KEY].shape
@@ -397,7 +397,7 @@ def no_masks(width: int, observation_space: Space) -> NoActionMaskError:
 
 
 def has_mask_part(observation_space: Space, width: int) -> bool:
-    """Whether observations have a part that is the action mask, as PettingZoo's have."""
+    """Whether observations have a part that is the action mask, as PettingZoo's do."""
     if not isinstance(observation_space, Dict) or MASK_KEY not in observation_space.spaces:
         return False
     shape = observation_space[MASK_KEY].shape
@@ -413,10 +413,10 @@ def as_objects(items: Sequence[Any]) -> np.ndarray:
 
 
 def _take_apart(infos: dict[int, Any], count: int) -> tuple[np.ndarray | None, np.ndarray]:
-    """Return the masks in infos that have not been batched, and which rows have one."""
+    """Return the masks in unbatched infos, and which rows have one."""
     found: list[Any] = [None] * count
     for row, entries in infos.items():
-        info = entries[-1]  # the one before, if there is one, is of the episode that has ended
+        info = entries[-1]  # an earlier one belongs to the episode that has ended
         found[row] = info.get(MASK_KEY) if isinstance(info, dict) else None
     given = np.array([mask is not None for mask in found])
     return (as_objects(found) if given.any() else None), given

@@ -1,4 +1,4 @@
-"""How the moments of two sets of rows are joined: the one formula of all running moments."""
+"""Join the moments of two sets of rows: the one formula of all running moments."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def joined(
 ) -> tuple[Any, Any, Any]:
     """Return count, mean and sum of squared deviations of two sets of rows together.
 
-    Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983). Only arithmetic,
-    so numbers, arrays, tensors and kernels take the same formula.
+    Chan, Golub and LeVeque, "Algorithms for computing the sample variance" (1983). It uses only
+    arithmetic, so it works for numbers, arrays, tensors and in kernels.
     """
     total = count + part_count
     change = part_mean - mean

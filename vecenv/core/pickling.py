@@ -1,4 +1,4 @@
-"""What users' code has made, pickled for other processes: messages, env factories, env ids."""
+"""Pickle users' objects for other processes: messages, env factories, env ids."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ loads = pickle.loads
 
 
 def dumps(message: Any) -> bytes:
-    """Pickle a message; what plain pickle can't (closures, classes of `__main__`) goes by value."""
+    """Pickle a message; by value what plain pickle can't (closures, classes of `__main__`)."""
     try:
         return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     except Exception:  # pickling runs code of users' classes
@@ -36,7 +36,7 @@ def dumps(message: Any) -> bytes:
 
 
 def dump_registry() -> bytes:
-    """Pickle the specs of the env ids that this process knows, except those that can't be."""
+    """Pickle the specs of the env ids that this process knows, leaving out those that can't be."""
     import cloudpickle
     import gymnasium
 
@@ -52,35 +52,35 @@ def dump_registry() -> bytes:
 
 
 def _make_late(pickled: bytes, *args: Any, **kwargs: Any) -> Any:
-    """Call an env's class or factory that is imported now: most ids are never asked for.
+    """Import an env's class or factory now and call it: most ids are never made.
 
-    Otherwise one id that was registered with a class of a module that imports torch would make
-    every worker import torch.
+    Otherwise, if one id was registered with a class of a module that imports torch, every
+    worker would import torch.
     """
     return loads(pickled)(*args, **kwargs)
 
 
 def load_registry(registry: bytes) -> None:
-    """Register the env ids of `dump_registry` in this process, too.
+    """Register the env ids of `dump_registry` in this process too.
 
-    A package that does so itself when it is imported here, as it did over there, replaces nothing
-    of anybody's: Gymnasium's warning for each of its ids is left out.
+    If a package registers the same ids when it is imported here, as in the other process,
+    Gymnasium's warning about each id is suppressed: nothing of the user's is replaced.
     """
     import gymnasium
 
     repeated = ".*Overriding environment .* already in registry"
     warnings.filterwarnings("ignore", repeated, UserWarning)
     for pickled in loads(registry):
-        with contextlib.suppress(Exception):  # of a module that is not here: not of these envs
+        with contextlib.suppress(Exception):  # of a module missing here: not of these envs
             spec = loads(pickled)
             gymnasium.registry.setdefault(spec.id, spec)
 
 
 def dump_factories(factories: list[Callable[[], Any]]) -> bytes:
-    """Pickle factories by value as far as needed: lambdas, closures, classes of `__main__`.
+    """Pickle factories, by value where needed: lambdas, closures, classes of `__main__`.
 
-    So are classes and functions of modules that only this process has, as it has made them or
-    loaded them from a file of another name. Everything else is pickled as `cloudpickle` does it.
+    Classes and functions of modules that exist only in this process (made there, or loaded from
+    a file of another name) go by value too. Everything else is pickled as `cloudpickle` does it.
     Load with `load_factories`.
     """
     import cloudpickle
@@ -117,20 +117,20 @@ def dump_factories(factories: list[Callable[[], Any]]) -> bytes:
 
 
 def _can_be_imported(name: str) -> bool:
-    """Whether the package of a module is where others find it too."""
+    """Whether other processes find the package of a module in the same place."""
     package = name.partition(".")[0]
     try:
         return any(finder.find_spec(package, None) for finder in sys.meta_path)
-    except Exception:  # finders are anybody's code
+    except Exception:  # finders may be users' code
         return True
 
 
 def load_factories(text: bytes) -> list[Callable[[], Any]]:
     """Return factories that another process has pickled.
 
-    Classes and functions of its main script, and of other modules that went by value, become those
-    of this process's, so that their instances (infos, exceptions, attributes) find their way back
-    to the very same class over there.
+    Classes and functions of its main script, and of other modules that were pickled by value,
+    are registered as this process's own. So their instances (infos, exceptions, attributes)
+    become instances of the very same class when they return to that process.
     """
     factories, by_value = pickle.loads(text)
     for module_name, objects in by_value.items():

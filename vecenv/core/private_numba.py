@@ -1,22 +1,22 @@
-"""The parts of Numba's inside that compiling kernels takes, the CPU's; tried with Numba 0.68.
+"""The private parts of Numba that compiling kernels for the CPU uses; tested with Numba 0.68.
 
 *Linking.* Numba optimises each function together with all that it calls, and makes machine code of
-that, once for every level of calls. Only the outermost one is ever called: all others need to be
-there as LLVM code, which is optimised once, in the module of the outermost function that they are
-linked into. CAGE 4 then compiles in three quarters of the time. There they are private, so LLVM
-inlines what is called from one place whatever its size, after it has simplified it: envs step up
-to 18 % faster for that. (Functions with `forceinline` are inlined before anything is simplified.)
-Functions that are linked must not call one another in turn (one that calls itself is fine): Numba
-looks for their addresses in machine code. Where parts of this are missing, `CAN_LINK` is False, and
-functions are compiled as Numba does.
+the result, again for every level of calls. Only the outermost function is ever called. All others
+exist only as LLVM code, which is linked into the module of the outermost function and optimised
+once, there. CAGE 4 then compiles in three quarters of the time. Linked functions are private, so
+LLVM inlines a function with one caller whatever its size, after simplifying it: envs step up to
+18 % faster for that. (Functions with `forceinline` are inlined before anything is simplified.)
+Linked functions must not call one another in turn (one that calls itself is fine), as Numba looks
+for their addresses in machine code. If parts of this are missing, `CAN_LINK` is False, and
+functions are compiled as Numba does it.
 
-*Symbols.* The names of machine code are made from the qualified name, a number and the argument
-types, and Numba counts from one in every process. Functions that are neither inlined nor private
-are weak symbols of the code kept on disk, and the linker takes whatever it has first under a name:
-code loaded from disk would call a function of the same name and number that was compiled just now,
-for another constant or another record (whose types are numbered, too). So no two compilations, in
-whatever process, may have the same number: they are counted from a random one on. Only names are
-changed; Numba finds files without them. Where that can't be done, nothing is kept on disk.
+*Symbols.* The names of machine code consist of the qualified name, a number and the argument types,
+and Numba counts from one in every process. Functions that are neither inlined nor private are weak
+symbols of the code kept on disk, and the linker takes the first definition of a name. So code
+loaded from disk could call a function of the same name and number that was just compiled for
+another constant or another record (whose types are numbered, too). To prevent that, no two
+compilations in any process may have the same number: numbers start at a random one. Only names
+change; Numba finds files without them. Where that can't be done, nothing is kept on disk.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ __all__ = [
 CAN_NUMBER = hasattr(FunctionIdentity, "_unique_ids")
 _FIRST_SYMBOL = 10**18
 _SYMBOL_NUMBER = re.compile(r"B\d+v(\d+)")  # in a mangled name
-_UNRESOLVED = ".numba.unresolved$"  # with which names of addresses begin that Numba fills in later
-_ENVIRONMENT = "_ZN08NumbaEnv"  # with which names of environments begin in machine code
+_UNRESOLVED = ".numba.unresolved$"  # prefix of names of addresses that Numba fills in later
+_ENVIRONMENT = "_ZN08NumbaEnv"  # prefix of names of environments in machine code
 
 
 def _number_symbols_anew() -> None:
@@ -62,9 +62,9 @@ if CAN_NUMBER:
 
 
 def symbols_of_before(library: Any) -> list[str]:
-    """Return functions in compiled code that have numbers from before this module was imported.
+    """Return functions in compiled code whose numbers are from before this module was imported.
 
-    Parts of Numba itself may be compiled so early; other processes may give them the same names.
+    Numba may compile parts of itself that early; other processes may give them the same names.
     """
     return [
         function.name
@@ -77,14 +77,14 @@ def calls_in_circles(library: Any) -> list[str]:
     """Return functions in compiled code that call one another in turn.
 
     Numba gives their addresses to the code that it compiles, but not to code that it loads, which
-    would call what is not there.
+    would then call missing functions.
     """
     names = [variable.name for variable in library._final_module.global_variables]
     return [name.removeprefix(_UNRESOLVED) for name in names if name.startswith(_UNRESOLVED)]
 
 
 def registered(function: types.FunctionType) -> list[Any]:
-    """Types that Numba knows for a plain function, which it calls by what was registered for it."""
+    """Types that Numba knows for a plain function, which it replaces by a registered one."""
     return [kind for value, kind in builtin_registry.globals if value is function]
 
 
@@ -92,11 +92,11 @@ class Files(FunctionCache):
     """Numba's cache of one function whose name contains its fingerprint."""
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return sig, codegen.magic_tuple()  # Numba's own contains the closure, pickled
+        return sig, codegen.magic_tuple()  # Numba's own key also contains the pickled closure
 
 
 LinkedCompiler: type[Compiler] = Compiler  # of functions that only compiled functions call
-OutermostCompiler: type[Compiler] = Compiler  # of functions that call those
+OutermostCompiler: type[Compiler] = Compiler  # of functions that call such functions
 CAN_LINK = False
 
 try:
@@ -104,7 +104,7 @@ try:
     from numba.core.compiler_machinery import AnalysisPass, register_pass
     from numba.core.environment import lookup_environment
     from numba.core.typed_passes import IRLegalization, NoPythonBackend
-except ImportError:  # a Numba in which they have moved
+except ImportError:  # a version of Numba that has moved them
     pass
 else:
 
@@ -112,7 +112,7 @@ else:
         """Code of one function, to be linked into that of others."""
 
         def _optimize_final_module(self) -> None:
-            """Leave that to the library of the outermost function."""
+            """Do nothing: the library of the outermost function does it."""
 
         def _finalize_final_module(self) -> None:
             """Make no machine code."""
@@ -126,20 +126,20 @@ else:
 
         @property
         def codegen(self) -> Any:
-            """Itself: Numba asks it for `set_env` only, for machine code."""
+            """Return itself: Numba asks it for `set_env` only, unless it needs machine code."""
             return self
 
         def set_env(self, env_name: str, env: Any) -> None:
-            """Leave that to `_SetEnvironments`."""
+            """Do nothing: `_SetEnvironments` does it."""
 
     class _OutermostLibrary(JITCodeLibrary):
         """Code of one function, with all that it calls."""
 
         def _optimize_final_module(self) -> None:
-            """Make what it calls private before that.
+            """Before that, make all callees private.
 
-            Not Numba's counters of references: were this linked into another function, LLVM would
-            give those of one module other names, by which Numba no longer finds them.
+            Not Numba's reference counters: if this code were linked into another function, LLVM
+            would rename those of one module, and Numba would no longer find them.
             """
             for function in self._final_module.functions:
                 is_linked_in = not function.is_declaration
@@ -173,7 +173,7 @@ else:
 
     @register_pass(mutates_CFG=False, analysis_only=True)
     class _SetEnvironments(_Pass):
-        """Tell machine code where the environments are of the functions linked into it."""
+        """Tell machine code the addresses of the environments of the functions linked into it."""
 
         _name = "vecenv_set_environments"
 
@@ -187,7 +187,7 @@ else:
             return False
 
     def _compiler(*passes: tuple[Any, Any]) -> type[Compiler]:
-        """Return Numba's compiler with some passes more, each after another one."""
+        """Return Numba's compiler with additional passes, each after a given one."""
 
         class WithPasses(Compiler):
             def define_pipelines(self) -> list[Any]:

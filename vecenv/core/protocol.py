@@ -23,22 +23,22 @@ __all__ = ["CallProtocol", "told"]
 class CallProtocol:
     """State of the calls of one vector env.
 
-    The states are *new* (never reset), *ready*, *pending* (an asynchronous reset, step or call has
-    been sent and not been waited for), *sending* (some envs are in flight between `send` and
+    The states are *new* (never reset), *ready*, *pending* (an asynchronous reset, step or call was
+    sent and has not been waited for), *sending* (some envs are in flight between `send` and
     `recv`) and *closed*. A call that the state does not allow raises one of Gymnasium's errors,
-    names what is pending, and changes nothing.
+    names the pending call, and changes nothing.
 
     Attributes:
-        is_ready: Reset, open, and nothing pending or in flight: `step` may come.
-        pending: Name of the asynchronous call that is waited for ("reset", "step", "call") or None.
-        in_flight, num_in_flight: bool (num_envs,), envs between `send` and `recv`; how many.
-        fault: What went wrong first since the last reset, and made a reset or a new vector env
-            necessary, or None; it is told by every call that is refused for it.
+        is_ready: Reset, open, and nothing pending or in flight: `step` is allowed.
+        pending: Name of the pending asynchronous call ("reset", "step", "call") or None.
+        in_flight, num_in_flight: bool (num_envs,), envs between `send` and `recv`; their number.
+        fault: The first error since the last reset that made a reset or a new vector env
+            necessary, or None; every call that is refused because of it quotes it.
         parent_pid: In a fork, the process that the envs belong to, or None.
-        is_started: Whether there are envs; before, `reset` starts them, and nothing else does.
+        is_started: Whether the envs exist; before, only `reset` starts them.
         unreset: Ids of envs that were reopened and have not been reset since.
-        unfinished: What brings the envs in flight up to date after the call that now runs, should
-            Ctrl-C end it; may be called again if it is itself broken off. None between calls.
+        unfinished: Brings the envs in flight up to date if Ctrl-C ends the call that now runs; may
+            be called again if it is itself interrupted. None between calls.
     """
 
     fault: BaseException | None = None
@@ -58,7 +58,7 @@ class CallProtocol:
         self.num_in_flight = 0
 
     def _update(self) -> None:
-        """Derive `is_ready`, which is kept because every step asks for it."""
+        """Derive `is_ready`, which is stored because every step reads it."""
         self.is_ready = (
             self.has_reset
             and not self.unreset
@@ -69,12 +69,12 @@ class CallProtocol:
         )
 
     def leave_to_parent(self, parent_pid: int) -> None:
-        """Refuse every call but `close` from now on: this is a fork, the envs are its parent's."""
+        """Refuse every call but `close` from now on: in a fork, the envs are the parent's."""
         self.parent_pid = parent_pid
         self._update()
 
     def mark_reset(self) -> None:
-        """Note that the reset has ended, and that all envs have been reset at least once."""
+        """Record that the reset has ended, and that all envs have been reset at least once."""
         mask, self._reset_mask = self._reset_mask, None
         self.unreset = {k for k in self.unreset if mask is not None and not mask[k]}
         self.fault = None
@@ -82,35 +82,35 @@ class CallProtocol:
         self._update()
 
     def note_fault(self, fault: BaseException) -> None:
-        """Remember what went wrong, unless something has before."""
+        """Record a fault, unless there is an earlier one."""
         if self.fault is None:
             self.fault = fault
 
     def forget_reset(self, fault: BaseException | None = None) -> None:
-        """Ask for a new `reset`: after an env's exception nobody knows in what state it is."""
+        """Require a new `reset`: after an env's exception its state is unknown."""
         if fault is not None:
             self.note_fault(fault)
         self.has_reset = False
         self._update()
 
     def give_up(self, fault: BaseException | None = None) -> None:
-        """Note that nothing is in flight any more, since a step failed, and ask for a `reset`."""
+        """Record that nothing is in flight any more, as a step failed, and require a `reset`."""
         self.in_flight[:] = False
         self.num_in_flight = 0
         self.forget_reset(fault)
 
     def begin_async(self, call: str) -> None:
-        """Note that an asynchronous "reset", "step" or "call" is about to be sent."""
+        """Record that an asynchronous "reset", "step" or "call" is about to be sent."""
         self.is_ready = False
         self.pending = call
 
     def end_async(self) -> None:
-        """Note that the pending asynchronous call has been waited for, or given up."""
+        """Record that the pending asynchronous call has been waited for, or given up."""
         self.pending = None
         self._update()
 
     def mark_closed(self) -> None:
-        """Note that the vector env is closed, for good."""
+        """Record that the vector env is closed, for good."""
         self.is_closed = True
         self._update()
 
@@ -131,7 +131,7 @@ class CallProtocol:
         self.settle()
 
     def settle(self) -> None:
-        """Bring up to date what an interrupted call has left; if this is cut too, the next call."""
+        """Complete what an interrupted call has left; if interrupted, the next call does it."""
         if self.unfinished is not None:
             self.unfinished()
             self.unfinished = None
@@ -146,19 +146,19 @@ class CallProtocol:
         """Refuse `call` unless the envs have been reset and nothing is pending."""
         if not self.is_ready:
             self.require_idle(call)
-            self._update()  # workers set `is_ready` for the time of a call
+            self._update()  # `AsyncVectorEnv` clears `is_ready` during a call
             if not self.is_ready:
                 self._ask_for_reset(call)
 
     def require_reopenable(self, rows: Any) -> np.ndarray:
-        """Return the rows of a `reopen` as int64 (B,), refused while a call is pending."""
+        """Return the rows of a `reopen` as int64 (B,); raise while a call is pending."""
         self.require_open("reopen")
         if self.is_started:
             self.require_idle("reopen")
         return self._distinct_ids([rows] if isinstance(rows, int | np.integer) else rows, "rows")
 
     def mark_reopened(self, env_ids: Iterable[int]) -> None:
-        """Note that these envs are new, so that they are to be reset before they are stepped."""
+        """Record that these envs are new, so that they must be reset before they are stepped."""
         self.unreset.update(env_ids)
         self._update()
 
@@ -194,7 +194,7 @@ class CallProtocol:
         )
 
     def begin_reset(self, reset_mask: np.ndarray | None) -> None:
-        """Enter a reset: of all envs (those in flight are given up) or of the masked ones."""
+        """Begin a reset of all envs (those in flight are given up) or of the masked ones."""
         self.require_open("reset")
         if self.pending is not None:
             self._refuse_pending("reset")
@@ -216,7 +216,7 @@ class CallProtocol:
 
         Raises:
             TypeError, ValueError: Not a one-dimensional list of distinct integers in range.
-            AlreadyPendingCallError: Some of these envs are in flight already.
+            AlreadyPendingCallError: Some of these envs are already in flight.
         """
         self.require_open(call)
         if self.pending is not None:
@@ -238,13 +238,13 @@ class CallProtocol:
     def _distinct_ids(self, env_ids: Any, name: str = "env_ids") -> np.ndarray:
         try:
             ids = as_array(env_ids)
-        except TypeError as error:  # of tensors with gradients
+        except TypeError as error:  # raised for tensors with gradients
             raise TypeError(f"{name} can't be made an array of integers: {error}") from None
         if ids.ndim != 1 or len(ids) == 0:
             raise ValueError(f"{name} must be a non-empty (B,) array of ids, got shape {ids.shape}")
         if ids.dtype.kind not in "iu":
             raise TypeError(f"{name} must be integers, got dtype {ids.dtype}")
-        ids = ids.astype(np.int64)  # a copy: the caller may go on using theirs
+        ids = ids.astype(np.int64)  # a copy: the caller may reuse its array
         is_outside = (ids < 0) | (ids >= self.num_envs)
         if is_outside.any():
             bad = np.asarray(env_ids)[is_outside][0]
@@ -256,14 +256,14 @@ class CallProtocol:
         return ids
 
     def mark_sent(self, env_ids: np.ndarray) -> None:
-        """Note that these envs are in flight now."""
+        """Record that these envs are in flight."""
         self.in_flight[env_ids] = True
         self.num_in_flight += len(env_ids)
         self.is_ready = False
         self.unfinished = None
 
     def check_recv(self, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
-        """Return how many envs a `recv` has to wait for, and how many it may return; see there."""
+        """Return how many envs a `recv` waits for, and how many it may return; see there."""
         self.require_open("recv")
         if self.num_in_flight == 0:
             raise NoAsyncCallError("`recv` was called without a pending `send`", "recv")
@@ -286,12 +286,12 @@ class CallProtocol:
         return int(min_envs), most
 
     def recount(self) -> None:
-        """Derive from `in_flight` what is kept of it, after a change of it."""
+        """Update what is derived from `in_flight`, after a change of it."""
         self.num_in_flight = int(np.count_nonzero(self.in_flight))
         self._update()
 
     def mark_received(self, env_ids: np.ndarray) -> None:
-        """Note that these envs have come back."""
+        """Record that these envs have come back."""
         self.in_flight[env_ids] = False
         self.num_in_flight -= len(env_ids)
         self._update()
@@ -299,6 +299,6 @@ class CallProtocol:
 
 
 def told(fault: BaseException | None) -> str:
-    """Return an error and its notes in a line."""
+    """Return an error and its notes in one line."""
     text = " ".join([str(fault), *getattr(fault, "__notes__", ())]).strip()
     return f"{type(fault).__name__}{': ' if text else ''}{text}"

@@ -1,4 +1,4 @@
-"""Random actions of a vector env or a single env, which its masks allow if it gives any."""
+"""Draw random actions for a vector env or a single env, only allowed ones if it gives masks."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from vecenv.core.masks import (
 
 __all__ = ["RandomActions"]
 
-# How `vecenv.agents.GameEnv` lays out a game: actions and observations are dicts by group, and a
-# group's observations have a part of this name, one row per agent.
+# The layout of a game in `vecenv.agents.GameEnv`: actions and observations are dicts by group,
+# and a group's observations have a part of this name, one row per agent.
 _AGENTS_OBS = "obs"
-_MOST_VALUES = 1 << 12  # of a part of a MultiDiscrete action; more are those of a box
+_MOST_VALUES = 1 << 12  # of a part of a MultiDiscrete action; a part with more is treated as a box
 
 
 class RandomActions:
-    """Draws random actions: those that the env's masks allow if it gives any, else any.
+    """Draws random actions: allowed ones if the env gives masks, else any.
 
-    Masks are looked for where `VecEnv.action_masks` looks for them, in Gymnasium's vector envs and
-    in single envs too; those of the agents of a game (`vecenv.agents.GameEnv`) where
-    `AgentGroup.action_masks` does. Where a mask is wrong, missing or allows nothing, any action is
-    drawn.
+    For `VecEnv`s masks come from `VecEnv.action_masks`; in Gymnasium's vector envs and single envs
+    they are looked for in the same places. For the agents of a game (`vecenv.agents.GameEnv`) they
+    are those of `AgentGroup.action_masks`. If a mask is wrong, missing or allows nothing, any
+    action is drawn.
 
     Args:
         env: A vector env or a single env.
-        seed: Of the actions; without masks they are what `action_space.seed(seed)` leads to. None
-            draws from the env's own action space.
+        seed: Seed of the actions; without masks they equal those after `action_space.seed(seed)`.
+            None draws from the env's own action space.
 
     Example:
         >>> from vecenv import make_vec
@@ -64,30 +64,30 @@ class RandomActions:
         self._action_space: Space = getattr(env, f"{kind}action_space")
         self._num_envs = 1 if self._is_single else env.num_envs
         self._all_actions = env.action_space
-        if seed is not None:  # the env's own stream stays as it is
+        if seed is not None:  # draw from a copy, so that the env's own stream is unchanged
             self._all_actions = deepcopy(env.action_space)
             self._all_actions.seed(seed)
         self._rng = np.random.default_rng(seed)
-        # Spaces of actions and observations, of each group of a game or of the only kind of action.
+        # Spaces of actions and observations, per group of a game, or of the only kind of action.
         self._kinds = _groups(self._action_space, obs_space)
         self._is_game = bool(self._kinds)
         self._kinds = self._kinds or {"": (self._action_space, obs_space)}
-        self._masks: dict[str, np.ndarray] = {}  # those seen, bool (num_envs, width), by kind
+        self._masks: dict[str, np.ndarray] = {}  # latest masks, bool (num_envs, width), by kind
         self._padding: dict[str, Any] = {}  # what masks of a group can allow at all
         if self._is_game:
-            with contextlib.suppress(Exception):  # of games that are laid out by somebody else
+            with contextlib.suppress(Exception):  # games that are laid out differently
                 padding = self._call("padding")
                 self._padding = padding if self._is_single else padding[0]
                 for name, allowed in self._padding.items():
                     self._masks[name] = np.tile(allowed, (self._num_envs, 1))
 
     def see(self, obs: Any, infos: Any, env_ids: np.ndarray | None = None) -> None:
-        """Note the results of the latest reset or step; `VecEnv`s are asked for masks instead.
+        """Record the results of the latest reset or step; `VecEnv`s are asked for masks instead.
 
         Args:
             obs: Observations.
             infos: Infos.
-            env_ids: Whose results these are, int64 (B,); None for all envs in order.
+            env_ids: Envs of these results, int64 (B,); None for all envs in order.
         """
         if self._asked is not None:
             return
@@ -118,18 +118,18 @@ class RandomActions:
 
     @cached_property
     def are_masked(self) -> bool:
-        """Whether there are masks; ask after the first reset, whose results have been seen."""
+        """Whether there are masks; known once `see` has got the results of the first reset."""
         return bool(self._masks) if self._asked is None else self._asked.has_action_masks
 
     def __call__(self, env_ids: np.ndarray | None = None) -> Any:
-        """Draw an action for each env, or, of envs with masks, for those of `env_ids`, (B,)."""
+        """Draw an action for each env, or, for envs with masks, for those of `env_ids`, (B,)."""
         drawn = self._all_actions.sample()
         if self._is_game:
             return {name: self._draw(name, part, env_ids) for name, part in drawn.items()}
         return self._draw("", drawn, env_ids)
 
     def _draw(self, name: str, drawn: Any, env_ids: np.ndarray | None) -> Any:
-        """Return actions that are allowed; `drawn`, of all envs, if there are no masks."""
+        """Return allowed actions; without masks, `drawn`, which are for all envs."""
         masks = self._masks.get(name)
         with contextlib.suppress(ActionMaskError, ResetNeeded):
             if self._asked is not None and self.are_masked:
@@ -143,7 +143,7 @@ class RandomActions:
 
     @cached_property
     def _asked(self) -> VecEnv | None:
-        """The `VecEnv` that knows the masks; not one that a wrapper has given other actions."""
+        """The `VecEnv` that knows the masks; None if a wrapper has changed the actions."""
         whole = self._env
         if not isinstance(whole, VecEnv):
             whole = getattr(whole, "unwrapped", None)
@@ -152,15 +152,15 @@ class RandomActions:
 
     @cached_property
     def _method(self) -> str | None:
-        """The method, or attribute, by which single envs give their masks."""
+        """The method, or attribute, that gives the masks of single envs."""
         for name in METHODS:
-            with contextlib.suppress(Exception):  # of vector envs without `call`, and of others'
+            with contextlib.suppress(Exception):  # vector envs without `call`, and others' errors
                 if np.all(self._call("has_wrapper_attr", name)):
                     return name
         return None
 
     def _call(self, name: str, *args: Any) -> Any:
-        """Call a method of the single envs; return the result, of vector envs one per env."""
+        """Call a method of the single envs; return the result, a list per env for vector envs."""
         if not self._is_single:
             return self._env.unwrapped.call(name, *args)
         found = self._env.get_wrapper_attr(name)
@@ -168,7 +168,7 @@ class RandomActions:
 
 
 def _groups(actions: Space, observations: Space) -> dict[str, tuple[Space, Space]]:
-    """Return the spaces of each group of a game, its actions' first; nothing for other envs."""
+    """Return the action and observation space of each group of a game; nothing for other envs."""
     found: dict[str, tuple[Space, Space]] = {}
     if isinstance(actions, Dict) and isinstance(observations, Dict):
         for name, space in actions.spaces.items():
@@ -180,9 +180,9 @@ def _groups(actions: Space, observations: Space) -> dict[str, tuple[Space, Space
 
 
 def _as_parts(space: Space) -> Space:
-    """Return the actions of several agents as a space with masks, if these can have any.
+    """Return the actions of several agents as a space with masks, if such masks are possible.
 
-    Gymnasium batches Discrete spaces so, and MultiDiscrete and MultiBinary ones as integer boxes.
+    Gymnasium batches Discrete spaces to it; MultiDiscrete and MultiBinary to integer boxes.
     """
     if isinstance(space, Box) and space.dtype.kind in "iu" and space.is_bounded():
         low, high = space.low.astype(np.int64), space.high.astype(np.int64)
@@ -192,7 +192,7 @@ def _as_parts(space: Space) -> Space:
 
 
 def _as_bits(mask: Any, space: Space) -> np.ndarray:
-    """Return a mask as bool (width,), where a part is all True if it allows nothing."""
+    """Return a mask as bool (width,); a part that allows nothing becomes all True."""
     try:
         bits = flat_mask(mask, mask_width(space), space).astype(np.bool_)
     except ActionMaskError:

@@ -1,4 +1,4 @@
-"""Other envs in a row of a vector env: restarted when they raise, reopened, or missing."""
+"""Replace envs in a row of a vector env: restarted after an exception, reopened, or missing."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ __all__ = [
 
 
 class RestartingEnv:
-    """Stands for an env in `EnvGroup`; when the env raises, makes a new one and reports truncation.
+    """Stands for an env in `EnvGroup`; if the env raises, makes a new one and reports truncation.
 
-    The step that failed returns the last observation, reward 0, truncated, and the info fields
-    `restarts` (int, so far) and `restart_reason` (text). What follows is autoreset's business.
+    The failed step returns the last observation, reward 0, truncated, and the info fields
+    `restarts` (int, so far) and `restart_reason` (text). Autoreset does the rest.
 
     Attributes:
         env: The env that is being stepped.
 
     Args:
         env: The first env.
-        factory: Makes the next ones.
+        factory: Makes the later envs.
         count: int64 (1,), shared with the caller: how often the env has been replaced.
-        is_callers: Whether the caller's own process steps it.
+        is_callers: Whether the caller's own process steps the env.
     """
 
     def __init__(
         self, env: Env, factory: Callable[[], Env], count: np.ndarray, is_callers: bool
     ) -> None:
         self.env = env
-        # In the caller's process Ctrl-C is no fault of the env's; workers ignore it.
+        # In the caller's process Ctrl-C is not a fault of the env; workers ignore Ctrl-C.
         self._passing: Any = KeyboardInterrupt if is_callers else ()
         self._count = count
         self._factory = factory
@@ -60,7 +60,7 @@ class RestartingEnv:
         self._last_obs, self._lost = last_obs, reason
 
     def go_on_with(self, env: Env, last_obs: Any, factory: Callable[[], Env] | None = None) -> None:
-        """Stand for another env from now on, whose last observation was this."""
+        """Stand for another env from now on; `last_obs` is its last observation."""
         self.env, self._last_obs, self._lost = env, last_obs, None
         self._factory = factory or self._factory
 
@@ -69,7 +69,7 @@ class RestartingEnv:
         self._lost = None
         if seed is not None:
             self._seed = seed
-        again = None if options is None else copy_value(options)  # envs may change theirs
+        again = None if options is None else copy_value(options)  # the env may change its options
         try:
             result = self.env.reset(seed=seed, options=options)
         except self._passing:
@@ -81,7 +81,7 @@ class RestartingEnv:
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Step the env, or report its loss."""
+        """Step the env, or report the loss of its episode."""
         reason, self._lost = self._lost, None
         if reason is None:
             try:
@@ -98,7 +98,7 @@ class RestartingEnv:
 
     def _replace(self) -> None:
         """Make a new env and seed it from the seed of the last reset and the number of restarts."""
-        with contextlib.suppress(Exception, SystemExit):  # it has just raised; it is a courtesy
+        with contextlib.suppress(Exception, SystemExit):  # it has just raised, so closing may fail
             self.env.close()
         self.env = self._factory()
         self._count += 1
@@ -121,7 +121,7 @@ def with_restarts(
     *,
     is_callers: bool = True,
 ) -> list[Any]:
-    """Have every env restarted when it raises; counts, int64 (num_envs,), are the caller's, too."""
+    """Wrap envs to restart when they raise; the caller reads counts, int64 (num_envs,)."""
     return [
         RestartingEnv(env, factory, counts[index : index + 1], is_callers)
         for index, (env, factory) in enumerate(zip(envs, factories, strict=True))
@@ -134,11 +134,11 @@ def without_restarts(env: Any) -> Env:
 
 
 class MissingEnv(Env):
-    """Stands in the row of an env that could not be made, until that row is reopened.
+    """Takes the row of an env that could not be made, until that row is reopened.
 
     Args:
         reason: What kept the env from being made: a text, or an `EnvFault`.
-        is_empty: Whether its row is reset and stepped all the same: observations are zeros and
+        is_empty: Whether the row can be reset and stepped all the same: observations are zeros and
             every step is truncated, with the reason as `restart_reason` in the info. Else both
             raise EnvCreationError.
         spaces: (observation space, action space) of its row, once they are known.
@@ -152,7 +152,7 @@ class MissingEnv(Env):
             self.be_of(*spaces)
 
     def be_of(self, observation_space: Space, action_space: Space) -> None:
-        """Take on the spaces of the other envs."""
+        """Take over the spaces of the other envs."""
         self.observation_space, self.action_space = observation_space, action_space
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -169,7 +169,7 @@ class MissingEnv(Env):
         return obs, 0.0, False, True, info
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Return None, whatever is asked for, or raise."""
+        """Return None for any name, or raise."""
         if not self._is_empty:
             self.reset()
 
@@ -187,19 +187,19 @@ def remade(
     spaces: tuple[Space, Space],
     observation_mode: Any,
 ) -> Env:
-    """Close an env, then return a new one for its row; raise what keeps it from being made.
+    """Close an env, then return a new one for its row; raise if it can't be made.
 
-    The old one goes first, as a process may have memory, or a display, for one of them only.
+    The old env is closed first: a process may have memory, or a display, for only one of them.
 
     Args:
-        env_id: Which row, for messages.
+        env_id: The row, for messages.
         env: The old env.
         factory: Makes the new one.
         others: Envs of the same process, none of which it may return.
         spaces: (observation space, action space) that it must have; else it is closed again.
-        observation_mode: That of the vector env: whether bounds of observations may differ.
+        observation_mode: The vector env's: whether bounds of observations may differ.
     """
-    with contextlib.suppress(Exception):  # its results are not asked for any more
+    with contextlib.suppress(Exception):  # the old env is dropped in any case
         env.close()
     new = factory()
     require_new_env(new, {id(other.unwrapped): number for number, other in enumerate(others)})
@@ -214,11 +214,11 @@ def remade(
 
 
 def read_reopened(env_ids: np.ndarray, factories: Any) -> dict[int, Callable[[], Env]]:
-    """Return the new factory of each row, int64 (B,), that is to be reopened, in ascending order.
+    """Return the new factory of each row to be reopened, int64 (B,), in ascending order.
 
     Raises:
         TypeError: A factory can't be called.
-        ValueError: Another number of factories than of rows.
+        ValueError: The number of factories differs from the number of rows.
     """
     given: Sequence[Any] = [factories] * len(env_ids) if callable(factories) else factories
     if not isinstance(given, Sequence) or len(given) != len(env_ids):

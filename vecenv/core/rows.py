@@ -1,8 +1,8 @@
-"""Where results are: rows of batched observations, rewards and flags, and how they are written.
+"""Rows of batched observations, rewards and flags: where they are, and how they are written.
 
 A batch of an observation space is an array per fixed-shape leaf (Box, Discrete, MultiDiscrete,
 MultiBinary), nested in dicts and tuples as the space is. Leaves without a fixed shape (Text, Graph,
-Sequence, custom spaces) are lists with one entry per env until they are handed out. Rows are the
+Sequence, custom spaces) are lists with one entry per env until they are returned. Rows are the
 vector env's own, or in memory of the caller: the slot of `step(out=...)`.
 """
 
@@ -41,26 +41,26 @@ __all__ = [
 
 Allocate = Callable[[tuple[int, ...], Any], np.ndarray]
 
-# What the fast assignments below raise for values that need converting.
+# What the fast assignments below raise for values that need conversion.
 NEEDS_CONVERSION = (TypeError, ValueError, AttributeError, OverflowError, LookupError)
 FLAG_DTYPES = (np.dtype(np.bool_),)
 _REWARD_DTYPES = (np.dtype(np.float64), np.dtype(np.float32))
 _CACHE_LINE = 64
-_MEMORYVIEW_FORMATS = "?bBhHiIlLqQfd"  # those whose items can be assigned
+_MEMORYVIEW_FORMATS = "?bBhHiIlLqQfd"  # formats whose items can be assigned
 
 
 # -- memory ----------------------------------------------------------------------------------------
 
 
 def checked_layout(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, int]:
-    """Return shape, dtype and bytes of an array that is to be allocated.
+    """Return shape, dtype and bytes of an array to be allocated.
 
     Raises:
         ValueError: A negative dimension, or items without any bytes.
         TypeError: A dimension that is no integer, or items that are Python objects.
     """
     wanted = np.dtype(dtype)
-    dtype, inner = wanted.base, wanted.shape  # those of a dtype that has dimensions of its own
+    dtype, inner = wanted.base, wanted.shape  # of a dtype with dimensions of its own
     lengths = shape if isinstance(shape, tuple | list) else (shape,)
     sizes = (*map(operator.index, lengths), *inner)
     if any(size < 0 for size in sizes):
@@ -79,11 +79,11 @@ def checked_layout(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, i
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """Return zeros of this shape and dtype that begin on a cache line; the caller owns them.
+    """Return zeros of this shape and dtype, aligned to a cache line; the caller owns them.
 
     Raises:
         ValueError, TypeError: See `checked_layout`.
-        MemoryError: There is not so much memory.
+        MemoryError: There is not enough memory.
     """
     shape, dtype, size_bytes = checked_layout(shape, dtype)
     if size_bytes >= 1 << 62:
@@ -103,12 +103,12 @@ def copy_batch(batch: Any) -> Any:
 
 
 def rows_of(env_ids: range | np.ndarray) -> slice | np.ndarray:
-    """Return an index of these rows: of a range, one that gives views."""
+    """Return an index of these rows; for a range it gives views."""
     return slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids
 
 
 def _is_batched_as(space: Space, types: tuple[type, ...]) -> bool:
-    """Whether Gymnasium concatenates this space, maybe a user's, as it does one of these types."""
+    """Whether Gymnasium concatenates this space (maybe a user's) like one of these types."""
     return concatenate.dispatch(type(space)) in {concatenate.dispatch(kind) for kind in types}
 
 
@@ -118,13 +118,13 @@ def _is_batched_as(space: Space, types: tuple[type, ...]) -> bool:
 class ObservationRows:
     """Batched observations of `num_envs` envs, written env by env.
 
-    The loop over envs writes `rows.target[rows.keys[i]] = obs`, whatever the space; what `target`
-    refuses goes to `rows.write(i, obs)`, which converts what may be converted and names the env
-    otherwise. For a one-dimensional Box, by far the commonest, `target` is a flat memoryview: its
-    slice assignment checks dtype and length and copies, in a third less time than NumPy's.
+    The loop over envs writes `rows.target[rows.keys[i]] = obs`, whatever the space. If `target`
+    refuses a value, `rows.write(i, obs)` converts it, or raises an error that names the env. For
+    a one-dimensional Box, by far the commonest space, `target` is a flat memoryview: its slice
+    assignment checks dtype and length and copies, in a third less time than NumPy's.
 
     Attributes:
-        target: Takes `target[key] = obs`.
+        target: Object for `target[key] = obs`.
         keys: One key per env.
         array: The array of a fixed-shape leaf, (num_envs, *shape); None for other spaces.
     """
@@ -146,7 +146,7 @@ class ObservationRows:
         return ObjectRows(space, num_envs)
 
     def write(self, index: int, obs: Any) -> None:
-        """Write the observation of env `index`, converting it if that loses nothing in kind.
+        """Write the observation of env `index`, with conversion within the same kind of dtype.
 
         Raises:
             ObservationError: Shape or dtype do not fit; names the env.
@@ -154,11 +154,11 @@ class ObservationRows:
         raise NotImplementedError
 
     def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
-        """Write a batch of observations, one per entry of `env_ids`: a range is one block."""
+        """Write a batch of observations, one per entry of `env_ids`; a range is one block."""
         raise NotImplementedError
 
     def batch(self) -> Any:
-        """Return the batch as the observation space has it: views, valid until the next write."""
+        """Return the batch in the form of the observation space: views, until the next write."""
         raise NotImplementedError
 
     def take(self, env_ids: np.ndarray) -> Any:
@@ -178,9 +178,9 @@ class ArrayRows(ObservationRows):
     """Rows of one array.
 
     Args:
-        space: Of one observation.
+        space: Space of one observation.
         array: (num_envs, *shape).
-        slices: Where each row is in the flat array, if other rows of this space know.
+        slices: Slice of each row in the flat array, if other rows of this space have them.
     """
 
     array: np.ndarray
@@ -191,7 +191,7 @@ class ArrayRows(ObservationRows):
         self._row_shape = tuple(shape)
         width = math.prod(shape)
         self._slices = slices or [slice(i * width, (i + 1) * width) for i in range(num_envs)]
-        # Items of a memoryview of other dtypes can't be assigned, nor those of an empty one.
+        # Memoryviews can't assign items of other dtypes, and can't be cast if they are empty.
         is_simple = array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative
         self._flat: Any = None
         if is_simple and array.size:
@@ -200,13 +200,13 @@ class ArrayRows(ObservationRows):
         self.target = self if self._flat is None or len(shape) > 1 else self._flat
 
     def __setitem__(self, index: int, obs: Any) -> None:
-        """Write an observation of two or more dimensions, or of a dtype memoryviews don't know."""
+        """Write an observation of two or more dimensions, or of a dtype unknown to memoryviews."""
         if obs.shape != self._row_shape or (self._flat is None and obs.dtype != self.array.dtype):
-            raise ValueError("needs the checks of write()")
+            raise ValueError("needs the checks of write()")  # caught: the caller uses `write`
         if self._flat is None:
             self.array[index] = obs
         else:
-            self._flat[self._slices[index]] = obs.ravel()  # which refuses other dtypes
+            self._flat[self._slices[index]] = obs.ravel()  # the view refuses other dtypes
 
     def write(self, index: int, obs: Any) -> None:
         value, dtype = np.asarray(obs), self.array.dtype
@@ -270,7 +270,7 @@ class TreeRows(ObservationRows):
     """Rows of a Dict or Tuple space.
 
     Attributes:
-        children: The rows of its parts, by key or position.
+        children: The rows of the parts, by key or position.
     """
 
     def __init__(self, space: Space, children: dict[Any, ObservationRows], num_envs: int) -> None:
@@ -326,14 +326,14 @@ class TreeRows(ObservationRows):
 
 
 class StepRows:
-    """Where the results of one step go: rows of observations, rewards and flags.
+    """Rows for the results of one step: observations, rewards and flags.
 
     Attributes:
         obs: Rows of the observations.
         rewards: float64 or float32 (num_envs,).
         terminations: bool (num_envs,).
         truncations: bool (num_envs,).
-        has_ends: Whether a flag may be True; a step clears the flags only then.
+        has_ends: Whether a flag may be True; only then a step clears the flags.
     """
 
     __slots__ = ("has_ends", "obs", "reward_view", "rewards", "terminations", "truncations")
@@ -347,7 +347,7 @@ class StepRows:
     ) -> None:
         self.obs = obs
         self.rewards = rewards
-        # Assigning to an item of the view takes 2/3 of the time that the array takes.
+        # Assigning an item of the view takes 2/3 of the time of an array's item.
         self.reward_view: Any = memoryview(rewards)  # type: ignore[arg-type]  # typeshed before 3.12
         self.terminations = terminations
         self.truncations = truncations
@@ -360,13 +360,13 @@ class StepRows:
         return StepRows(obs, *(allocate((num_envs,), kind) for kind in ("f8", "?", "?")))
 
     def put(self, env_ids: range | np.ndarray, results: Sequence[Any]) -> None:
-        """Write observations, rewards, terminations, truncations of these envs, one row each."""
+        """Write observations, rewards, terminations and truncations of these envs, one row each."""
         self.obs.put(env_ids, results[0])
         rows = rows_of(env_ids)
         self.rewards[rows], self.terminations[rows], self.truncations[rows] = results[1:4]
 
     def clear_flags(self, indices: Sequence[int] | None) -> None:
-        """Set the flags of all rows, or some, to False."""
+        """Set the flags of all rows, or of some, to False."""
         chosen: Any = slice(None) if indices is None else list(indices)
         self.terminations[chosen] = False
         self.truncations[chosen] = False
@@ -374,7 +374,7 @@ class StepRows:
 
 
 class Outputs(NamedTuple):
-    """The output arrays of a call with R rows; all C-contiguous.
+    """The output arrays of a call with R rows; all are C-contiguous.
 
     Attributes:
         obs: (R, *obs_shape).
@@ -390,14 +390,14 @@ class Outputs(NamedTuple):
 
 
 def slot_arrays(out: Any, num_envs: int) -> Outputs:
-    """Return the observations of a slot as they are, and its other arrays checked and plain.
+    """Return a slot's observations unchanged, and its other arrays, checked, as plain arrays.
 
     Args:
         out: Object with the arrays `obs, rewards, terminations, truncations`, see `StepSlot`.
-        num_envs: Rows that every array must have.
+        num_envs: Number of rows that every array must have.
 
     Raises:
-        SlotError: An array is missing, of wrong shape, dtype or layout, or is both flags at once.
+        SlotError: An array is missing, or has a wrong shape, dtype or layout, or is both flags.
     """
     shape = (num_envs,)
     try:
@@ -420,14 +420,14 @@ def slot_arrays(out: Any, num_envs: int) -> Outputs:
 
 
 def slot_outputs(out: Any, obs_shape: tuple[int, ...], obs_dtype: Any) -> Outputs:
-    """Return the arrays of a slot, see `slot_arrays`, whose observations are one array."""
+    """Return the arrays of a slot whose observations are one array, see `slot_arrays`."""
     found = slot_arrays(out, obs_shape[0])
     obs = check_slot_array("obs", found.obs, obs_shape, (np.dtype(obs_dtype),))
     return found._replace(obs=obs)
 
 
 def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:
-    """Check a slot, see `slot_arrays`, and return the rows in it; `own` are of the same space."""
+    """Check a slot, see `slot_arrays`, and return its rows; `own` are rows of the same space."""
     obs, *others = slot_arrays(out, num_envs)
     return StepRows(own.over(obs), *others)
 
@@ -435,10 +435,10 @@ def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:
 def check_slot_array(
     name: str, array: Any, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...]
 ) -> np.ndarray:
-    """Return the memory of an `out` array as a plain array that results can be written into.
+    """Return an `out` array's memory as a plain array into which results can be written.
 
     Raises:
-        SlotError: It can't be written into as it is.
+        SlotError: The array can't be written into as it is.
     """
     if not isinstance(array, np.ndarray):
         raise SlotError(f"out.{name} must be a NumPy array, got {type(array).__name__}")

@@ -1,4 +1,4 @@
-"""How `reset` reads its seed and its options."""
+"""Read the seed and the options of `reset`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def checked_seed(seed: Seed, num_envs: int) -> int | list[int | None] | None:
     """Return the seed of `reset` as None, an int, or a list with an int or None per env.
 
     Raises:
-        TypeError, ValueError: It is something else, or a list of wrong length.
+        TypeError, ValueError: The seed is something else, or a list of wrong length.
     """
     if seed is None or isinstance(seed, int | np.integer):
         return None if seed is None else int(seed)
@@ -38,7 +38,7 @@ def checked_seed(seed: Seed, num_envs: int) -> int | list[int | None] | None:
 
 
 def seed_per_env(seed: Seed, num_envs: int) -> list[int | None]:
-    """Return one seed per env: of an integer s, env i has s + i; of None, each has None."""
+    """Return one seed per env: for an integer s, env i gets s + i; for None, each gets None."""
     seed = checked_seed(seed, num_envs)
     if isinstance(seed, int):
         return [seed + index for index in range(num_envs)]
@@ -48,13 +48,13 @@ def seed_per_env(seed: Seed, num_envs: int) -> list[int | None]:
 def split_reset_mask(
     options: Mapping[str, Any] | None, num_envs: int
 ) -> tuple[np.ndarray | None, dict[str, Any] | None]:
-    """Take `reset_mask` out of reset options, without touching the caller's dict.
+    """Take `reset_mask` out of reset options, without changing the caller's dict.
 
     Returns:
         The mask, bool (num_envs,), or None; and the other options for the envs.
 
     Raises:
-        TypeError: The options are no dict, or the mask is not a NumPy array of bool.
+        TypeError: The options are not a dict, or the mask is not a NumPy array of bool.
         ValueError: The mask has the wrong shape or selects no env.
     """
     if options is None:
@@ -70,7 +70,7 @@ def split_reset_mask(
     where = "`options['reset_mask']`"
     if not isinstance(mask, np.ndarray):
         raise TypeError(f"{where} must be a numpy array, got {type(mask)}")
-    mask = np.array(mask)  # plain memory, whatever the class says, and nobody else's
+    mask = np.array(mask)  # a plain copy, of any subclass, owned here
     if mask.shape != (num_envs,):
         raise ValueError(f"{where} must have shape `({num_envs},)`, got {mask.shape}")
     if mask.dtype != np.bool_:

@@ -1,4 +1,4 @@
-"""Spaces and batches of them: one walk over their parts, batched spaces, and rows of batches."""
+"""Spaces and their batches: one walk over their parts, batched spaces, and rows of batches."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def parts_of(space: Space) -> dict[Any, Space] | None:
 
 
 def by_space(function: Callable[..., Any], space: Space, *batches: Any) -> Any:
-    """Return what a function makes of each leaf of a space and what the batches have there."""
+    """Apply a function to each leaf of a space, with the batches' values there."""
     if (parts := parts_of(space)) is None:
         return function(space, *batches)
     made = {
@@ -63,7 +63,7 @@ def by_space(function: Callable[..., Any], space: Space, *batches: Any) -> Any:
 
 
 def leaf_by_leaf(function: Callable[[Any], Any], batch: Any) -> Any:
-    """Return what a function makes of each array of a batch, nested as the batch is."""
+    """Apply a function to each array of a batch; the results are nested as the batch is."""
     if isinstance(batch, dict):
         return {key: leaf_by_leaf(function, part) for key, part in batch.items()}
     if isinstance(batch, tuple):
@@ -97,7 +97,7 @@ class BatchedSpaces(NamedTuple):
 
 
 def batch_thinly(space: Space, num_envs: int) -> Space:
-    """Batch a space like Gymnasium, but keep the bounds of one env only: views of them serve all.
+    """Batch a space as Gymnasium does, but store the bounds of one env only, shared by views.
 
     Gymnasium's arrays take ten bytes for each float32 of an observation.
     """
@@ -120,7 +120,7 @@ def batch_env_spaces(
 ) -> BatchedSpaces:
     """Batch the spaces of all envs, as `gymnasium.vector.SyncVectorEnv` does.
 
-    The messages of errors begin as Gymnasium's do, since code exists that looks for them.
+    Error messages begin as Gymnasium's do, since existing code looks for them.
 
     Args:
         observation_spaces: One per env.
@@ -130,9 +130,9 @@ def batch_env_spaces(
         owner: Class name of the vector env, for messages.
 
     Raises:
-        ValueError: Unknown observation mode, or no env at all.
-        TypeError: The pair given holds something that is not a space.
-        RuntimeError: The space of some env does not fit; the message names the env.
+        ValueError: The observation mode is unknown, or there is no env.
+        TypeError: The given pair contains something that is not a space.
+        RuntimeError: An env's space does not fit; the message names the env.
     """
     if not observation_spaces:
         raise ValueError("A vector env needs at least one env, got an empty list of factories")
@@ -179,12 +179,12 @@ def batch_env_spaces(
 
 
 def _fits(space: Space, wanted: Space, mode: Any) -> bool:
-    """Whether an observation space is that of the other envs; bounds may differ but for "same"."""
+    """Whether an observation space fits those of other envs; bounds may differ unless "same"."""
     return space == wanted if mode == "same" else is_space_dtype_shape_equiv(space, wanted)
 
 
 def _distinct(spaces: Sequence[Space]) -> Iterable[tuple[int, Space]]:
-    """Each space once, and its first env: those of a worker's envs are often one object."""
+    """Yield each space once, with its first env; a worker's envs often share one object."""
     first: dict[int, tuple[int, Space]] = {}
     for index, space in enumerate(spaces):
         first.setdefault(id(space), (index, space))
@@ -194,17 +194,17 @@ def _distinct(spaces: Sequence[Space]) -> Iterable[tuple[int, Space]]:
 def require_spaces(
     env_id: int, spaces: tuple[Space, Space], expected: tuple[Space, Space], mode: Any, why: str
 ) -> None:
-    """Refuse the (observation space, action space) of an env that are not those expected.
+    """Raise unless an env has the expected (observation space, action space).
 
     Args:
-        env_id: Which env.
+        env_id: The env, for the message.
         spaces: Its spaces.
-        expected: What they are to be.
+        expected: The expected spaces.
         mode: The observation mode; if it is not "same", bounds of observations may differ.
-        why: Where the expected ones come from, for the message.
+        why: Where the expected spaces come from, for the message.
 
     Raises:
-        RuntimeError: They differ; names the env.
+        RuntimeError: The spaces differ; names the env.
     """
     fits = _fits(spaces[0], expected[0], mode), spaces[1] == expected[1]
     kinds = "observation", "action"
@@ -216,12 +216,12 @@ def require_spaces(
 
 
 def require_new_env(env: Env, known: dict[int, int]) -> None:
-    """Raise TypeError for what is no env, has no spaces, or was returned by a factory before.
+    """Raise TypeError for an object that is no env, has no spaces, or was returned before.
 
     Args:
         env: The env.
-        known: Numbers of the envs made so far, which are alive, by the id of the innermost; this
-            one is added.
+        known: Numbers of the envs made so far, which are alive, by the id of the innermost env;
+            this env is added.
     """
     if not isinstance(env, Env):
         raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}")
@@ -258,7 +258,7 @@ def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:
 
 
 def take_row(single_space: Space, batch: Any, index: int) -> Any:
-    """Return what env `index` has in a batch; arrays are views."""
+    """Return the part of env `index` in a batch; arrays are views."""
     return by_space(lambda _, rows: rows[index], single_space, batch)
 
 
@@ -268,7 +268,7 @@ def take_range(single_space: Space, batch: Any, first: int, last: int) -> Any:
 
 
 def take_rows(single_space: Space, batch: Any, indices: Sequence[int]) -> Any:
-    """Return a batch of these rows, in this order; an index may come twice."""
+    """Return a batch of these rows, in this order; an index may occur twice."""
 
     def take(space: Space, rows: Any) -> Any:
         if isinstance(space, ARRAY_SPACES):
@@ -279,7 +279,7 @@ def take_rows(single_space: Space, batch: Any, indices: Sequence[int]) -> Any:
 
 
 def join_rows(single_space: Space, rows: list[tuple[Any, int]]) -> Any:
-    """Return a batch of rows that are in several batches, each given as (batch, index)."""
+    """Return a batch of rows from several batches, each given as (batch, index)."""
     return stack_rows(single_space, [take_row(single_space, batch, k) for batch, k in rows])
 
 
@@ -288,14 +288,14 @@ def stack_rows(single_space: Space, rows: Sequence[Any]) -> Any:
 
     def stack(space: Space, *found: Any) -> Any:
         if isinstance(space, ARRAY_SPACES):
-            return np.stack(found).astype(space.dtype, copy=False)  # stack has native order
+            return np.stack(found).astype(space.dtype, copy=False)  # native byte order
         return found
 
     return by_space(stack, single_space, *rows)
 
 
 def merge_rows(single_space: Space, batch: Any, other: Any, use_other: np.ndarray) -> Any:
-    """Return `batch` with the rows where `use_other`, bool (num_envs,), is True from `other`."""
+    """Return `batch`, with the rows where `use_other`, bool (num_envs,), is True from `other`."""
     rows = [(other if use else batch, index) for index, use in enumerate(use_other)]
     return join_rows(single_space, rows)
 
@@ -304,7 +304,7 @@ def merge_rows(single_space: Space, batch: Any, other: Any, use_other: np.ndarra
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Whether two nested values are equal in types, dtypes, shapes and values (NaN equals NaN)."""
+    """Whether two nested values are equal in type, dtype, shape and value (NaN equals NaN)."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
@@ -318,17 +318,17 @@ def is_same(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(map(is_same, a, b))
     if type(a).__eq__ is object.__eq__ and hasattr(a, "__dict__"):
-        return is_same(vars(a), vars(b))  # a custom space may have samples that compare by identity
+        return is_same(vars(a), vars(b))  # custom spaces may have samples that compare by identity
     return bool(a == b) or bool(a != a and b != b)
 
 
 def why_outside(space: Space, value: Any, name: str) -> str | None:
-    """Say what keeps `value` from being in `space`; None if nothing does.
+    """Return why `value` is not in `space`; None if it is.
 
     Args:
         space: Batched space, or that of one env.
-        value: What should be an element of it, with exactly its dtype.
-        name: How to call the value; the parts of nested values add theirs.
+        value: Value that should be an element of it, with exactly its dtype.
+        name: Name of the value in messages; parts of nested values add theirs.
     """
     if (parts := parts_of(space)) is not None:
         if isinstance(space, Dict) and (
@@ -343,7 +343,7 @@ def why_outside(space: Space, value: Any, name: str) -> str | None:
         return next((reason for reason in found if reason is not None), None)
     if isinstance(space, ARRAY_SPACES) and not isinstance(space, Discrete):
         if isinstance(value, np.generic) and value.dtype == np.dtype(space.dtype).newbyteorder("="):
-            value = np.asarray(value, space.dtype)  # of a space without dimensions, in native order
+            value = np.asarray(value, space.dtype)  # a number in native byte order
         if not isinstance(value, np.ndarray):
             return f"{name} is a {type(value).__name__}, expected an array of {short(space)}"
         if value.shape != space.shape or value.dtype != space.dtype:
@@ -364,6 +364,6 @@ def why_outside(space: Space, value: Any, name: str) -> str | None:
 
 
 def short(value: Any, most: int = 100) -> str:
-    """Return a representation of at most so many characters, on one line."""
+    """Return a representation of at most `most` characters, on one line."""
     text = " ".join(repr(value.item() if isinstance(value, np.generic) else value).split())
     return text if len(text) <= most else text[: most - 3] + "..."

@@ -25,7 +25,7 @@ from vecenv.workers.chunk import EnvSpaces, close_envs, make_envs
 __all__ = ["EnvActor", "Reply", "Start"]
 
 _OF_POLICIES = ("set_policy", "collect")  # calls in which not only envs can raise
-_LIVE, _IS_DUE, _LOST = range(3)  # what the next step of an env does: step, begin anew, report
+_LIVE, _IS_DUE, _LOST = range(3)  # next step of an env: step, begin anew, report
 
 
 class Start(NamedTuple):
@@ -39,8 +39,8 @@ class Start(NamedTuple):
         registry: Pickled specs of envs that the caller has registered.
         policy: Pickled factory of the policy, or None.
         restarts: int64 (n,), how often its envs have been replaced.
-        loss: Of an actor that replaces one with episodes under way: why that is gone, the batch of
-            the last observations, and a seed, or None, for each env.
+        loss: For an actor that replaces one with unfinished episodes: why that is gone, the batch
+            of the last observations, and a seed, or None, for each env.
     """
 
     worker: int
@@ -59,7 +59,7 @@ class Start(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """The rows of these envs in what all have."""
+        """The rows of these envs in batches of all envs."""
         return slice(self.first, self.first + self.num_envs)
 
     def __str__(self) -> str:
@@ -88,16 +88,16 @@ class Reply(NamedTuple):
 class EnvActor:
     """A vector env, and perhaps a policy, in an actor; the caller names its methods.
 
-    What the envs or the policy raise is part of the reply: through Ray it would lose its type.
+    Exceptions of envs and the policy are part of the reply: through Ray they would lose their type.
     """
 
     envs: VecEnv
     _policy: Any = None
     _successors: Successors | None = None  # until all lost episodes have been reported
-    _acting: tuple[str, Any, Any] | None = None  # name, actions and envs of the step under way
+    _acting: tuple[str, Any, Any] | None = None  # name, actions and envs of the current step
 
     def answer(self, method: str, *args: Any) -> Reply:
-        """Call a method; the reply has its result, or a fault if that is what it has led to."""
+        """Call a method; the reply has its result, or the fault if it raises."""
         self._acting, begin_ns = None, perf_counter_ns()
         try:
             result = getattr(self, method)(*args)
@@ -158,7 +158,7 @@ class EnvActor:
             options = {**(options or {}), "reset_mask": mask}
         obs, infos = self.envs.reset(seed=seed, options=options)
         if self._successors is not None:
-            self._successors.phases[mask] = _LIVE  # nothing is to be reported any more
+            self._successors.phases[mask] = _LIVE  # no lost episode is left to report
         self._rows.obs.put(self._every, obs)
         return obs, infos_by_env(self.envs, infos, self._every)
 
@@ -224,7 +224,7 @@ class EnvActor:
         return fragment
 
     def _split(self, acted: Any) -> tuple[Any, dict[str, Any]]:
-        """Return actions (n, *action_shape), and the fields to record, these included."""
+        """Return actions (n, *action_shape), and the fields to record, including the actions."""
         actions, fields = acted if isinstance(acted, tuple) else (acted, {})
         shape = self.envs.action_space.shape
         if shape is None or isinstance(actions, dict | tuple):
@@ -239,7 +239,7 @@ class EnvActor:
         envs: Any = self.envs
         if name in ("np_random_seed", "np_random"):
             return getattr(envs, name)
-        if not isinstance(envs, SyncVectorEnv):  # of compiled envs masks can be asked for
+        if not isinstance(envs, SyncVectorEnv):  # compiled envs have masks only
             if name == "has_wrapper_attr":
                 return [envs.has_action_masks and args == ("action_masks",)] * envs.num_envs
             if name == "action_masks" and envs.has_action_masks:
@@ -263,19 +263,19 @@ class EnvActor:
 
 
 class Successors:
-    """Steps the envs that replace those of a lost actor, and reports the episodes that were lost.
+    """Steps the envs that replace those of a lost actor, and reports the lost episodes.
 
     The next step of each env returns its last observation, reward 0 and truncation, with the info
     fields `restarts` and `restart_reason`; then its new episode begins as the autoreset mode says.
 
     Args:
         envs: The new envs.
-        rows: Of these, for the results; the last observations are written into them.
+        rows: Rows of these envs for the results; the last observations are written into them.
         loss: See `Start`.
-        restarts: int64 (n,), how often each has been replaced, this time included.
+        restarts: int64 (n,), how often each env has been replaced, including this time.
 
     Attributes:
-        phases: int8 (n,), what the next step of each env does; all 0 when there is no more to do.
+        phases: int8 (n,), what the next step of each env does; all 0 if nothing is left to report.
     """
 
     def __init__(

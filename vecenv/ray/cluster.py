@@ -20,13 +20,13 @@ from vecenv.core.faults import shorten
 __all__ = ["ActorGoneError", "Cluster", "Demand", "about_here"]
 
 _logger = logging.getLogger("vecenv")
-_PROBE_S = 10.0  # for the head's answer
-_SLICE_S, _FETCH_S = 1.0, 60.0  # of waiting for actors, and for what one of them has sent
+_PROBE_S = 10.0  # seconds to wait for the head's answer
+_SLICE_S, _FETCH_S = 1.0, 60.0  # seconds to wait for actors, and for the data that one has sent
 _POLL_S = 0.03
-_FILES = ("working_dir", "py_modules", "excludes")  # which Ray takes with a connection
+_FILES = ("working_dir", "py_modules", "excludes")  # which Ray takes only while connecting
 _UNITS = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
 
-_uploaded: dict[str, Any] = {}  # of these, what this process has connected with
+_uploaded: dict[str, Any] = {}  # the entries of these with which this process has connected
 
 
 class ActorGoneError(Exception):
@@ -48,11 +48,11 @@ class Demand(NamedTuple):
 
     @property
     def is_counted(self) -> bool:
-        """Whether the cluster's free resources tell if there is a place; False for a group's."""
+        """Whether the cluster's free resources tell if there is room; False for a group's."""
         return isinstance(self.strategy, str)
 
     def places(self, amounts: Mapping[str, float]) -> int:
-        """Return the number of actors that these amounts suffice for."""
+        """Return the number of actors for which these amounts suffice."""
         shares = (amounts.get(name, 0.0) / amount for name, amount in self.resources.items())
         return int(min(shares) + 1e-9)
 
@@ -135,7 +135,7 @@ class Cluster:
         if address not in ("auto", "local"):
             _require_head(address)
         try:
-            given = dict(files)  # Ray changes it
+            given = dict(files)  # a copy, as Ray changes it
             self._ray.init(address, logging_level=logging.WARNING, runtime_env=given, **options)
         except BaseException as error:
             self._ray.shutdown()  # perhaps connected, but the upload has failed
@@ -196,14 +196,14 @@ class Cluster:
             time.sleep(_POLL_S)
 
     def start(self, demand: Demand) -> tuple[Any, Any]:
-        """Start an actor; return its handle and a reference to what `about_here` is there."""
+        """Start an actor; return its handle and a reference to the result of `about_here` there."""
         actor_class = self._ray.remote(_actor_class())
         actor = actor_class.options(max_restarts=0, **demand.options()).remote()
         return actor, actor.about.remote()
 
     def beside(self, demand: Demand, node: str | None) -> Demand:
         """Return a demand without CPUs, on this node if given."""
-        # It demands memory: Ray places actors that need nothing by any node, perhaps a frozen one.
+        # It demands memory: Ray may place actors that need nothing on any node, even a frozen one.
         others = {"memory": 1, **demand.resources}
         del others["CPU"]
         if node is None or not demand.is_counted:
@@ -219,29 +219,29 @@ class Cluster:
     def arrived(
         self, references: Sequence[Any], deadline: Deadline, *, all_at_once: bool = False
     ) -> dict[Any, Any]:
-        """Return what actors have answered, after a short wait for the first of them.
+        """Return the answers of actors, after a short wait for the first of them.
 
         Args:
-            references: To the answers.
-            deadline: Until which there may be a wait.
+            references: References to the answers.
+            deadline: Latest end of the wait.
             all_at_once: Wait for all rather than the first, which is quicker.
 
         Returns:
-            By reference the value, wherever it was, or an ActorGoneError if it is lost with its
-            actor. Values on a node that does not send them are left out.
+            The value by reference, on whatever node it was, or an ActorGoneError if it is lost with
+            its actor. Values on a node that does not send them are left out.
         """
         ray, errors, count = self._ray, self._ray.exceptions, len(references)
         wanted = count if all_at_once else 1
         left_s = min(_SLICE_S, deadline.left())
         ready, others = ray.wait(list(references), num_returns=wanted, timeout=left_s)
-        if others and wanted == 1:  # was asked for; take all there are
+        if others and wanted == 1:  # the wanted one is there; take all that are
             ready, _ = ray.wait(list(references), num_returns=count, timeout=0, fetch_local=False)
         found = {}
         for reference in ready:
             try:
                 found[reference] = ray.get(reference, timeout=min(_FETCH_S, deadline.left()))
             except errors.RayTaskError:
-                raise  # not from the envs: their faults are returned as values
+                raise  # not raised by envs: their faults are returned as values
             except errors.GetTimeoutError:
                 continue
             except errors.RayError as error:
@@ -314,7 +314,7 @@ def about_here() -> dict[str, Any]:
 
 
 def _require_head(address: str) -> None:
-    """Have Ray's command ask whether a head is there: `ray.init` would end the process for none.
+    """Let Ray's command ask for a head: without one `ray.init` would end the process.
 
     Raises:
         ConnectionError: There is no head, or it refuses this process.
@@ -334,7 +334,7 @@ def _require_head(address: str) -> None:
         raise _no_cluster(address, told) from error
     except subprocess.CalledProcessError as error:
         if lines := [line for line in error.stderr.splitlines() if "Error:" in line]:
-            raise _no_cluster(address, lines[-1]) from error  # else `ray.init` tells
+            raise _no_cluster(address, lines[-1]) from error  # else `ray.init` reports it
 
 
 def _no_cluster(address: Any, why: str) -> ConnectionError:

@@ -40,31 +40,31 @@ from vecenv.timing.stamps import WorkerProcess
 __all__ = ["RayVectorEnv"]
 
 _CLOSE_S = 5.0
-_RELEASE_AT_ONCE_S = 2.0  # after a fault a node may be lost, and never give its CPUs back
+_RELEASE_AT_ONCE_S = 2.0  # seconds; after a fault a node may be lost, and its CPUs never free
 _RESERVED = ("reset", "step", "close")
 
 
 class RayVectorEnv(GymVecEnv):
     """Envs in the actors of a Ray cluster, one vector env in each actor.
 
-    It has the interface of the other vector envs. As a round trip to an actor takes about a
-    millisecond, `step` pays for envs whose steps take longer; where the policy is cheap to copy,
+    It has the interface of the other vector envs. A round trip to an actor takes about a
+    millisecond, so `step` pays for envs whose steps take longer. If the policy is cheap to copy,
     let the actors act themselves, see `set_policy` and `collect`.
 
-    After an exception that is not of these classes in a call (Ctrl-C), only `reset` and `close` are
-    allowed.
+    If an exception from elsewhere (Ctrl-C) interrupts a call, only `reset` and `close` are allowed
+    afterwards.
 
     Args:
         env_fns: One factory per env, called without arguments in an actor. Or one factory of vector
             envs of this package, called with `num_envs=` in each actor, such as
             `functools.partial(Cage2VectorEnv, episode_length=50)`.
-        copy: Whether observations returned are copies, the caller's to keep. With False they are
+        copy: Whether returned observations are copies, which the caller may keep. With False they
             views of memory that the next call overwrites.
         observation_mode: As in `SyncVectorEnv`.
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
         num_envs: Number of envs; only with a factory of vector envs.
         num_workers: Number of actors; None for as many as there is room for.
-        worker_backend, worker_options: Are gone: an actor has a `SyncVectorEnv`, take more actors.
+        worker_backend, worker_options: Removed: an actor has a `SyncVectorEnv`, so use more actors.
         cpus_per_worker: CPUs that Ray reserves for each actor.
         gpus_per_worker: GPUs, or parts of one, for each actor.
         memory_per_worker: Bytes of memory for each actor; Ray places actors by it, and enforces no
@@ -182,10 +182,10 @@ class RayVectorEnv(GymVecEnv):
 
     @contextlib.contextmanager
     def _call(self, *, keeps_late: bool = False) -> Iterator[None]:
-        """Have a call given up by the next one if an exception from elsewhere cuts it.
+        """Mark a call that an exception from elsewhere interrupts; the next call gives it up.
 
         Args:
-            keeps_late: Whether what has not been answered in time can still be waited for.
+            keeps_late: Whether late answers can still be waited for.
         """
         calls = self._calls
         calls.unfinished, calls.is_ready = self._give_up, False
@@ -200,7 +200,7 @@ class RayVectorEnv(GymVecEnv):
         calls.is_ready = calls.has_reset and not calls.num_in_flight
 
     def _give_up(self, error: BaseException | None = None) -> None:
-        """Forget what was asked for, and refuse all but `reset` and `close`, as of this error."""
+        """Forget all requests; because of this error, refuse all calls but `reset` and `close`."""
         self._pool.forget()
         self._ready.clear()
         told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
@@ -213,7 +213,7 @@ class RayVectorEnv(GymVecEnv):
         mask = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
         with self._call():
             self._own_rows()
-            if mask.all():  # what was in flight is given up
+            if mask.all():  # a full reset gives up what was in flight
                 self._pool.forget()
                 self._ready.clear()
             asked = [part for part in self._starts() if mask[part.envs].any()]
@@ -287,7 +287,7 @@ class RayVectorEnv(GymVecEnv):
             except StepTimeoutError as error:
                 error.args = (f"{error.args[0]}. They stay in flight",)
                 raise
-            self._raise_faults(replies)  # some envs of that actor have been stepped and some not
+            self._raise_faults(replies)  # some envs of that actor have been stepped and others not
             for envs, reply in ((self._envs_of(call), reply) for call, reply in replies):
                 *results, told, ids = reply.result
                 ids = np.array(envs) if ids is None else ids + envs.start
@@ -326,7 +326,7 @@ class RayVectorEnv(GymVecEnv):
         self._calls.require_idle("set_policy")
         policy = pickled(policy_fn, "policy_fn")
         self._change_starts(policy=policy)
-        timeout = self._pool.start_timeout  # making a policy may import much
+        timeout = self._pool.start_timeout  # making a policy may import a lot
         self._ask_all("set_policy", [(policy,)] * self.num_workers, timeout)
         self._has_policy = True
 
@@ -361,7 +361,7 @@ class RayVectorEnv(GymVecEnv):
             Batched infos by step, of the steps that had any.
 
         Raises:
-            StepTimeoutError: An actor is not ready. All envs have to be reset.
+            StepTimeoutError: An actor is not ready. All envs must be reset.
             SlotError: A slot can't be written into. Nothing was stepped.
             ValueError: An input or field has the wrong shape, there is no policy or no slot, or
                 autoreset is disabled. Nothing was stepped, unless a field is missing.
@@ -381,7 +381,7 @@ class RayVectorEnv(GymVecEnv):
             return self._collect(rows, weights, arrays, targets, deadline)
 
     def _checked_slots(self, slots: Sequence[Any]) -> list[StepRows]:
-        """Refuse what can't be collected into; return the rows of each step."""
+        """Return the rows of each step's slot; raise if results can't be collected into one."""
         if not self._has_policy:
             raise ValueError("`collect` came before `set_policy`; actors need a policy to act")
         if self.autoreset_mode is AutoresetMode.DISABLED:
@@ -437,7 +437,7 @@ class RayVectorEnv(GymVecEnv):
         return [seat.start for seat in self._pool.seats]
 
     def _change_starts(self, **changes: Any) -> None:
-        """Have successors of actors started with something else."""
+        """Change what successors of actors are started with."""
         for seat in self._pool.seats:
             seat.start = seat.start._replace(**changes)
 
@@ -468,7 +468,7 @@ class RayVectorEnv(GymVecEnv):
             self.busy_ns[call.worker] += reply.busy_ns
             if reply.restarts is not None:
                 self.restarts[self._envs_of(call)] = reply.restarts
-        if self._log is not None:  # of actors' calls the longest counts, the rest is hand-over
+        if self._log is not None:  # the longest call of an actor counts, the rest is hand-over
             end_ns = perf_counter_ns()
             longest_ns = max((reply.busy_ns for _, reply in replies), default=0)
             self.timing.log.note_wait(max(end_ns - longest_ns, begin_ns), end_ns)
@@ -507,7 +507,7 @@ class RayVectorEnv(GymVecEnv):
             raise
 
     def _start_after(self, start: Start, reason: str) -> Start:
-        """Count the loss of an actor; return what its successor is started with."""
+        """Count the loss of an actor; return the start of its successor."""
         rows = start.rows
         self.restarts[rows] += 1
         restarts, loss = self.restarts[rows].copy(), None
@@ -537,7 +537,7 @@ class RayVectorEnv(GymVecEnv):
 
     def _begin_stamps(self) -> int:
         self._calls.require_idle("timing.enable")
-        return 0  # calls of actors are stamped, as those of compiled code
+        return 0  # calls of actors are stamped, as compiled calls are
 
     def _env_chunks(self) -> list[int]:
         return [0, *(start.envs.stop for start in self._starts())]

@@ -27,8 +27,8 @@ def read_demand(amounts: dict[str, float | None], resources: Any, strategy: Any)
     """Read the options about an actor's resources and placement.
 
     Args:
-        amounts: Of "CPU", "GPU" and "memory"; None for none of the latter.
-        resources: Further ones by name, as given to `RayVectorEnv`.
+        amounts: Amounts of "CPU", "GPU" and "memory"; None for none of the latter.
+        resources: Further amounts by name, as given to `RayVectorEnv`.
         strategy: As given there.
 
     Raises:
@@ -85,7 +85,7 @@ def start_of_each(
     Args:
         env_fns: Factories of single envs, or one of vector envs.
         bounds: Actor w has the envs bounds[w], ..., bounds[w + 1] - 1.
-        options: Of each actor's vector env.
+        options: Options of each actor's vector env.
         restart_envs: Whether an env that raises is replaced.
     """
     starts, registry = [], dump_registry()

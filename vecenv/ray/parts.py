@@ -1,4 +1,4 @@
-"""Parts of results: the rows of some envs, on their way into the batches of all."""
+"""Parts of results: the rows of some envs, to be put into the batches of all envs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Fragment", "checked_rows", "infos_by_env"]
 
 
 def infos_by_env(envs: VecEnv, infos: dict[Any, Any], env_ids: np.ndarray) -> InfosApart:
-    """Return infos of a vector env in an actor as dicts, by env.
+    """Return infos of a vector env in an actor as dicts by env.
 
     Args:
-        envs: The vector env: of a `SyncVectorEnv` infos are apart already, others batch them.
+        envs: The vector env: a `SyncVectorEnv` has unbatched infos already, others batch them.
         infos: Row k belongs to the env `env_ids[k]`.
         env_ids: int64 (B,), counted from the actor's first env.
     """
@@ -30,14 +30,14 @@ def infos_by_env(envs: VecEnv, infos: dict[Any, Any], env_ids: np.ndarray) -> In
 
 
 def _row_of(infos: dict[str, Any], row: int) -> dict[str, Any]:
-    """Return one row of batched infos, of the keys that it has."""
+    """Return one row of batched infos, with the keys that it has."""
     found: dict[str, Any] = {}
     for key, column in infos.items():
         if f"_{key}" not in infos or not infos[f"_{key}"][row]:
             continue
         if isinstance(column, dict):
             found[key] = _row_of(column, row)
-        else:  # a bit as `bool`, of which a column of bits is made again
+        else:  # a bit as `bool`, so that a column of bits is made again
             is_bits = column.dtype == np.bool_ and column.ndim == 1
             found[key] = bool(column[row]) if is_bits else column[row]
     return found
@@ -52,7 +52,7 @@ class Fragment(NamedTuple):
         terminations: bool (T, n).
         truncations: bool (T, n).
         fields: Fields recorded by the policy, arrays (T, n, ...) by name.
-        infos: Of the steps that had any.
+        infos: Infos of the steps that had any.
     """
 
     obs: Any
@@ -102,10 +102,10 @@ class Fragment(NamedTuple):
             kept[t] = array
 
     def copy_fields(self, targets: dict[str, np.ndarray], envs: range) -> None:
-        """Copy the fields that are asked for into arrays (T, N, ...) of all envs.
+        """Copy the requested fields into arrays (T, N, ...) of all envs.
 
         Raises:
-            ValueError: The policy did not record a field, or in another shape.
+            ValueError: The policy did not record a field, or recorded another shape.
         """
         for name, target in targets.items():
             came = self.fields.get(name)

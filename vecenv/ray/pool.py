@@ -7,9 +7,9 @@
         _Seat w <--- Reply: result, faults, stamps --     the policy of `collect`
       Cluster      the only module that imports Ray
 
-An actor carries out its calls one after the other, so whatever was asked for and is given up
-(`forget`) needs no other care. *An actor that is gone* fails all of its calls: another one is
-started in its place, which is asked the same again and reports the lost episodes (`Successors`).
+An actor carries out its calls one after the other, so given-up calls (`forget`) need no other
+care. *An actor that is gone* fails all of its calls: another one is started in its place, which
+gets the same calls again and reports the lost episodes (`Successors`).
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ __all__ = ["ActorPool", "Call"]
 
 _logger = logging.getLogger("vecenv")
 
-_MOST_REPLACEMENTS = 3  # actors for one call, and starts of one
+_MOST_REPLACEMENTS = 3  # actors for one call, and attempts to start one
 _CLOSE_S = 5.0
-_RELEASE_S = 5.0  # until Ray has released the resources of actors that have ended
-_NO_PLACE_S = 1.0  # without a reply of a new actor, until it is asked whether nodes have room
-_PATIENCE_S = 10.0  # for a process to start, where they have
+_RELEASE_S = 5.0  # until Ray has released the resources of ended actors
+_NO_PLACE_S = 1.0  # without a reply of a new actor, until nodes are checked for room
+_PATIENCE_S = 10.0  # for a process to start, if there is room
 
 _pools: weakref.WeakSet[ActorPool] = weakref.WeakSet()
 _held: list[Any] = []  # in forks, where even deleting references of Ray hangs
 
 
 def _leave_to_parent() -> None:
-    """Let go of everything in a forked child, which has no connection to Ray."""
+    """Release everything in a forked child, which has no connection to Ray."""
     for pool in list(_pools):
         _held.append(pool)
         pool.left_by_fork(pool.owner_pid)
@@ -57,7 +57,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class Call(NamedTuple):
-    """A pending call of a method of `EnvActor`, about so many envs.
+    """A pending call of a method of `EnvActor`, for `num_envs` envs.
 
     Attributes:
         losses: How many actors were lost over it.
@@ -76,9 +76,9 @@ class _Seat:
     Attributes:
         start: What it was started with, and its successor will be.
         actor: Ray's handle; None while there is none.
-        demand: What it has of the cluster.
-        node, host, pid: Where it is; its pid there.
-        spaces: What is known of its envs.
+        demand: Resources that it holds in the cluster.
+        node, host, pid: The node, host and process in which it runs.
+        spaces: Report of its envs.
         start_s: Seconds from its start until its envs were made; negative until then.
     """
 
@@ -100,7 +100,7 @@ class ActorPool:
 
     Args:
         cluster: The cluster to start them in.
-        starts: What each is started with.
+        starts: Start of each actor.
         demand: Resources of each actor.
         start_timeout: Longest wait in seconds until an actor's envs are made.
         shares_cpus: Whether an actor that replaces another shares the CPUs of the others if there
@@ -110,7 +110,7 @@ class ActorPool:
         cluster, start_timeout: As given.
         seats: The actors.
         owner_pid: The process that has started them; a fork of it must leave them alone.
-        left_by_fork: Called in a fork with that.
+        left_by_fork: Called in a fork with that process id.
         after_loss: Called with the start of a lost actor and the reason; returns that of its
             successor. None raises WorkerDiedError instead of replacing it.
 
@@ -148,7 +148,7 @@ class ActorPool:
     # -- start -------------------------------------------------------------------------------
 
     def _open(self, seats: Sequence[_Seat], deadline: Deadline) -> None:
-        """Start an actor for each seat, and have them make their envs, all at the same time."""
+        """Start an actor for each seat and let all of them make their envs at the same time."""
         asked = [self._start(seat, self._demand) for seat in seats]
         for seat, reference in zip(seats, asked, strict=True):
             self._await_process(seat, reference, deadline)
@@ -169,7 +169,7 @@ class ActorPool:
         return reference
 
     def _first_reply(self, seat: _Seat, reference: Any, deadline: Deadline, doing: str) -> Any:
-        """Wait for a new actor; return what it says, None if the deadline has passed."""
+        """Wait for a new actor; return its reply, None if the deadline has passed."""
         while not (found := self.cluster.arrived([reference], deadline)):
             if deadline.is_over:
                 return None
@@ -225,7 +225,7 @@ class ActorPool:
             )
 
     def _node_beside(self, lost: _Seat) -> str | None:
-        """Return the node with the fewest of the other actors; not that of this one."""
+        """Return the node with the fewest of the other actors, except the node of this one."""
         counts = Counter(seat.node for seat in self.seats if seat.node != lost.node)
         return min(counts, key=counts.__getitem__, default=None)
 
@@ -248,7 +248,7 @@ class ActorPool:
     # -- calls -------------------------------------------------------------------------------
 
     def ask(self, worker: int, method: str, *args: Any, num_envs: int | None = None) -> None:
-        """Start calling a method of an actor, about all of its envs or so many."""
+        """Start calling a method of an actor, for all of its envs or `num_envs`."""
         count = self.seats[worker].start.num_envs if num_envs is None else num_envs
         self._submit(Call(worker, method, args, count))
 
@@ -262,7 +262,7 @@ class ActorPool:
             raise WorkerDiedError("Ray has been shut down, and all workers with it.")
 
     def forget(self) -> None:
-        """Forget all that was asked for; the actors finish it, and what they answer is dropped."""
+        """Forget all requests; the actors finish them, and their answers are dropped."""
         self._pending, self._done = {}, []
 
     def wait(
@@ -273,7 +273,7 @@ class ActorPool:
         doing: str,
         replaces_late: bool = False,
     ) -> list[tuple[Call, Reply]]:
-        """Wait for replies to calls of a method about `num_envs` envs; return all there are.
+        """Wait for replies to calls of a method for `num_envs` envs; return all there are.
 
         Replies to other methods are kept. With `replaces_late` actors that have not answered at the
         deadline are replaced, and the wait begins anew.
@@ -303,7 +303,7 @@ class ActorPool:
             deadline = Deadline(deadline.timeout)
 
     def _take(self, deadline: Deadline, doing: str, *, all_at_once: bool) -> bool:
-        """Take in what comes within a short time, losses of actors last; return whether any did."""
+        """Take in replies for a short time, losses of actors last; return whether any came."""
         found = self.cluster.arrived(list(self._pending), deadline, all_at_once=all_at_once)
         lost: dict[int, ActorGoneError] = {}
         for reference, reply in found.items():
@@ -317,10 +317,10 @@ class ActorPool:
         return bool(found)
 
     def _replace(self, worker: int, reason: str, cause: Exception | None = None) -> None:
-        """Start an actor in the place of a lost one, and ask it what that has not answered.
+        """Replace a lost actor, and repeat the calls that it has not answered.
 
         Raises:
-            WorkerDiedError: It can't be started, or so many were lost already over one call.
+            WorkerDiedError: The new one can't be started, or a call has lost too many actors.
         """
         if self.after_loss is None:
             raise WorkerDiedError(reason) from cause
@@ -374,7 +374,7 @@ class ActorPool:
                     places += sum(1 for seat in self.seats if seat.demand is demand)
         finally:  # also after Ctrl-C
             self.kill()
-        with contextlib.suppress(Exception):  # it is a courtesy, and the cluster may be gone
+        with contextlib.suppress(Exception):  # best effort, as the cluster may be gone
             cluster.await_places(places, demand, Deadline(release_timeout))
 
     def kill(self) -> None:

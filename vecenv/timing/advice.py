@@ -1,4 +1,4 @@
-"""Advice: what the largest share of the time is, what shortens it, and the page that tells more."""
+"""Advice: the largest share of the time, how to shorten it, and the page that tells more."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from vecenv.timing.recording import Recording, Share
 __all__ = ["Advice", "advise", "duration"]
 
 _COMPUTES = 0.3  # steps with at least this share of processor time count as computing
-_BUSY = 0.3  # of the processors: if others use as many, a step that waits may wait for one
-_CHEAP_NS = 20_000  # a step that costs less than handing it to another process
+_BUSY = 0.3  # of the processors: if others use that much, a waiting step may wait for one
+_CHEAP_NS = 20_000  # a step below this costs less than its hand-over to another process
 _TEXTS = {
     "kernel": "the compiled kernel; more threads or a simpler step shorten it "
     "(docs/compiled_envs.md)",
@@ -37,8 +37,8 @@ class Advice:
 
     Attributes:
         text: The change and the reason.
-        backend: Backend to be used instead, as `vecenv compare` names it; None if the advice is
-            another.
+        backend: Backend to use instead, as `vecenv compare` names it; None if the advice is
+            something else.
     """
 
     text: str
@@ -49,7 +49,7 @@ def advise(largest: str, found: Recording, num_steps: int, step_ns: float | None
     """Return advice on the largest share, or the reason why there is none.
 
     Args:
-        largest: Its name.
+        largest: Name of the share.
         found: The recording.
         num_steps: Env steps in it.
         step_ns: Mean duration of a step; None if not known.
@@ -74,12 +74,12 @@ def advise(largest: str, found: Recording, num_steps: int, step_ns: float | None
 
 
 def _about_compute(found: Recording, num_envs: int, first_ready: bool) -> Advice:
-    """Return advice on envs that are stepped one after the other by each worker."""
+    """Return advice on envs that each worker steps one after the other."""
     if found.cpu_share is None:
         return Advice("the envs; whether they compute or wait is unknown (docs/stepping.md)")
     does_wait, cores, backend = found.cpu_share < _COMPUTES, usable_cores(), None
     what, num_workers = "the envs wait" if does_wait else "the envs compute", len(found.processes)
-    most = num_envs if does_wait else min(cores, num_envs)  # workers that are of use
+    most = num_envs if does_wait else min(cores, num_envs)  # workers that can be of use
     load = found.others_load() or 0.0
     if load > _BUSY * cores and (does_wait or (found.is_local and most > 1)):
         how = f"{'or' if does_wait else 'workers would'} find no processor free: other programs "
@@ -104,7 +104,7 @@ def _about_compute(found: Recording, num_envs: int, first_ready: bool) -> Advice
 
 
 def duration(time_ns: float) -> str:
-    """Write a time with three digits, in the unit that suits it.
+    """Return a time as text, with three digits and a suitable unit.
 
     Example:
         >>> duration(850), duration(42_345), duration(1_234_567), duration(2.5e9)

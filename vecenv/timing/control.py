@@ -1,4 +1,4 @@
-"""Timing: the switch, the phases a user names, and the ways to look at the result."""
+"""Timing: the switch, the phases that a user names, and the ways to see the result."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _NO_PHASE: AbstractContextManager[Any] = nullcontext()
 
 
 class Timing:
-    """Where the time goes; off until `enable` is called, and free while off.
+    """Where the time goes; off until `enable` is called, and free of cost while off.
 
-    A report covers all the time since `enable` or `clear`; the timeline the latest 65 536 calls and
-    phases, and the latest steps of every env (16 384 for up to 16 envs, never fewer than 64). The
-    time of timing itself is excluded.
+    A report covers all the time since `enable` or `clear`. The timeline has the latest 65 536 calls
+    and phases, and the latest steps of every env (16 384 for up to 16 envs, never fewer than 64).
+    Timing's own time is excluded.
 
     Phases may be entered in several threads. Shares are those of the thread that calls the vector
     env; the phases of other threads are reported separately.
@@ -54,7 +54,7 @@ class Timing:
         self.enabled = False
 
     def enable(self) -> None:
-        """Start timing; deletes earlier recordings.
+        """Start timing; delete earlier recordings.
 
         Raises:
             ClosedEnvironmentError: The vector env is closed.
@@ -72,7 +72,7 @@ class Timing:
         envs._log, self.enabled = self.log, True
 
     def disable(self) -> None:
-        """Stop timing; keeps the recording.
+        """Stop timing; keep the recording.
 
         Raises:
             AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending; timing
@@ -86,11 +86,11 @@ class Timing:
         self.enabled = False
 
     def note_end(self) -> None:
-        """Measure the load of others so far: timing ends here, or workers are about to end."""
+        """Measure the load of others so far: timing ends now, or workers are about to end."""
         self._recording.others_load(is_end=True)
 
     def clear(self) -> None:
-        """Delete the recording; phases that are open begin now."""
+        """Delete the recording; open phases begin now."""
         self._recording.clear()
 
     def phase(self, name: str) -> AbstractContextManager[Any]:
@@ -98,11 +98,11 @@ class Timing:
         return _Interval(self, self.log.kind(name)) if self.enabled else _NO_PHASE
 
     def call(self, kind: int) -> AbstractContextManager[CallLog]:
-        """Return a context that is logged as a call of the vector env, steps as of all envs."""
+        """Return a context that is logged as a call of the vector env; steps count all envs."""
         return _Interval(self, kind, self._recording.chunks[-1] if kind in (STEP, STEP_WAIT) else 0)
 
     def recording(self) -> Recording:
-        """Return the totals since `enable` or `clear`, up to date.
+        """Return the totals since `enable` or `clear`, brought up to date.
 
         Raises:
             RuntimeError: Nothing was recorded.
@@ -126,7 +126,7 @@ class Timing:
         """
         recording = self.recording()
         with self.log.paused():
-            from vecenv.timing.report import make_report  # here, as most programs time nothing
+            from vecenv.timing.report import make_report  # here: most programs don't need it
 
             return make_report(recording)
 
@@ -154,7 +154,7 @@ class _Interval(AbstractContextManager[CallLog]):
 
     def __enter__(self) -> CallLog:
         log, recording = self._timing.log, self._timing._recording
-        # Later where a step may be pending: of its work before, a bound on gains would not know.
+        # Later if a step may be pending: the bound on gains would not know its work before that.
         most = recording.most_pending if self._kind < STEP_WAIT else 8 * recording.most_pending
         if len(log.rows) >= most and log.is_callers:
             with log.paused():

@@ -1,13 +1,13 @@
-"""From stamps to shares of the wall time; the shares add up to it.
+"""From stamps to shares of the wall time, which add up to it.
 
 A call of the vector env is divided at the start and the end of the caller's wait. The wait is
 divided by the work of the workers. In a call that waits for all envs, the work of a worker is its
 env steps, its resets, and writing results (copying). The means over the workers that had work are
 *env compute*, *env reset* and *copying*; the longest work minus the mean is the *straggler wait*.
 In `recv`, which waits for the first envs that are ready, the time in which any env was being
-stepped is *env compute*, else reset *env reset*, else written *copying*. The rest of the wait is
-*hand-over*; the time after the wait is *copying* too. If the calling process steps the envs itself,
-all time but steps and resets is copying: batching results.
+stepped is *env compute*; of the other time, that in which one was reset is *env reset*, and that in
+which results were written is *copying*. The rest of the wait is *hand-over*; the time after the
+wait is *copying* too. If the caller steps the envs, all but steps and resets is *copying*.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vecenv.timing.stamps import COUNT, CPU, CPU_OF, EnvStamps, WorkerProcess
 __all__ = ["Recording", "Share", "coverage"]
 
 _FEWEST_LOAD_NS = 200_000_000  # the system counts in hundredths of a second
-_MOST_STAMPS = 1 << 16  # added up at a time, about; more would not stay in the caches
+_MOST_STAMPS = 1 << 16  # about as many are added up at a time; more would not fit the caches
 _MOST_CALLS = 1 << 13  # added up at a time
 
 
@@ -48,22 +48,22 @@ class Recording:
         backend: Name of the vector env's class.
 
     Attributes:
-        backend, log: As given; of calls and phases.
-        rings: Of stamps; None if envs are not stamped one by one.
+        backend, log: As given; `log` has calls and phases.
+        rings: Rings of stamps; None if envs are not stamped one by one.
         stamped: See `TimingReport`.
         kernel_ns: Duration of a stamped compiled call that does nothing.
         chunks: W + 1 bounds: envs chunks[w], ..., chunks[w + 1] - 1 are stepped by worker w, one
             after the other.
-        processes: Of each worker; None where it is the caller.
-        shares_ns: Of calls of the vector env; COPYING is that of the caller and of the workers.
+        processes: Process of each worker; None where it is the caller.
+        shares_ns: Shares of calls of the vector env; COPYING is the caller's and the workers'.
         critical_ns: The envs' own time: the sum over rounds of the time of the busiest worker since
             the command, independent of the caller.
-        num_receives, num_rows: Calls of `recv`; rows that all calls returned.
-        counts, spent_ns, longest_ns: int64 (2, N), of the steps (0) and the resets (1) of each env
-            that have ended: their number, their total time, the longest.
+        num_receives, num_rows: Number of calls of `recv`; number of rows that all calls returned.
+        counts, spent_ns, longest_ns: int64 (2, N), for ended steps (0) and resets (1) of each env:
+            their number, total time and longest time.
         squares: float64 (N,), the sum of the squares of the times of steps.
-        worker_ns: int64 (W,), time of work of each worker.
-        most_pending: Intervals in the log at which to `fold`.
+        worker_ns: int64 (W,), total work of each worker.
+        most_pending: Number of intervals in the log at which to `fold`.
     """
 
     def __init__(self, backend: str) -> None:
@@ -74,7 +74,7 @@ class Recording:
         self.clear()
 
     def clear(self) -> None:
-        """Set all to zero."""
+        """Set all totals to zero."""
         self.log.clear()
         self._folded_ns = self.log.since_ns
         self.shares_ns = dict.fromkeys(Share, 0)
@@ -88,7 +88,7 @@ class Recording:
             self._first_tallies = self.rings.tallies.copy()
             self._taken = self._first_tallies[:, COUNT]
             num_envs, room = self.rings.rings.shape[:2]
-            # A call makes two steps of an env at most.
+            # A call makes at most two steps of an env.
             self.most_pending = min(_MOST_CALLS, room // 4, max(_MOST_STAMPS // num_envs, 1))
 
     @property
@@ -97,14 +97,14 @@ class Recording:
         return all(process is None for process in self.processes)
 
     def fold(self) -> None:
-        """Add to the totals what was recorded since the last time."""
+        """Add to the totals what was recorded since the last `fold`."""
         calls, stamps, now_ns = self.log.take(), None, perf_counter_ns()
         if self.rings is not None:
             stamps, self._taken = self.rings.since(self._taken)
         self.add(calls, stamps, now_ns)
 
     def window(self) -> tuple[int, np.ndarray, np.ndarray | None]:
-        """Return the latest part that has all its stamps; `fold` before.
+        """Return the latest part whose stamps are complete; call `fold` before.
 
         Returns:
             Its begin; the caller's intervals in it, CALL (M,); the stamps, STAMP (R,), env by env,
@@ -122,14 +122,14 @@ class Recording:
 
     @property
     def cpu_share(self) -> float | None:
-        """Processor time of the measured env steps over their duration; None if not known."""
+        """Processor time of the measured env steps over their duration; None if unknown."""
         if self.rings is None:
             return None
         spent_ns = (self.rings.tallies - self._first_tallies).sum(axis=0).tolist()
         return spent_ns[CPU] / spent_ns[CPU_OF] if spent_ns[CPU_OF] else None
 
     def others_load(self, is_end: bool = False) -> float | None:
-        """Return how many processors other processes kept busy; None if not known.
+        """Return how many processors other processes kept busy; None if unknown.
 
         Args:
             is_end: Whether timing ends now, or workers are about to end.
@@ -144,8 +144,8 @@ class Recording:
         """Add what was recorded until now.
 
         Args:
-            calls: CALL (M,); phases among them are left out.
-            stamps: STAMP (R,), env by env, those running included; None if steps are not stamped.
+            calls: CALL (M,); phases among them are ignored.
+            stamps: STAMP (R,), env by env, with running ones; None if steps are not stamped.
             now_ns: The time.
         """
         calls = calls[calls["kind"] < NUM_ENV_CALLS]
@@ -174,7 +174,7 @@ class Recording:
         self._folded_ns = now_ns
 
     def _add_steps(self, stamps: np.ndarray) -> tuple[int, int]:
-        """Add steps and resets that have ended; return the total time of each kind."""
+        """Add the steps and resets that have ended; return the total time of each kind."""
         lengths_ns, shape = stamps["end_ns"] - stamps["begin_ns"], self.counts.shape
         places = stamps["is_reset"] * shape[1] + stamps["env_id"]
         self.counts += np.bincount(places, minlength=self.counts.size).reshape(shape)
@@ -188,7 +188,7 @@ class Recording:
     def _divide(
         self, found: dict[Share, int], calls: np.ndarray, stamps: np.ndarray, now_ns: int
     ) -> None:
-        """Add the work of the workers, and divide the calls, but for the hand-over."""
+        """Add the work of the workers, and divide the calls into all shares but the hand-over."""
         stamps["end_ns"][stamps["end_ns"] == 0] = now_ns
         workers = self.by_worker(stamps)
         for worker, (own, until_ns) in enumerate(workers):
@@ -200,11 +200,11 @@ class Recording:
             chosen = np.isin(calls["kind"], kinds)
             if not chosen.any():
                 continue
-            if RECV in kinds:  # waits for the first, of all workers
+            if RECV in kinds:  # waits for the first ready envs of all workers
                 owns, untils_ns = zip(*workers, strict=True)
                 workers = [(np.concatenate(owns), np.concatenate(untils_ns))]
             span, sent_ns = (calls["begin_ns"][chosen], ready_ns[chosen]), calls["sent_ns"][chosen]
-            spent_ns = np.zeros((3, len(workers), len(sent_ns)))  # steps, resets too, writing too
+            spent_ns = np.zeros((3, len(workers), len(sent_ns)))  # steps; with resets; with writing
             critical_ns = np.zeros(len(sent_ns))
             for worker, (own, until_ns) in enumerate(workers):
                 steps = own[~own["is_reset"]]
@@ -224,9 +224,9 @@ class Recording:
             found[Share.STRAGGLERS] += round(spent_ns[2].max(axis=0).sum()) - work_ns
 
     def by_worker(self, stamps: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return the stamps of each worker in order, and when their results had been written.
+        """Return each worker's stamps in order, and the times at which results had been written.
 
-        Without a mark of its own, a step's results were written before the worker's next step.
+        If a step has no such time, its results were written before the worker's next step.
         """
         found = []
         for part in pairwise(np.searchsorted(stamps["env_id"], self.chunks).tolist()):
@@ -240,10 +240,10 @@ class Recording:
         return found
 
     def bound_ns(self) -> float:
-        """Return the time that the envs alone would have taken for these steps.
+        """Return the time that the envs alone would have needed for these steps.
 
-        If calls wait for all envs: the busiest worker of each round. If they receive the first envs
-        ready: the time with all workers always at work.
+        If calls wait for all envs, this is the time of the busiest worker of each round. If calls
+        receive the first ready envs, it is the time with all workers always at work.
         """
         steps = np.add.reduceat(self.counts[0], self.chunks[:-1])
         busy = (self.worker_ns > 0) & (steps > 0)
@@ -268,7 +268,7 @@ def coverage(
     order = np.argsort(begins, kind="stable")
     begins, ends = begins[order], np.maximum.accumulate(ends[order])
     begins[1:] = np.maximum(begins[1:], ends[:-1])
-    # The covered time before a moment grows while an interval lasts, and stays between two.
+    # The covered time before a moment grows during an interval, and stays constant between two.
     moments = np.stack([begins, ends], axis=1).reshape(-1) - begins[0]
     sums = np.cumsum(np.stack([np.zeros_like(begins), ends - begins], axis=1))
 

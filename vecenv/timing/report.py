@@ -1,4 +1,4 @@
-"""TimingReport: shares of the wall time with advice, times of workers and envs, table and JSON."""
+"""TimingReport: shares of the wall time, advice, times of workers and envs, as table and JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _UNITS = {
     "cpu_share": "processor time / time of env steps",
 }
 _BAR_WIDTH, _LEAST_BAR = 22, 8
-_NAME_WIDTH = 19  # of a share; longer names shorten the bars, then are cut
+_NAME_WIDTH = 19  # of a share; longer names first shorten the bars, then are cut
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class EnvTimes:
     Attributes:
         name: "env 3", or "all envs".
         num_steps: Number of steps, or of resets; resets are not among steps.
-        mean_ns, max_ns: Over all of them.
+        mean_ns, max_ns: Mean and maximum over all of them.
         is_slow: Whether an env takes much longer than most others.
     """
 
@@ -59,28 +59,28 @@ class TimingReport:
 
     Attributes:
         backend: Class of the vector env.
-        num_envs: Of the vector env.
+        num_envs: Number of envs of the vector env.
         stamped: "envs" if steps and resets of envs are stamped one by one; "kernel" if calls of
-            compiled code or of Ray's actors are, which may include resets; "nothing" if only the
-            caller's time is known.
-        wall_s: Seconds that the report covers, without the time of timing itself.
-        num_steps: Env steps that ended, without resets; of envs that are not stamped one by one,
-            rows that were returned.
+            compiled code or Ray's actors are stamped, which may include resets; "nothing" if only
+            the caller's time is known.
+        wall_s: Seconds that the report covers, without timing's own time.
+        num_steps: Env steps that ended, without resets; if envs are not stamped one by one, the
+            number of returned rows.
         steps_per_second: `num_steps` over `wall_s`.
         shares: Shares of the wall time by name, which add up to 1: those of `Share` inside calls of
-            the vector env, if it is not stamped only "env calls"; phases that the user named, with
-            one of these names as "other (phase)"; and "other".
-        gains: Steps per second, by name, if that share took no time; limited by the envs' own time.
+            the vector env, or only "env calls" if it is not stamped; phases that the user named (as
+            "other (phase)" if the name is taken); and "other".
+        gains: By share, the steps per second if it took no time, limited by the envs' own time.
         other_threads: Shares of the wall time of phases in other threads, not part of `shares`.
-        first_ready: Whether envs were sent and received rather than stepped all at once.
+        first_ready: Whether envs were sent and received, rather than all stepped together.
         cpu_share: Processor time of env steps over their duration: 1 if they only compute, 0 if
-            they only wait; None if not known.
-        others_load: Processors that other processes kept busy; None if not known.
-        envs: Step times of all envs together; None for envs that are not stamped.
-        resets: Reset times of all envs together; None if there were none, or it is not known.
+            they only wait; None if unknown.
+        others_load: Number of processors that other processes kept busy; None if unknown.
+        envs: Step times of all envs together; None if envs are not stamped.
+        resets: Reset times of all envs together; None if there were none, or if unknown.
         slowest: The envs whose steps take longest on average.
-        busy: Of each worker, "worker 0" or "caller", the share of the wall time in which at least
-            one of its envs was at work; empty for envs that are not stamped one by one.
+        busy: For each worker, "worker 0" or "caller", the share of the wall time in which at least
+            one of its envs was at work; empty if envs are not stamped one by one.
         advice: A change that may shorten the largest share.
     """
 
@@ -104,19 +104,19 @@ class TimingReport:
 
     @property
     def verdict(self) -> str:
-        """One line: the largest cost and the advice on it."""
+        """One line: the largest cost and advice on it."""
         name, share = max(self.shares.items(), key=lambda item: item[1])
         return f"{share:.0%} of the time goes to {name}: {self.advice.text}"
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return the numbers as JSON, and write them to `path` if given.
+        """Return the numbers as JSON; also write them to `path` if given.
 
-        Names end in the unit (`_s`, `_ns`, `_bytes`), as the entry "units" explains.
+        Names end in their unit (`_s`, `_ns`, `_bytes`), as the entry "units" explains.
         """
         return write_json({**asdict(self), "verdict": self.verdict, "units": _UNITS}, path)
 
     def __rich__(self) -> Any:
-        """Return a table of the shares, notes and the verdict, for rich to print."""
+        """Return a table of the shares, notes and the verdict, which rich prints."""
         title = (
             f"{self.backend}, {self.num_envs} env{'s' if self.num_envs != 1 else ''}: "
             f"{self.steps_per_second:,.0f} steps/s "
@@ -124,7 +124,7 @@ class TimingReport:
         )
         width = _BAR_WIDTH if max(map(len, self.shares)) <= _NAME_WIDTH else _LEAST_BAR
         shares = new_table(title, ("where the time goes", "share", "", "steps/s without it"))
-        shares.columns[0].no_wrap = True  # but cut
+        shares.columns[0].no_wrap = True  # cut instead
         shares.columns[2].min_width = width
         for name, share in self.shares.items():
             shares.add_row(
@@ -196,10 +196,10 @@ def make_report(found: Recording) -> TimingReport:
 
 
 def _env_times(found: Recording) -> tuple[EnvTimes | None, EnvTimes | None, list[EnvTimes]]:
-    """Return the times of all steps, of all resets, and of the envs whose steps take longest."""
+    """Return the times of all steps, of all resets, and of the envs with the longest steps."""
     counts, means_ns = found.counts[0], found.spent_ns[0] / np.maximum(found.counts[0], 1)
     limit_ns = _SLOW * float(np.median(means_ns[counts > 0])) if counts.any() else 0.0
-    # Slow is reliably above the limit, and not because of single long steps.
+    # An env is slow if it is reliably above the limit, and not because of single long steps.
     variances = np.maximum(found.squares / np.maximum(counts, 1) - means_ns**2, 0.0)
     errors_ns = 2 * np.sqrt(variances / np.maximum(counts - 1, 1))
     is_slow = (counts > 1) & (means_ns - errors_ns > limit_ns)
@@ -230,7 +230,7 @@ def _busy(found: Recording) -> dict[str, float]:
 
 
 def new_table(title: str, columns: Sequence[str] = (), **options: Any) -> Table:
-    """Return a table under a title, with columns of numbers but for the first and nameless ones."""
+    """Return a table with a title; columns hold numbers, except the first and unnamed ones."""
     heading = Text(title, "table.title") if title else None
     table = Table(title=heading, title_justify="left", **options)
     for number, column in enumerate(columns):
@@ -275,5 +275,5 @@ def draw_shares(axes: Any, reports: Mapping[str, TimingReport]) -> None:
 
 
 def as_number(value: float) -> str:
-    """Return a number with a digit behind the point; with two that count where it is below 1."""
+    """Return a number with one decimal, or with two significant digits if it is below 1."""
     return f"{value:.1f}" if value == 0 or abs(value) >= 1 else f"{value:.2g}"

@@ -1,11 +1,11 @@
 """Stamps of env steps: when each began and ended, and when its results had been written.
 
-    whoever steps env e             rings[e]: the latest steps             Timing, in the caller
+    thread of env e                 rings[e]: the latest steps             Timing, in the caller
       step begins, ends   ------>   [number % K] = begin, end, done
       one step more       ------>   tallies[e] = number of steps, ...  -->  adds them to totals,
                                                                             before K/2 have passed
 
-An env is stepped by one thread at a time, so a ring has one writer and needs no lock; it may be in
+One thread at a time steps an env, so a ring has one writer and needs no lock. Rings may be in
 memory that several processes share.
 """
 
@@ -19,16 +19,16 @@ import numpy as np
 
 __all__ = ["STAMP", "EnvStamps", "StampedEnv", "WorkerProcess", "stamped"]
 
-_MOST_RECORDS = 1 << 18  # of all envs together, unless an env would have fewer than _FEWEST
+_MOST_RECORDS = 1 << 18  # of all envs together, unless an env would get fewer than _FEWEST
 _FEWEST, _MOST = 64, 1 << 14  # records of one env
-# Words of a record, so that three of them are written at a step. A record is reused as it is: an
-# end before the begin says that the step has not ended, a DONE before the end that it is not known.
+# Words of a record, so that a step writes only three of them. Records are reused without clearing:
+# an end before the begin means that the step is running; DONE before the end: time unknown.
 BEGIN, END, DONE = range(3)  # the begin of a reset is negative
 RECORD_WORDS = 3
-# Of an env: steps that have ended, processor time of the measured ones, their whole time.
+# Per env: steps that have ended, processor time of the measured steps, their total time.
 COUNT, CPU, CPU_OF = range(3)
-# Reading the processor time takes longer than a stamp: it is taken of one step in 128, and of every
-# step after one that was long enough to make its cost negligible.
+# Reading the processor time takes longer than a stamp. So it is read for one step in 128, and for
+# every step after one that was long enough to make its cost negligible.
 _MEASURE_EVERY = 128
 _LONG_NS = 250_000
 
@@ -47,7 +47,7 @@ class WorkerProcess(NamedTuple):
 
 
 # A record as it is read; times by `time.perf_counter_ns`. The end is 0 if the step is running, or
-# raised; `done_ns` is 0 if not known, as before further steps of its thread.
+# raised; `done_ns` is 0 if unknown, as before further steps of its thread.
 _FIELDS = ("env_id", "begin_ns", "end_ns", "done_ns")
 STAMP = np.dtype([*((name, np.int64) for name in _FIELDS), ("is_reset", np.bool_)], align=True)
 
@@ -65,7 +65,7 @@ class EnvStamps:
 
     @classmethod
     def make(cls, num_envs: int, allocate: Callable[..., np.ndarray] = np.zeros) -> EnvStamps:
-        """Make rings for the latest steps of each env, 16 384 for few envs, at least 64."""
+        """Make rings for the latest steps of each env: 16 384 for few envs, at least 64."""
         size = min(max(_MOST_RECORDS // num_envs, _FEWEST), _MOST)
         rings = allocate((num_envs, size, RECORD_WORDS), np.int64)
         return cls(rings, allocate((num_envs, RECORD_WORDS), np.int64))
@@ -75,14 +75,14 @@ class EnvStamps:
         return EnvStamps(self.rings[first:last], self.tallies[first:last])
 
     def since(self, taken: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
-        """Copy out the latest steps, running ones included.
+        """Copy the latest steps, including running ones.
 
         Args:
             taken: int64 (N,), counts that an earlier call returned: only later steps are copied.
 
         Returns:
-            The records, STAMP (R,), env by env, in order for each env; and the number of steps of
-            each env that have ended, int64 (N,).
+            The records, STAMP (R,), env by env, in order for each env; and the number of ended
+            steps of each env, int64 (N,).
         """
         size, counts = self.rings.shape[1], self.tallies[:, COUNT].copy()
         lengths = np.minimum(counts - taken, size - 1) + 1  # the last one may be running
@@ -98,7 +98,7 @@ class EnvStamps:
         found["done_ns"] = np.where(is_running | (done_ns < end_ns), 0, done_ns)
         is_whole = np.ones(len(found), np.bool_)
         is_whole[lasts] = is_running[lasts]
-        # Where old steps had ended, others may have begun meanwhile: at the first `lost` records.
+        # New steps may meanwhile have begun where old ones had ended: at the first `lost` records.
         lost = np.minimum(self.tallies[:, COUNT] - size - (counts - lengths), lengths)
         for env in np.flatnonzero(lost > 0).tolist():
             first = lasts[env] + 1 - lengths[env]
@@ -107,21 +107,21 @@ class EnvStamps:
 
 
 class StampedEnv:
-    """Steps and resets an env of a list, and stamps it; the list's item may be replaced.
+    """Steps, resets and stamps an env of a list; the list's item may be replaced.
 
     Attributes:
         step: Steps the env between two stamps; if it raises, the second is missing.
         reset: Resets the env between two stamps.
-        mark_done: Stamps that the results of the latest step have been written; the first call
-            counts.
+        mark_done: Stamps that the results of the latest step have been written; only the first
+            call counts.
     """
 
     __slots__ = ("mark_done", "reset", "step")
 
     def __init__(self, envs: Sequence[Any], index: int, stamps: EnvStamps) -> None:
-        # Functions with variables of their own, as this runs at every step while timing is on: with
-        # methods and attributes a stamp takes a quarter longer. So does assigning to items of
-        # arrays instead of memoryviews.
+        # Closures, as this runs at every step while timing is on: with methods and attributes a
+        # stamp takes a quarter longer. So it does with assignments to items of arrays instead of
+        # memoryviews.
         ring: Any = memoryview(stamps.rings[index].reshape(-1))  # type: ignore[arg-type]  # typeshed before 3.12
         tally: Any = memoryview(stamps.tallies[index])  # type: ignore[arg-type]  # typeshed before 3.12
         size, count = len(ring), tally[COUNT]
@@ -143,7 +143,7 @@ class StampedEnv:
             return result
 
         def measure(action: Any) -> Any:
-            """Step the env, and take the processor time as well."""
+            """Step the env, and read the processor time too."""
             nonlocal measured_at
             place, measured_at = at, count + _MEASURE_EVERY
             cpu_begin_ns = thread_time_ns()
@@ -166,7 +166,7 @@ class StampedEnv:
             return result
 
         def mark_done() -> None:
-            last = at - RECORD_WORDS  # may be negative, as indices may
+            last = at - RECORD_WORDS  # may be negative, which indices may be
             if ring[last + DONE] < ring[last + END]:
                 ring[last + DONE] = perf_counter_ns()
 
@@ -174,5 +174,5 @@ class StampedEnv:
 
 
 def stamped(envs: Sequence[Any], stamps: EnvStamps) -> list[StampedEnv]:
-    """Return stand-ins for envs, row i of the stamps being env i's."""
+    """Return stand-ins for envs; row i of the stamps is env i's."""
     return [StampedEnv(envs, index, stamps) for index in range(len(envs))]

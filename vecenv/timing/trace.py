@@ -21,7 +21,7 @@ from vecenv.timing.recording import Recording
 __all__ = ["MOST_STEPS", "trace_events", "write_events"]
 
 MOST_STEPS = 50_000  # latest env steps in a trace; Perfetto opens that many quickly
-_CALLER = 0  # number of the process; worker w is w + 1
+_CALLER = 0  # process number; worker w is w + 1
 _ENVS = 1  # track of a process's env steps
 
 Event = dict[str, Any]
@@ -35,7 +35,7 @@ def write_events(events: Iterable[Event], path: str | Path) -> None:
 
 
 def trace_events(recording: Recording) -> Iterator[Event]:
-    """Yield the events of a trace; times in microseconds since the window began."""
+    """Yield the events of a trace; times are in microseconds since the window began."""
     since_ns, calls, stamps = recording.window()
     if stamps is not None and len(stamps) > MOST_STEPS:
         since_ns = int(np.sort(stamps["begin_ns"])[-MOST_STEPS])

@@ -1,9 +1,9 @@
 """The channel between caller and worker: a pair of sockets, and the frames that go through it.
 
-A frame is a head of 24 bytes, and a payload. The head says what it is, an env, a number and how
-many bytes of payload follow. The number is that of the caller's command; a worker's replies have it
-too, so replies to commands that have been given up are known. Payloads are pickles, and rare: a
-step of plain arrays has none.
+A frame is a head of 24 bytes and a payload. The head holds the kind, an env id, a number and the
+length of the payload in bytes. The caller numbers its commands; a reply repeats the number, so that
+late replies to commands that were given up can be dropped. Payloads are pickles, and rare: a step
+of plain arrays has none.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from vecenv.core.pickling import dumps
 
 __all__ = ["HEAD", "Kind", "ask", "frame", "message", "patient", "socket_pair"]
 
-_PATIENCE_S = 0.0002  # of a worker beside a caller that steps envs, too
+_PATIENCE_S = 0.0002  # how long a worker polls, if the caller steps envs too
 _yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
-HEAD = struct.Struct("<iiqq")
+HEAD = struct.Struct("<iiqq")  # kind, env id, number, bytes of payload
 
 
 class Kind:
-    """What a frame is."""
+    """What a frame commands or replies."""
 
     # From the caller.
-    STEP = 1  # payload: actions of all envs, if they have no fixed shape
-    SEND = 2  # of one env. Payload: a list of its action, likewise
+    STEP = 1  # step all envs; payload: their actions, unless these are in shared memory
+    SEND = 2  # step one env; payload: a list of its action, likewise
     ASK = 3  # payload: name of a method of the worker or its chunk, and the arguments pickled
     CLOSE = 4
-    # From the worker. Payload: `Answer`, if there is more to say than what is in memory.
-    DONE = 11  # of STEP and ASK
-    ROW = 12  # of SEND
+    # From the worker. Payload: an `Answer`, if there is more to report than the shared rows.
+    DONE = 11  # reply to STEP and ASK
+    ROW = 12  # reply to SEND
 
 
 def frame(kind: int, env_id: int, number: int, payload: bytes = b"") -> bytes:
@@ -44,19 +44,19 @@ def frame(kind: int, env_id: int, number: int, payload: bytes = b"") -> bytes:
 
 
 def message(method: str, *request: Any) -> bytes:
-    """Return the payload of ASK; raises what pickling raises."""
+    """Return the payload of an ASK; pickling may raise anything."""
     return dumps((method, dumps(request)))
 
 
 def ask(number: int, method: str, *request: Any) -> bytes:
-    """Return the frame of ASK, with number 0 if no answer is waited for."""
+    """Return the frame of an ASK; the number is 0 if no answer is expected."""
     return frame(Kind.ASK, 0, number, message(method, *request))
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
-    """Return our end, which does not block, and the worker's, which does.
+    """Return the caller's end, which does not block, and the worker's, which does.
 
-    No process inherits them by starting another program.
+    Neither is inheritable: programs that are started do not get them.
     """
     here, there = socket.socketpair()
     here.setblocking(False)
@@ -65,10 +65,10 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 def patient(channel: socket.socket) -> Callable[[int], bytes]:
-    """Return a `recv` that looks for `_PATIENCE_S` before it sleeps, where the system can do so.
+    """Return a `recv` that polls for `_PATIENCE_S` before it sleeps, where the system can do so.
 
-    For a worker beside a caller that steps envs, too. Waking it takes 40 us, and Linux does so on
-    the core of the caller, who goes on: a step of 64 CartPoles takes 196 us instead of 161.
+    It is for workers of a caller that steps envs too. Waking a sleeping worker takes 40 us, and
+    Linux wakes it on the busy core of the caller: a step of 64 CartPoles takes 196 us, not 161.
     """
     if not hasattr(socket, "MSG_DONTWAIT"):  # in Windows
         return channel.recv

@@ -28,12 +28,12 @@ _RESERVED = ("reset", "step", "close")
 
 
 class EnvSpaces(NamedTuple):
-    """What is known of a chunk's envs when they have been made.
+    """Report of a chunk's envs, after they have been made.
 
     Attributes:
-        spaces: Observation space and action space of each; equal ones are the same pair. Of one
-            that could not be made it is what has kept it from that.
-        metadata, render_mode: Of the first env that was made; None if none was.
+        spaces: Observation space and action space of each env; equal ones are the same pair. For an
+            env that could not be made, the `EnvFault` instead.
+        metadata, render_mode: Those of the first env that was made; None if none was.
         published: Named spaces of arrays that this env publishes.
     """
 
@@ -44,12 +44,12 @@ class EnvSpaces(NamedTuple):
 
     @property
     def faults(self) -> list[EnvFault]:
-        """What has kept envs from being made."""
+        """Faults of the envs that could not be made."""
         return [pair for pair in self.spaces if isinstance(pair, EnvFault)]
 
     @staticmethod
     def of(envs: list[Env]) -> EnvSpaces:
-        """Describe envs; what they raise has an `env_index`."""
+        """Describe envs; an exception that an env raises gets its index as `env_index`."""
         spaces: list[Any] = []
         for index, env in enumerate(envs):
             try:
@@ -58,7 +58,7 @@ class EnvSpaces(NamedTuple):
                 else:
                     pair = env.observation_space, env.action_space
                     spaces.append(next((other for other in spaces if other == pair), pair))
-            except BaseException as error:  # attributes may be code of the env's
+            except BaseException as error:  # attributes may be properties, and raise anything
                 vars(error)["env_index"] = index
                 raise
         first = next((env for env in envs if not isinstance(env, MissingEnv)), None)
@@ -69,11 +69,11 @@ class EnvSpaces(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a chunk has to say beyond numbers.
+    """A chunk's reply, beyond the rows in shared memory.
 
     Attributes:
-        result: Of a message; None for a step.
-        infos: By index in the chunk the infos to be entered, mostly one.
+        result: Result of a message; None for a step.
+        infos: Per index in the chunk, the infos to be entered, mostly one.
         objects: Observations of leaves without fixed shape, one list per leaf.
         errors: Faults of single envs.
     """
@@ -84,7 +84,7 @@ class Answer(NamedTuple):
     errors: Sequence[EnvFault] = ()
 
     def pickled(self, first: int, worker: int) -> bytes:
-        """Pickle what a worker says of its envs from `first` on, or a fault if that fails."""
+        """Pickle the answer for envs from `first` on, or a fault if that fails."""
         try:
             return dumps(tuple(self))
         except BaseException as error:  # code of users' classes
@@ -105,14 +105,14 @@ class Answer(NamedTuple):
 def make_envs(
     factories: Sequence[Callable[[], Env]], first: int, worker: int, place: Any, goes_on: bool
 ) -> tuple[list[Env], EnvFault | None]:
-    """Call factories one after the other; return the envs, and what stopped it, if something did.
+    """Call factories one after the other; return the envs, and the fault that stopped it, if any.
 
     Args:
         factories: One per env.
         first: Id of the first env.
-        worker: Whose they are; -1 for the caller, whose Ctrl-C is no fault.
-        place: The id of the env that is about to be made is put here, as `place[0]`.
-        goes_on: Whether a `MissingEnv` takes the place of one that can't be made.
+        worker: Number of the worker; -1 for the caller, where Ctrl-C is no fault.
+        place: `place[0]` is set to the id of the env that is about to be made.
+        goes_on: Whether a `MissingEnv` replaces an env that can't be made.
     """
     envs: list[Env] = []
     known: dict[int, int] = {}
@@ -135,21 +135,21 @@ def make_envs(
 
 
 class Chunk:
-    """Some envs of a pool, and their places in shared memory.
+    """Some envs of a pool, and their rows in shared memory.
 
     Methods for messages return an `Answer` with a result for each env.
 
     Attributes:
-        first, last, num_envs: Which envs these are, and how many the vector env has.
+        first, last, num_envs: The envs are first, ..., last - 1 of `num_envs` in the vector env.
         group: The envs, with the rules of autoreset.
 
     Args:
         envs: The envs; those of a worker that replaces another are `RestartingEnv`s.
-        worker: Whose they are; -1 for the caller.
-        first: Id of the first.
-        layout: What the tables are of.
-        tables: Those of these envs.
-        place: The id of the env that is at work is put here, as `place[0]`.
+        worker: Number of the worker; -1 for the caller.
+        first: Id of the first env.
+        layout: Layout of the tables.
+        tables: The rows of these envs.
+        place: `place[0]` is set to the id of the env that is at work.
     """
 
     def __init__(
@@ -164,17 +164,17 @@ class Chunk:
             if isinstance(env, MissingEnv):
                 env.be_of(*self._spaces)
         self._rows, self._objects = tables.rows, tables.objects
-        self._actions: Any = tables.actions  # None if all travel by message
+        self._actions: Any = tables.actions  # None if all actions travel as payloads
         self._published = list(tables.published.items())
 
     # -- steps -------------------------------------------------------------------------------
 
     def step(self, actions: Any = None, index: int | None = None) -> Answer | None:
-        """Step every env once, or one; return what there is to say beyond numbers.
+        """Step every env once, or one; return an `Answer` if there is more than rows to report.
 
         Args:
-            actions: One per env that is stepped; None for those that are in shared memory.
-            index: Which env, in the chunk; None for all.
+            actions: One per env that is stepped; None to read them from shared memory.
+            index: Index of the env in the chunk; None for all.
         """
         chosen = self._every if index is None else range(index, index + 1)
         if actions is None:
@@ -183,12 +183,12 @@ class Chunk:
         faults: list[EnvFault] = []
         left = chosen
         while left:  # envs after one that raises are stepped all the same
-            some = None if len(left) == len(self._every) else left  # a shorter way for all
+            some = None if len(left) == len(self._every) else left  # None is quicker
             try:
                 infos = self.group.step(self._announced(actions, left), self._rows, some)
                 break
             except BaseException as error:
-                k = getattr(error, "env_index", left[0]) - left[0]
+                k = getattr(error, "env_index", left[0]) - left[0]  # place of the env in `left`
                 faults.append(self._fault(error, left[k], "step", actions[k]))
                 actions, left = actions[k + 1 :], left[k + 1 : len(actions)]
         if self._published:
@@ -201,14 +201,14 @@ class Chunk:
         return Answer(None, infos, objects, faults)
 
     def _announced(self, actions: Iterable[Any], chosen: range) -> Iterator[Any]:
-        """Yield the actions of some envs; each env is announced before, should it never return."""
+        """Yield actions; before each, set `place` to its env, in case that env never returns."""
         place = self._place
         for env_id, action in enumerate(actions, self.first + chosen[0]):
             place[0] = env_id
             yield action
 
     def _fault(self, error: BaseException, index: int, call: str, action: Any = None) -> EnvFault:
-        """Describe what an env has raised; but let Ctrl-C through, which workers ignore."""
+        """Return the fault of an exception; re-raise Ctrl-C in the caller (workers ignore it)."""
         if self.worker < 0 and isinstance(error, KeyboardInterrupt):
             raise error
         return EnvFault.of(error, self.first + index, self.worker, call, action)
@@ -216,7 +216,7 @@ class Chunk:
     def _publish(
         self, indices: Iterable[int], call: str, known: Sequence[EnvFault] = ()
     ) -> Sequence[EnvFault]:
-        """Copy what envs publish to where the caller sees it; return what went wrong.
+        """Copy what envs publish to shared memory; return the faults.
 
         Envs that have failed already, whose faults are `known`, are left out.
         """
@@ -228,7 +228,7 @@ class Chunk:
         for name, array in () if isinstance(without_restarts(env), MissingEnv) else self._published:
             value = env.get_wrapper_attr(name)
             value = np.asarray(value() if callable(value) else value)
-            is_cut = array.dtype.kind in "biu" and value.dtype.kind not in "biu"
+            is_cut = array.dtype.kind in "biu" and value.dtype.kind not in "biu"  # loses fractions
             if value.shape != array.shape[1:] or is_cut:
                 raise TypeError(
                     f"{name}, which is published, has shape {value.shape} and dtype "
@@ -241,7 +241,7 @@ class Chunk:
     def _each(
         self, call: str, function: Callable[[int], Any], indices: Iterable[int] | None = None
     ) -> Answer:
-        """Call a function for each env, or some; what it raises is that env's fault."""
+        """Call a function for each env, or some; an exception becomes the fault of that env."""
         results: list[Any] = []
         faults: list[EnvFault] = []
         for index in self._every if indices is None else indices:
@@ -258,12 +258,12 @@ class Chunk:
         options: dict[str, Any] | None,
         reset_mask: np.ndarray | None,
     ) -> Answer:
-        """Reset the envs asked for, each once; one that fails keeps none of the others from it."""
+        """Reset all envs, or those of `reset_mask`; if one fails, the others are reset as well."""
         infos: dict[int, Any] = {}
 
         def reset(index: int) -> None:
             info = self.group.reset_env(index, seeds[index], options, self._rows.obs)
-            if info:  # taken down at once, as another env may use the same dict
+            if info:  # kept at once, as another env may fill the same dict
                 keep_info(infos, info, index, len(self._every))
             self.group.mark_done(index)
 
@@ -293,7 +293,7 @@ class Chunk:
         return self._each("set_attr", lambda index: setters[index](values[index]))
 
     def save_envs(self) -> Answer:
-        """Pickle every env; the result is its state, or the text of what is in the way."""
+        """Pickle every env; each result is its state, or the text of the problem."""
 
         def save(index: int) -> bytes | str:
             env = without_restarts(self.group.envs[index])
@@ -306,9 +306,9 @@ class Chunk:
         return self._each("state_dict", save)
 
     def load_envs(self, pickles: Sequence[bytes]) -> Answer:
-        """Put pickled envs in the place of these, which are closed.
+        """Replace the envs by pickled ones, and close the former ones.
 
-        The result of each is whether its episode is over, or the text of what is in the way.
+        Each result is whether the episode is over, or the text of the problem.
         """
 
         def load(index: int) -> bool | str:
@@ -329,18 +329,18 @@ class Chunk:
         return answer._replace(objects=[leaf.target for leaf in self._objects], errors=faults)
 
     def _put(self, index: int, env: Env, factory: Callable[[], Env] | None = None) -> None:
-        """Put an env in the place of another."""
+        """Replace an env by another."""
         if isinstance(old := self.group.envs[index], RestartingEnv):
             old.go_on_with(env, self._last_obs(index), factory)
         else:
             self.group.envs[index] = env
 
     def reopen(self, env_ids: Sequence[int], factories: Any, observation_mode: Any) -> Answer:
-        """Close some envs and make them anew; the result is the faults of those that can't be.
+        """Close some envs and make them anew; the result is a list of faults, of failed envs.
 
         Args:
-            env_ids: Which.
-            factories: One for each, or the registry and these, pickled.
+            env_ids: Ids of these envs.
+            factories: One for each, or a pair: pickled registry, pickled factories.
             observation_mode: Whether bounds of the new observation spaces may differ.
         """
         if isinstance(factories, tuple):
@@ -361,17 +361,17 @@ class Chunk:
         return Answer(faults)
 
     def lose_episodes(self, reason: str, objects: Sequence[Sequence[Any]]) -> None:
-        """Take over from a worker that is gone: every episode of its envs is over.
+        """Take over from a worker that is gone: the episodes of all its envs are over.
 
         Args:
-            reason: What has become of it.
-            objects: The last observations' leaves without fixed shape; the others are in memory.
+            reason: How the worker ended.
+            objects: Leaves without fixed shape of the last observations; others are in memory.
         """
         for leaf, items in zip(self._objects, objects, strict=True):
             leaf.target[:] = items
         for index, env in enumerate(self.group.envs):
             assert isinstance(env, RestartingEnv)
-            with contextlib.suppress(BaseException):  # if it can't be reset, its next reset says so
+            with contextlib.suppress(BaseException):  # if this reset fails, the next one reports it
                 env.env.reset()
             env.lose(self._last_obs(index), reason)
 
@@ -380,7 +380,7 @@ class Chunk:
 
 
 def close_envs(envs: Sequence[Any]) -> None:
-    """Close envs, also those after one that fails to: no caller is left to be told."""
+    """Close all envs, whatever some of them raise: nobody is left to report it to."""
     for env in envs:
         with contextlib.suppress(BaseException):
             without_restarts(env).close()

@@ -18,9 +18,9 @@ from vecenv.machine import is_portable
 __all__ = ["Memory"]
 
 _IS_WINDOWS = sys.platform == "win32"
-# Reserved address space; memory is taken only by pages that have been written to. Halved until the
-# limits of the process (file size) allow it. Less where address space is limited, as there may be
-# more pools, and in Windows, which sets aside all of it at once.
+# Bytes of address space to reserve; only pages that are written to take memory. `_MOST_BYTES` is
+# halved until the limits of the process (file size) allow it. `_LIMITED_BYTES` where address space
+# is limited, as there may be more pools, and in Windows, which commits all of it at once.
 _MOST_BYTES, _LIMITED_BYTES, _FEWEST_BYTES = 1 << 38, 1 << 28, 1 << 26
 _CACHE_LINE = 64
 
@@ -30,17 +30,17 @@ class Memory:
 
     The file behind it has no name (memfd, or an unlinked file where there is none; in Windows named
     memory that ends with its last process), so nothing can be left behind. Forks inherit the
-    mapping; other processes get `handle`, as the pickled memory is. Processes that begin at the
-    same place and allocate the same shapes have the same arrays, which keep the mapping alive.
+    mapping; for other processes the memory is pickled as its `handle`. Processes that begin at the
+    same `used_bytes` and allocate the same shapes share these arrays, which keep the mapping alive.
 
     Attributes:
-        handle: What another process makes its `Memory` of: the file's descriptor, which it has to
-            inherit, the size, and the name in Windows.
-        used_bytes: Where the next array may begin.
+        handle: Argument for `Memory` in another process: the file's descriptor, which that process
+            must inherit, the size in bytes, and the name in Windows.
+        used_bytes: Bytes in use; the next array begins there or, aligned, just after.
     """
 
     def __init__(self, handle: tuple[int, int, str] | None = None) -> None:
-        self.handle = (-1, 0, "")  # in case this does not come to its end
+        self.handle = (-1, 0, "")  # for `__del__`, should what follows raise
         self.used_bytes, is_new = 0, handle is None
         file, size_bytes, name = self.handle = handle or _new_handle()
         mapped: Any = mmap.mmap  # takes a name in Windows only
@@ -58,7 +58,7 @@ class Memory:
         self.handle = file, size_bytes, name
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return the next array (shape, dtype), zeros if nobody has written there.
+        """Return the next array (shape, dtype): zeros, unless a process has written there.
 
         Raises:
             ValueError, TypeError: See `checked_layout`.
@@ -66,7 +66,7 @@ class Memory:
         """
         shape, dtype, size_bytes = checked_layout(shape, dtype)
         alignment = mmap.PAGESIZE if size_bytes >= mmap.PAGESIZE else _CACHE_LINE
-        offset = -(-self.used_bytes // alignment) * alignment
+        offset = -(-self.used_bytes // alignment) * alignment  # rounded up
         if offset + size_bytes > self.handle[1]:
             raise MemoryError(
                 f"shape {shape} of {dtype} needs {size_bytes} bytes, but {self.used_bytes} of the "
@@ -77,11 +77,11 @@ class Memory:
         return np.ndarray(shape, dtype, self._mapping, offset)
 
     def __reduce__(self) -> Any:
-        """Share it with a process that has inherited the file."""
+        """Pickle the handle, for a process that inherits the file."""
         return Memory, (self.handle,)
 
     def close(self, close: Callable[[int], None] = os.close) -> None:
-        """Close the file; the mapping stays for as long as there are arrays in it."""
+        """Close the file; the mapping stays as long as arrays refer to it."""
         file, *rest = self.handle
         if file >= 0:
             self.handle = -1, *rest  # type: ignore[assignment]  # a tuple of three

@@ -1,4 +1,4 @@
-"""The arguments of `AsyncVectorEnv` that say which workers there are, and what they make."""
+"""The plan of a pool of workers, read from the arguments of `AsyncVectorEnv`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ __all__ = ["Plan", "read_spaces", "worker_bounds", "worker_variables"]
 
 
 class Plan(NamedTuple):
-    """What a pool of workers is started with, each argument read.
+    """What a pool of workers is started with: arguments that have been checked.
 
     Attributes:
-        factories: One per env; those of envs that are reopened change.
-        bounds: Worker w has the envs bounds[w], ..., bounds[w + 1] - 1; those before bounds[0] are
-            the caller's.
+        factories: One per env; reopening an env replaces its factory.
+        bounds: Worker w has the envs bounds[w], ..., bounds[w + 1] - 1; the envs before bounds[0]
+            are the caller's.
         context: Start method, see `why_fresh`.
-        restart_envs: Whether faults are survived, also of envs that can't be made.
+        restart_envs: Whether envs that raise, die or can't be made are replaced.
         autoreset_mode, publish, observation_mode, shared_memory: As given.
-        variables: Of the environment of each worker, a fresh interpreter then; None for none.
+        variables: Environment variables of each worker, then a fresh interpreter; None for none.
         at_once: How many workers make envs at the same time; None for all.
         spaces: (observation space, action space) that all envs must have, if given.
         owner: Name of the vector env's class, for messages.
-        shows_progress: Whether a line says how many envs have been made, if it takes a second.
+        shows_progress: Whether a line says how many envs have been made, after a second.
     """
 
     factories: list[Callable[[], Env]]
@@ -54,11 +54,11 @@ class Plan(NamedTuple):
         return [pair for pair in pairwise([0, *self.bounds]) if pair[1]]
 
     def batch(self, pairs: Sequence[tuple[Space, Space]]) -> BatchedSpaces:
-        """Batch the (observation space, action space) of all envs; raises what these forbid."""
+        """Batch the (observation space, action space) of all envs; raise if they don't match."""
         observed, acted = map(list, zip(*pairs, strict=True))
         batched = batch_env_spaces(observed, acted, self.observation_mode, self.owner)
         if self.shared_memory is True:
-            try:  # it knows all spaces but custom ones, also inside of others
+            try:  # raises for custom spaces, also inside of other spaces
                 is_space_dtype_shape_equiv(*[batched.single_observation_space] * 2)
             except NotImplementedError:
                 raise ValueError(
@@ -72,22 +72,22 @@ class Plan(NamedTuple):
 def worker_bounds(
     num_envs: int, num_workers: Any, max_concurrency: Any, caller_steps: bool
 ) -> list[int]:
-    """Return which envs each worker has, see `Plan`; the arguments are `AsyncVectorEnv`'s.
+    """Return which envs each worker has, see `Plan.bounds`; arguments as in `AsyncVectorEnv`.
 
     Raises:
-        ValueError: There are no envs, or an argument is not what it should be; names it.
+        ValueError: There are no envs, or an argument is invalid; names it.
     """
     if num_envs == 0:
         raise ValueError("A vector env needs at least one env, got an empty list of factories")
     if num_workers is None or num_workers == "auto":
-        num_workers = max(1, usable_cores() - caller_steps)
+        num_workers = max(1, usable_cores() - caller_steps)  # one core is the caller's then
     else:
         num_workers = read_count("num_workers", num_workers)
     if max_concurrency is not None:
         num_workers = min(num_workers, read_count("max_concurrency", max_concurrency))
     has_own = caller_steps and num_envs > 1
     num_workers = max(1, min(num_workers, num_envs - has_own))
-    return chunk_bounds(num_envs, num_workers + has_own)[has_own:]
+    return chunk_bounds(num_envs, num_workers + has_own)[has_own:]  # the caller's 0 is left out
 
 
 def worker_variables(
@@ -96,8 +96,8 @@ def worker_variables(
     """Return the environment variables of each worker; None if no `worker_env` is given.
 
     Raises:
-        TypeError, ValueError: A variable that can't be, with key and worker; or there are processes
-            that would not have the variables in time.
+        TypeError, ValueError: A variable is invalid, the message names it and the worker; or
+            `context` or `caller_steps` would let envs start before the variables are set.
     """
     if worker_env is None:
         return None
@@ -126,11 +126,11 @@ def worker_variables(
 
 
 def read_spaces(spaces: Any, lazy: bool) -> tuple[Space, Space] | str | None:
-    """Return the spaces of one env, or the id of one, that `AsyncVectorEnv` is given, if any.
+    """Check and return the argument `spaces` of `AsyncVectorEnv`.
 
     Raises:
-        ValueError: There are none for a vector env that is lazy.
-        TypeError: It is neither a pair of spaces nor an id.
+        ValueError: `lazy` is True and no spaces are given.
+        TypeError: `spaces` is neither a pair of spaces nor an id.
     """
     if spaces is None and lazy:
         raise ValueError(

@@ -43,13 +43,13 @@ __all__ = ["Pool", "spaces_of"]
 
 _logger = logging.getLogger("vecenv")
 
-_LOOK_S = 0.5  # between two looks after workers that are waited for
-_GRACE_S = 5.0  # for a sign of life after a call was interrupted
-_END_S = 0.3  # for a process whose channel has ended
-_KILL_S = 5.0  # for a process that was killed
-_FAILED_S = 2.0  # for envs to close that others have kept from being used
-_FIRST_NOTE_S, _NEXT_NOTE_S = 30.0, 60.0  # until it is logged who is waited for, and again
-_CLOSE_NOTE_S = 5.0  # the same of `close`
+_LOOK_S = 0.5  # between two checks whether awaited workers are alive
+_GRACE_S = 5.0  # for workers to answer a ping after a call was interrupted
+_END_S = 0.3  # for a process to end after its channel has ended
+_KILL_S = 5.0  # for a process to end after it was killed
+_FAILED_S = 2.0  # for envs to close after the pool could not be opened
+_FIRST_NOTE_S, _NEXT_NOTE_S = 30.0, 60.0  # until the log names awaited workers, and between notes
+_CLOSE_NOTE_S = 5.0  # until the log names the workers that `close` waits for
 _SILENT_S, _AGAIN_S = 1.0, 5.0  # until a line says how many envs are made, and until the next
 _MOST_REPLACEMENTS = 5  # of one worker in one wait
 _READ_BYTES = 1 << 16
@@ -58,23 +58,24 @@ _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
-if hasattr(os, "register_at_fork"):  # what a fork finds is its parent's
+if hasattr(os, "register_at_fork"):  # the pools that a fork finds belong to its parent
     os.register_at_fork(after_in_child=lambda: [pool.leave_to_parent() for pool in list(_pools)])
 
 
 class _Seat:
-    """One worker: its process, its channel, and what is between the two of us.
+    """One worker as the caller sees it: its process, its channel, and what it owes.
 
     Attributes:
-        worker, first, last: Its number and envs.
+        worker, first, last: Number of the worker; its envs are first, ..., last - 1.
         process, channel: None while there is none.
-        inbox, outbox: Bytes that have come and are no whole frame, or that it had no room for.
+        inbox: Bytes received that are not yet a whole frame.
+        outbox: Bytes that the socket had no room for yet.
         command, awaits: The latest command, and its number until it is answered, then 0.
-        answer: What it has said beyond numbers.
+        answer: The worker's latest `Answer`, if any.
         sent: Ids of its envs that were sent and have not come back.
-        place, since: At which env it was last seen, and since when.
-        is_ready: Whether it has been told all that a worker must know.
-        is_cut: Whether bytes are being read or written: so it stays if an exception comes then.
+        place, since: The env at which it was last seen, and since when (`time.monotonic`).
+        is_ready: Whether its envs are made and it knows the layout.
+        is_cut: Whether bytes are being read or written; stays True if an exception comes then.
         start_s: Seconds from its start until its envs were made; negative until then.
     """
 
@@ -91,14 +92,14 @@ class _Seat:
         self.start_s = 0.0
 
     def __str__(self) -> str:
-        """Name it as messages do."""
+        """Return the name of the worker in messages."""
         envs = f"envs {self.first}-{self.last - 1}" if self.last > self.first + 1 else ""
         pid = f", pid {self.process.pid}" if self.process else ""
         return f"worker {self.worker} ({envs or f'env {self.first}'}{pid})"
 
     @property
     def is_busy(self) -> bool:
-        """Whether it owes an answer."""
+        """Whether the worker owes an answer."""
         return bool(self.awaits or self.sent)
 
     def is_alive(self) -> bool:
@@ -110,16 +111,17 @@ class Pool:
     """Processes that step chunks of envs, and the chunk that the caller steps itself.
 
     Attributes:
-        plan: What was asked for.
-        memory, tables: Shared with the workers; what `open` lays out there, of all envs.
+        plan: The checked arguments.
+        memory: Memory shared with the workers.
+        tables: The rows of all envs in it, from `open` on.
         seats: The workers.
-        missing: Ids of envs that could not be made, where faults are survived.
+        missing: Ids of envs that could not be made, with `on_error="restart"`.
         own: The chunk that the caller steps itself, or None.
-        number, steps: Of the latest command, and of the latest step.
-        ready: Env ids that have come back, in order, and what they say beyond numbers.
-        timed_out: Whether the wait for what is pending has ended at its deadline.
-        is_cut: Whether an exception has come in the midst of a call.
-        left_by_fork: Called in a fork with the id of the parent's process.
+        number, steps: Number of the latest command, and of the latest step.
+        ready: Env ids that have come back, in order of arrival, each with its answer.
+        timed_out: Whether the latest wait has timed out, so that its call is still pending.
+        is_cut: Whether an exception has interrupted a call.
+        left_by_fork: Called in a fork, with the process id of the parent.
     """
 
     tables: Tables
@@ -135,21 +137,23 @@ class Pool:
         self.timed_out = self.is_cut = False
         self.own: Chunk | None = None
         self._own_envs: list[Env] = []
-        self._own_tasks: deque[tuple[int, _Task]] = deque()  # by env, or -1
+        self._own_tasks: deque[tuple[int, _Task]] = deque()  # (env id, or -1 for all; task)
         self._own_answer: Answer | None = None
         self.left_by_fork: Callable[[int], None] = lambda parent_pid: None
-        self._places = self.memory.allocate((len(self.seats) + 1, 8), np.int64)[:, 0]  # a line each
+        # 0: number of the last full reset; w + 1: env at which worker w is. A cache line for each.
+        self._places = self.memory.allocate((len(self.seats) + 1, 8), np.int64)[:, 0]
         self._layout: Layout | None = None
         self._is_stamped = False
-        self._since = 0  # replies to what was sent before this number are dropped
-        self._left = 0  # answers to commands that are missing
-        self._dead: list[_Seat] = []
-        # Of NumPy's global generator, which the user may have seeded; that is not advanced.
+        self._since = 0  # replies to SEND commands with lower numbers are dropped
+        self._left = 0  # workers that have not answered the latest command
+        self._dead: list[_Seat] = []  # found dead, not yet reported or replaced
+        # From the state of NumPy's global generator, which users may seed, without advancing it.
         state: Any = np.random.get_state()  # noqa: NPY002  # the global one
         seeds = np.random.SeedSequence([*state[1][:8].tolist(), int(state[2])])
         self._entropy = int(seeds.generate_state(1)[0])
         self._owner_pid = os.getpid()
-        # A cycle, which must not hold channels: their end tells workers that the caller is gone.
+        # It is part of a reference cycle, so it gets descriptors, not channels: channels must close
+        # at once when the pool is dropped, as their end tells workers that the caller is gone.
         self._selector: Any = selectors.DefaultSelector()
         self._watcher = Watcher()
         _pools.add(self)
@@ -160,7 +164,7 @@ class Pool:
         return os.getpid() == self._owner_pid
 
     def leave_to_parent(self) -> None:
-        """Let go of the workers, in a fork of their parent."""
+        """Give up the workers, in a fork of their parent."""
         self._selector.close()
         self._watcher.close(is_owner=False)
         for seat in self.seats:
@@ -176,19 +180,19 @@ class Pool:
     def open(self) -> tuple[BatchedSpaces, EnvSpaces]:
         """Start the workers, make all envs, and lay out the memory.
 
-        Returns the batched spaces, and what else is known of the first env that was made.
+        Returns the batched spaces, and the `EnvSpaces` of the first chunk with an env.
 
         Raises:
             EnvCreationError: A factory raised, or a worker ended while its envs were made.
             RuntimeError: An env has other spaces than those given; names it.
-            Exception: What `Plan.batch` raises.
+            Exception: `Plan.batch` raised it.
         """
         plan, reports, count = self.plan, list[EnvSpaces](), self.plan.bounds[0]
         factories = self.plan.factories[:count]
         try:
             self._watcher.start()
             fresh = why_fresh(plan.context)
-            with forked_with_one_openblas_thread():  # first: forks have no env of the caller's
+            with forked_with_one_openblas_thread():  # before the caller makes envs: forks get none
                 for seat in self.seats:
                     self._start(seat, fresh)
             if count:
@@ -234,7 +238,7 @@ class Pool:
         seat.start_s = -time.monotonic()
         seat.inbox, seat.outbox = bytearray(), bytearray()
         variables = self.plan.variables[seat.worker] if self.plan.variables else None
-        with interrupts_later():  # or nobody would know of the process
+        with interrupts_later():  # else Ctrl-C could leave a process that nothing refers to
             seat.process, seat.channel = start_process(
                 fresh,
                 run_worker,
@@ -247,10 +251,10 @@ class Pool:
         self._selector.register(seat.channel.fileno(), _READ, seat.worker)
 
     def _make(self, seats: Sequence[_Seat]) -> list[EnvSpaces]:
-        """Have workers make their envs, as many at once as the plan says; return what these are.
+        """Let workers make their envs, `plan.at_once` workers at a time; return their spaces.
 
-        As long as none fails there is no deadline: making an env may take any time. How many are
-        made, and who is waited for, is said now and then.
+        There is no deadline unless one fails: making an env may take any time. From time to time a
+        line says how many envs are made and which workers are waited for.
 
         Raises:
             EnvCreationError: An env could not be made, or a worker has ended meanwhile.
@@ -271,7 +275,7 @@ class Pool:
             making = [seat for seat in making if seat.awaits and seat not in self._dead]
             if any(seat in self._dead or (seat.answer and seat.answer.errors) for seat in seats):
                 queue.clear()
-                if patience.timeout is None:  # an env before that one may fail as well
+                if patience.timeout is None:  # wait: an earlier env may fail too, and is reported
                     patience = Deadline(_END_S)
             took_s, is_end = time.monotonic() - begin, stream and not (queue or making)
             if note.is_over or (is_end and took_s > first_s):
@@ -289,10 +293,10 @@ class Pool:
         return [self._made(seat) for seat in seats if seat.answer or seat in self._dead]
 
     def _making(self, seat: _Seat) -> int:
-        return max(int(self._places[seat.worker + 1]), seat.first)
+        return max(int(self._places[seat.worker + 1]), seat.first)  # -1 or 0 before its first env
 
     def _made(self, seat: _Seat) -> EnvSpaces:
-        """Return what a worker says of its envs, or raise what has kept it from making them."""
+        """Return a worker's report of its envs, or raise the error of an env it could not make."""
         if seat.answer is None:
             died = WorkerDiedError(self._report(seat, "the creation of its envs"))
             fault = EnvFault.of(died, self._making(seat), seat.worker, "creation")
@@ -301,14 +305,14 @@ class Pool:
             raise self.creation_error(fault)
         report: EnvSpaces = seat.answer.result[0]
         for fault in report.faults if self._layout is not None else ():
-            if fault.env_id not in self.missing:  # that of the former worker could be made
+            if fault.env_id not in self.missing:  # the former worker could make this env
                 raise self.creation_error(fault)
         self.missing.difference_update(range(seat.first, seat.last))
         self.missing.update(fault.env_id for fault in report.faults)
         return report
 
     def creation_error(self, fault: EnvFault) -> EnvCreationError:
-        """Return the error that says of a fault in the creation of an env which it was."""
+        """Return the error for a fault in the creation of an env; it names the env."""
         env_id, count = fault.env_id, len(self.plan.factories)
         told = f"Making env {env_id} of {count} failed with {fault.text} (raised by"
         error = EnvCreationError(f"{told} env_fns[{env_id}], {self.plan.factories[env_id]!r})")
@@ -321,14 +325,14 @@ class Pool:
         return error
 
     def _known(self, reports: Sequence[EnvSpaces]) -> tuple[EnvSpaces, list[tuple[Space, Space]]]:
-        """Return what is known of the first env that was made, and the spaces of all envs.
+        """Return the report with the first env that was made, and the spaces of all envs.
 
-        Those that could not be made have the spaces of the others, which the log says.
+        Envs that could not be made get the spaces of the first one, and a warning in the log.
         """
         plan, made = self.plan, [report for report in reports if report.metadata is not None]
         for fault in (fault for report in reports for fault in report.faults):
             error = self.creation_error(fault)
-            if not made:  # there is none to go on with
+            if not made:  # no env is left to go on with
                 raise error
             _logger.warning("%s; its row is empty until it is reopened", error)
         pairs: list[Any] = [pair for report in reports for pair in report.spaces]
@@ -341,9 +345,9 @@ class Pool:
     # -- commands ----------------------------------------------------------------------------
 
     def post(self, kind: int, own: _Task | None, payloads: Sequence[bytes] | None = None) -> None:
-        """Give every worker a command, with a payload each if there are some.
+        """Send every worker a command, with its payload if payloads are given.
 
-        What the caller does for its own chunk is `own`, at the next `do_own`.
+        The caller's own chunk gets the task `own`, which runs at the next `do_own`.
         """
         number = self.number = self.number + 1
         self.steps += kind == Kind.STEP
@@ -352,7 +356,7 @@ class Pool:
         self._left, self._own_answer = 0, None
         if own is not None:
             self._own_tasks.append((-1, own))
-        self._places[1:] = -1
+        self._places[1:] = -1  # no worker is at an env yet
         for seat in self.seats:
             if payloads is not None:
                 command = frame(kind, 0, number, payloads[seat.worker])
@@ -367,10 +371,10 @@ class Pool:
     def send(
         self, env_ids: Sequence[int], actions: Sequence[Any] | None, payloads: Sequence[bytes] = ()
     ) -> None:
-        """Have some envs stepped.
+        """Start stepping some envs.
 
-        Their actions are given if they are not in shared memory; payloads are the same actions,
-        each in a list and pickled.
+        Actions are given if they are not in shared memory; payloads are the same actions, each in a
+        list and pickled.
         """
         number = self.number = self.number + 1
         self.steps += 1
@@ -384,7 +388,7 @@ class Pool:
                 self._own_tasks.append((env_id, partial(self.own.step, own, env_id)))
                 continue
             seat = self._owners[env_id - first]
-            if not seat.sent:
+            if not seat.sent:  # it was idle: its time at an env begins now
                 seat.since, self._places[seat.worker + 1] = now, -1
             seat.sent.add(env_id)
             command = frame(Kind.SEND, env_id, number, payloads[k] if payloads else b"")
@@ -393,7 +397,7 @@ class Pool:
             self._write(seat, command)
 
     def stamp(self, stamps: EnvStamps | None) -> None:
-        """Have the envs' steps stamped from now on, or no longer."""
+        """Begin to stamp the envs' steps, or stop with None."""
         self._is_stamped = stamps is not None
         for seat in self.seats:
             self._tell(seat, "stamp", self._is_stamped)
@@ -401,11 +405,11 @@ class Pool:
             self.own.group.stamp(None if stamps is None else stamps.part(0, self.own.last))
 
     def _tell(self, seat: _Seat, name: str, *request: Any) -> None:
-        """Tell a worker something that it does not answer."""
+        """Send a worker a message that it does not answer."""
         self._write(seat, ask(0, name, *request))
 
     def _write(self, seat: _Seat, frames: bytes = b"") -> None:
-        """Write to a worker; `_serve` writes what it has no room for, and sees if it is gone."""
+        """Write to a worker; `_serve` writes the rest later, and notes a worker that is gone."""
         assert seat.channel is not None
         seat.is_cut, was_full = True, bool(seat.outbox)
         seat.outbox += frames
@@ -413,9 +417,9 @@ class Pool:
             del seat.outbox[: seat.channel.send(seat.outbox)]
         except BlockingIOError:
             pass
-        except OSError:  # it is gone
+        except OSError:  # the worker is gone
             seat.outbox.clear()
-        if was_full != bool(seat.outbox):
+        if was_full != bool(seat.outbox):  # watch for room in the socket only while bytes are left
             events = _READ if was_full else _READ | _WRITE
             self._selector.modify(seat.channel.fileno(), events, seat.worker)
         seat.is_cut = False
@@ -423,7 +427,7 @@ class Pool:
     # -- replies -----------------------------------------------------------------------------
 
     def do_own(self) -> None:
-        """Do what the caller's own chunk was asked for."""
+        """Carry out the tasks of the caller's own chunk."""
         while self._own_tasks:
             env_id, task = self._own_tasks.popleft()
             answer = task()
@@ -433,24 +437,27 @@ class Pool:
                 self.ready.append((env_id, answer))
 
     def answers(self) -> list[tuple[int, int, Answer]]:
-        """Return what the chunks have said beyond numbers, each with its first env and its row."""
+        """Return the answers of all chunks that gave one, each with its first env and its row."""
         said = [(0, self._own_answer)] + [(seat.first, seat.answer) for seat in self.seats]
         return [(first, first, answer) for first, answer in said if answer]
 
     def wait(self, deadline: Deadline, doing: str, count: int | None = None) -> None:
-        """Wait until all have answered the latest command, here `doing`, or `count` envs are ready.
+        """Wait until all have answered the latest command, or, if given, `count` envs are ready.
+
+        Messages call the command `doing`.
 
         Raises:
-            StepTimeoutError: The deadline has passed; the command stays pending. Not where faults
-                are survived and the deadline is the limit of a step or reset: workers that have
-                been at an env for longer are replaced then.
+            StepTimeoutError: The deadline has passed; the command stays pending. With
+                `on_error="restart"` a limit for steps and resets does not raise: workers that have
+                been at one env for longer are replaced.
             WorkerDiedError: A worker is gone and is not replaced: the vector env must be closed.
         """
         if count is not None:
-            self._serve(0.0)  # for all that are ready
+            self._serve(0.0)  # take in all replies that have arrived, even if `count` are ready
         replaced = Counter[_Seat]()
         slice_s, limit_s, timeout = _LOOK_S, None, deadline.timeout
         if self.plan.restart_envs and deadline.is_limit and timeout is not None:
+            # Look at least four times per limit, so that a slow env is found soon after it.
             slice_s, limit_s, timeout = min(_LOOK_S, timeout / 4), timeout, None
         while True:
             while self._dead:
@@ -475,13 +482,13 @@ class Pool:
                     )
 
     def _serve(self, timeout_s: float) -> bool:
-        """Read what comes within a time, write what can be; return whether there was anything."""
+        """Read and write what is possible within `timeout_s`; return whether anything was."""
         found = self._selector.select(timeout_s)
         for key, events in found:
             seat = self.seats[key.data]
             if events & _WRITE and seat not in self._dead:
                 self._write(seat)
-            seat.is_cut = True
+            seat.is_cut = True  # for as long as a frame may be half read, see `_Seat`
             if events & _READ:
                 try:
                     data = seat.channel.recv(_READ_BYTES)
@@ -494,7 +501,7 @@ class Pool:
         return bool(found)
 
     def _read_frames(self, seat: _Seat, data: bytes) -> None:
-        """Take in the frames that have come as a whole."""
+        """Carry out the frames in the inbox that are complete."""
         inbox, end = seat.inbox, 0
         inbox += data
         while len(inbox) - (begin := end) >= HEAD.size:
@@ -503,27 +510,27 @@ class Pool:
             if len(inbox) < end:
                 break
             payload = bytes(inbox[begin + HEAD.size : end])
-            if kind == Kind.DONE and number == seat.awaits:
+            if kind == Kind.DONE and number == seat.awaits:  # else its command was given up
                 seat.awaits, seat.answer = 0, self._read(payload, seat.first, seat.worker)
                 self._left -= 1
-                if seat.start_s < 0:
+                if seat.start_s < 0:  # minus the time of its start: this is its first answer
                     seat.start_s += time.monotonic()
             elif kind == Kind.ROW and number >= self._since and env_id in seat.sent:
                 seat.sent.discard(env_id)
                 seat.since = time.monotonic()
                 self.ready.append((env_id, self._read(payload, env_id, seat.worker)))
-        del inbox[:begin]
+        del inbox[:begin]  # what is left is the beginning of a frame
 
     def _read(self, payload: bytes, env_id: int, worker: int) -> Answer | None:
         try:
             return Answer(*loads(payload)) if payload else None
-        except Exception as error:  # users' classes, which may be unknown here
+        except Exception as error:  # users' classes, whose modules may be missing in this process
             return Answer(errors=[EnvFault.of(error, env_id, worker, "unpickling infos of step")])
 
     # -- what goes wrong ---------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Note workers that have ended though something of theirs holds their channel open."""
+        """Note workers that have ended while a process of theirs holds their channel open."""
         for seat in self.seats:
             if seat.is_busy and not seat.is_alive():
                 self._note_dead(seat)
@@ -534,7 +541,7 @@ class Pool:
             self._forget(seat)
 
     def _forget(self, seat: _Seat) -> None:
-        """Wait for nothing of a worker any more."""
+        """Stop reading from and writing to a worker."""
         seat.outbox.clear()
         if seat.channel is not None:
             with contextlib.suppress(KeyError, ValueError):  # forgotten already
@@ -553,14 +560,14 @@ class Pool:
         return found
 
     def _awaited(self) -> str:
-        """Say who has not answered."""
+        """Return the names of the envs or workers that have not answered."""
         if sent := sorted(env_id for seat in self.seats for env_id in seat.sent):
             return f"envs {', '.join(map(str, sent[:8]))}"
         late = [seat for seat in self.seats if seat.awaits]
         return "; ".join(f"worker {seat.worker} at env {self._making(seat)}" for seat in late)
 
     def _where(self, seat: _Seat, doing: str) -> str:
-        """Say at which env a worker is, and with which action, but in a reset."""
+        """Return a sentence: at which env a worker is, and with which action if it steps."""
         place = int(self._places[seat.worker + 1])
         if not seat.is_ready or place < seat.first or not seat.is_busy:
             return ""
@@ -569,19 +576,22 @@ class Pool:
         return f" It was at env {place}, action {self.tables.actions.text(place)}."
 
     def _report(self, seat: _Seat, doing: str) -> str:
-        """Say which worker is gone, how, and what it was doing; end what is left of it."""
+        """Return which worker is gone, how, and what it was doing; end what is left of it."""
         name, exit_code = str(seat), self._end(seat)
         told = f"{name} {describe_exit(exit_code)} during {doing}."
-        if exit_code == -9:
+        if exit_code == -9:  # SIGKILL, which the kernel sends if memory runs out
             told += " The machine may be out of memory, or somebody killed it."
         return told + self._where(seat, doing)
 
     def _end(self, seat: _Seat) -> int | None:
-        """End a worker, what its envs have started, and its channel; return its own exit code."""
+        """End a worker, its channel and what its envs have started; return the exit code, if any.
+
+        The exit code is None if the worker had to be killed here.
+        """
         process, exit_code = seat.process, None
         if process is not None:
             process.join(_END_S)
-            is_ours = process.is_alive()  # then what follows is no end of its own
+            is_ours = process.is_alive()  # then it is killed here, and its code says nothing
             if is_ours:
                 process.kill()
                 process.join(_KILL_S)
@@ -596,13 +606,13 @@ class Pool:
         return exit_code
 
     def _replace(self, seat: _Seat, reason: str, replaced: Counter[_Seat]) -> None:
-        """Start a new worker in the place of one that is gone, or is to be; `replaced` counts.
+        """End a worker if it still runs, and start another in its place; count it in `replaced`.
 
-        It finds what the former one was asked for and has not answered; where faults are survived,
-        it reports every env as truncated at that env's next step.
+        The new worker gets all commands that the former one has not answered. With
+        `on_error="restart"` it reports each env as truncated at that env's next step.
 
         Raises:
-            WorkerDiedError: It can't be started, or so many have been already.
+            WorkerDiedError: It can't be started, or this wait has replaced it too often.
         """
         seat.is_ready = False
         if seat.process is not None:
@@ -615,14 +625,15 @@ class Pool:
             raise WorkerDiedError(
                 f"{reason} The {_MOST_REPLACEMENTS} workers that took its place ended, too."
             )
+        # Last observations without fixed shape are not in shared memory: the new worker gets them.
         objects = [leaf.target[seat.first : seat.last] for leaf in self.tables.objects]
         number, command, sent = seat.awaits, seat.command, sorted(seat.sent)
-        self._left -= number > 0
+        self._left -= number > 0  # `_command` below counts it anew
         try:
             with forked_with_one_openblas_thread():
                 self._start(seat, why_fresh(self.plan.context))
             self._make([seat])
-        except Exception as error:  # factories are pickled again, unless forked
+        except Exception as error:  # such as pickling factories again, unless forked
             told = error if isinstance(error, EnvCreationError) else repr(error)
             raise WorkerDiedError(f"{reason} It could not be replaced: {told}") from error
         restarts = self.plan.restart_envs
@@ -632,11 +643,11 @@ class Pool:
         seat.answer, seat.since, seat.is_ready = None, time.monotonic(), True
         if number:
             self._command(seat, number, command)
-        for env_id in sent:  # its episode is lost, so is the action
+        for env_id in sent:  # with no action: the episode is lost, so the action is ignored
             self._write(seat, frame(Kind.SEND, env_id, self.number, dumps([None])))
 
     def forget_rows(self) -> None:
-        """Forget the envs that were sent; what comes of them is dropped."""
+        """Forget the envs that were sent; workers skip these commands, and replies are dropped."""
         self._since = self._places[0] = self.number + 1
         self.ready.clear()
         self._own_tasks.clear()
@@ -644,11 +655,11 @@ class Pool:
             seat.sent.clear()
 
     def give_up(self) -> None:
-        """Forget all that was asked for, and replace the workers that can't go on.
+        """Forget all requests, and replace the workers that can't go on.
 
-        These are dead, or late if the last wait has timed out, or an exception came while their
-        bytes were read or written. After an exception those are late that don't answer within a
-        few seconds, as their env may hang. What the others still answer is dropped.
+        A worker can't go on if it is dead, if an exception came while its bytes were read or
+        written, or if it is late: busy after a wait that has timed out, or else without an answer
+        to a ping within a few seconds, as its env may hang. Replies of the others are dropped.
         """
         for seat in self.seats:
             is_late = self.timed_out and seat.is_busy
@@ -677,7 +688,7 @@ class Pool:
     # -- end ---------------------------------------------------------------------------------
 
     def stop(self, deadline: Deadline) -> None:
-        """Let workers close their envs and end, until the deadline; then kill them."""
+        """Let workers close their envs and end; kill those that are left at the deadline."""
         if not self.is_owner:
             return
         note, pause_s = Deadline(_CLOSE_NOTE_S), 0.0005
@@ -699,10 +710,10 @@ class Pool:
             self.kill()
 
     def kill(self) -> None:
-        """End all that is left, and let go of the memory; nothing happens the second time."""
+        """End all that is left and release the memory; a second call does nothing."""
         if not self.is_owner:
             return
-        with interrupts_later():  # a second Ctrl-C would leave some of them
+        with interrupts_later():  # else a second Ctrl-C would leave some workers running
             for seat in self.seats:
                 if seat.process is not None and seat.is_alive():
                     seat.process.kill()
@@ -725,7 +736,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def spaces_of(env_id: str, plan: Plan) -> tuple[Space, Space]:
-    """Return the spaces of a registered env, which a process that ends at once makes."""
+    """Return the spaces of a registered env, which is made in a short-lived process."""
     plan = plan._replace(factories=[partial(gym.make, env_id)], bounds=[0, 1], publish={})
     pool = Pool(plan._replace(restart_envs=False, shows_progress=False))
     try:

@@ -1,4 +1,4 @@
-"""What lies in the shared memory: rows of results and actions, and what envs publish."""
+"""The tables in shared memory: rows of results, rows of actions, and arrays that envs publish."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["Actions", "Layout", "Tables"]
 
 
 class Layout(NamedTuple):
-    """What a process must know to allocate the tables, and to step envs.
+    """What a process must know to allocate the tables and to step envs.
 
     Attributes:
-        begin: Where the tables begin in the memory.
-        num_envs: Of the vector env.
-        observation_space, action_space: Of one env.
+        begin: Byte of the memory at which the tables begin.
+        num_envs: Envs of the vector env.
+        observation_space, action_space: Spaces of one env.
         published: Named spaces of arrays that envs publish.
-        autoreset_mode, restart_envs: Of the plan.
-        caller_steps: Whether the caller steps envs, too.
+        autoreset_mode, restart_envs: As in `Plan`.
+        caller_steps: Whether the caller steps envs too.
     """
 
     begin: int
@@ -41,17 +41,18 @@ class Layout(NamedTuple):
 
 
 class Tables:
-    """The rows of envs first, ..., last - 1 as 0, 1, ...; every process allocates the same tables.
+    """Views of the rows of envs first, ..., last - 1, as rows 0, 1, ... of this process.
 
     Attributes:
         rows: Results of a step.
         objects: Leaves of `rows.obs` without fixed shape: these are not shared.
-        actions: None if some part of them has no fixed shape.
+        actions: Rows of actions; None if some part of an action has no fixed shape.
         published: Array (last - first, *shape) of every name that envs publish.
         restarts: int64 (last - first,), how often each env was replaced.
     """
 
     def __init__(self, memory: Memory, layout: Layout, first: int, last: int) -> None:
+        # Every process allocates the rows of all envs, so that offsets agree, and keeps its part.
         def take(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
             return memory.allocate((layout.num_envs, *shape[1:]), dtype)[first:last]
 
@@ -71,7 +72,7 @@ class Tables:
 
 
 def _leaves(rows: ObservationRows, batch: Any = None) -> Iterator[tuple[ObservationRows, Any]]:
-    """Go through the leaves of nested rows and a batch, if given, in the order of the space."""
+    """Yield the leaves of nested rows, each with its part of a batch, in the space's order."""
     if isinstance(rows, TreeRows):
         for name, child in rows.children.items():
             yield from _leaves(child, None if batch is None else batch[name])
@@ -80,12 +81,12 @@ def _leaves(rows: ObservationRows, batch: Any = None) -> Iterator[tuple[Observat
 
 
 class Actions:
-    """Rows of actions in shared memory: the caller writes checked ones, envs get copies.
+    """Rows of actions in shared memory: the caller writes checked actions, envs get copies.
 
     Args:
-        space: Of one action.
-        rows: Where they are written.
-        num_envs: How many rows.
+        space: Space of one action.
+        rows: The rows in shared memory.
+        num_envs: Number of rows.
     """
 
     def __init__(self, space: Space, rows: ObservationRows, num_envs: int) -> None:
@@ -93,9 +94,9 @@ class Actions:
         self._batched = batch_space(space, num_envs) if rows.array is None else None
 
     def write(self, actions: Any, env_ids: np.ndarray | None = None) -> bool:
-        """Write one action per env, or one per entry of `env_ids`; return whether that was done.
+        """Write one action per env, or one per entry of `env_ids`, and return True.
 
-        It is not if some have another dtype, which the envs are to get.
+        Return False and write nothing if some have another dtype: envs must get that dtype.
         """
         parts: Any = list(_leaves(self._rows, actions))
         if any(part.dtype != rows.array.dtype for rows, part in parts):
@@ -110,10 +111,10 @@ class Actions:
         return shorten(str(action.tolist() if hasattr(action, "tolist") else action))
 
     def all(self) -> Any:
-        """Return copies of the actions of all envs, as `SyncVectorEnv` has them: list or array."""
+        """Return copies of all actions, a list or array as `SyncVectorEnv` passes to its envs."""
         array = self._rows.array
         if array is not None:
-            return array if array.ndim == 1 else array.copy()  # its items are copies anyway
+            return array if array.ndim == 1 else array.copy()  # items of 1-D arrays are copies
         return list(iterate(self._batched, copy_batch(self._rows.batch())))
 
     def one(self, index: int) -> Any:

@@ -1,7 +1,7 @@
-"""How processes for envs start: forked where that is harmless, else a fresh interpreter.
+"""How processes for envs start: forked where that is harmless, else as a fresh interpreter.
 
-Neither runs the main script again: a fork has all of it, and a fresh interpreter gets the factories
-by `cloudpickle`, with the classes and functions of the main script that they need.
+Neither runs the main script again: a fork has a copy of it, and a fresh interpreter gets the
+factories by `cloudpickle`, with the classes and functions of the main script that they need.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ atexit.register(close_all)  # before `multiprocessing` waits for its processes, 
 _LIBRARIES = ("multiprocess", "multiprocessing")
 # Libraries that are loaded to use a GPU or a display, which a forked child can't.
 _DEVICES = ("libcuda.so", "libEGL_", "libGLX_", "libOSMesa")
-# Of a fresh interpreter. Its folders come first, as they say what all other imports find.
+# Code of a fresh interpreter. It reads `sys.path` first, where all other imports are looked up.
 _PROLOGUE = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
     "from vecenv.workers.starting import be_fresh; be_fresh(sys.stdin.buffer)"
@@ -46,18 +46,18 @@ _PROLOGUE = (
 
 
 def why_fresh(method: str | None) -> str | None:
-    """Return why processes for envs are to be fresh interpreters, as things are now; None to fork.
+    """Return why processes for envs must be fresh interpreters at present; None to fork.
 
     Args:
-        method: "fork"; "forkserver" or "spawn" for a fresh interpreter; None for what the user has
-            set with `set_start_method` of `multiprocess` or `multiprocessing`, else for forks where
-            they are harmless. Whether they are takes a millisecond to find out.
+        method: "fork"; "forkserver" or "spawn" for a fresh interpreter; None for the method that
+            was set with `set_start_method` of `multiprocess` or `multiprocessing`. If none is set,
+            processes fork where that is harmless, which takes a millisecond to find out.
     """
     if method not in (None, "fork", "forkserver", "spawn"):
         raise ValueError(f"context is {method!r}, expected 'fork', 'forkserver', 'spawn' or None")
-    if multiprocessing.current_process().daemon:  # which may not fork processes that have children
+    if multiprocessing.current_process().daemon:  # daemons can't fork processes with children
         return "this process is a daemon"
-    # Asking for the start method fixes it, and the system's default is nobody's wish.
+    # `allow_none`: else asking would fix the method. The system's default is not the user's choice.
     libraries: Any = filter(None, map(sys.modules.get, _LIBRARIES))
     known = (
         (lib.get_start_method(allow_none=True), lib.get_all_start_methods()) for lib in libraries
@@ -76,11 +76,11 @@ def start_process(
     *args: Any,
     variables: Mapping[str, str] | None = None,
 ) -> tuple[Process, socket.socket]:
-    """Start a process that calls `target(channel, child, *args)`; return it and our channel to it.
+    """Start a process that calls `target(channel, child, *args)`; return it and a channel to it.
 
-    Call it under `interrupts_later`, or nobody knows of the process after Ctrl-C. It is forked
-    unless there is a reason to be `fresh`, see `why_fresh`; a fresh interpreter has the
-    environment's `variables` from its start.
+    Call it under `interrupts_later`: after Ctrl-C nothing would refer to the process. It is forked
+    unless `fresh` gives a reason against that, see `why_fresh`. A fresh interpreter has the
+    environment `variables` from its start.
 
     Raises:
         Exception: Factories for a fresh interpreter can't be pickled; a note says what to do.
@@ -112,7 +112,7 @@ def start_process(
 
 
 class _Fork(multiprocessing.get_context("fork").Process if hasattr(os, "fork") else object):  # type: ignore[misc]  # Windows forks nothing
-    """A process of `multiprocessing`, which in forks of this one is nobody's child."""
+    """A process of `multiprocessing` that forks of its parent do not wait for."""
 
     def __init__(self, here: socket.socket, task: Callable[[], None]) -> None:
         super().__init__(daemon=False)
@@ -121,12 +121,12 @@ class _Fork(multiprocessing.get_context("fork").Process if hasattr(os, "fork") e
         del self._here, self._task
 
     def run(self) -> None:
-        """Do the task, in the child; hooks of forks close `here` only once its owner has it."""
+        """Do the task in the child, after closing `here`, which no hook of forks knows yet."""
         self._here.close()
         self._task()
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for the end; in a fork, which `multiprocessing` has do so when it exits, don't."""
+        """Wait for the end; not in forks of the owner, where `multiprocessing` calls it at exit."""
         if os.getpid() == self._owner:
             super().join(timeout)
 
@@ -138,8 +138,8 @@ class _Fork(multiprocessing.get_context("fork").Process if hasattr(os, "fork") e
 class Process:
     """A child process, however it was started.
 
-    A program may ignore `SIGCHLD`, or wait for all of its children in some other place. So that a
-    process has ended is told by the end of its channel; this is how it ended, and for ending it.
+    A program may ignore `SIGCHLD`, or wait for all of its children elsewhere. So the end of its
+    channel tells that a process has ended; this class tells how it ended, and ends it.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -149,7 +149,7 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code, or minus the signal; None while it lives, or if others have reaped it."""
+        """Exit code, or minus the signal; None while it lives, or if other code has reaped it."""
         with contextlib.suppress(ValueError):  # it has been closed
             self._code = self._inner.poll()
         return self._code
@@ -160,15 +160,15 @@ class Process:
             return False
         try:
             if sys.platform != "win32":
-                os.kill(self.pid, 0)
-        except OSError as error:  # others have reaped it
+                os.kill(self.pid, 0)  # sends nothing, and raises if there is no such process
+        except OSError as error:  # no such process: other code has reaped it
             return not isinstance(error, ProcessLookupError)
         return True
 
     def join(self, timeout: float) -> None:
-        """Wait until it has ended, at most `timeout` seconds.
+        """Wait until the process has ended, at most `timeout` seconds.
 
-        The files that `multiprocessing` waits for may be held open by what it has forked.
+        It polls, as forks of the process may hold open the file that `multiprocessing` waits for.
         """
         end, pause_s = time.monotonic() + timeout, 0.0005
         while self.is_alive() and time.monotonic() < end:
@@ -176,19 +176,19 @@ class Process:
             pause_s = min(2 * pause_s, 0.02)
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the process."""
         with contextlib.suppress(ValueError):  # it has been closed
             self._inner.kill()
 
     def close(self) -> None:
-        """Let go of it, after its end, and end what it has started and left behind."""
+        """Release the process after its end, and end what it has started and left behind."""
         end_group(self.pid)
-        with contextlib.suppress(ValueError, AttributeError):  # others have reaped it, or a `Popen`
+        with contextlib.suppress(ValueError, AttributeError):  # reaped by other code; or a `Popen`
             self._inner.close()
 
     def leave_to_parent(self) -> None:
-        """Let go of it in a fork of its parent."""
-        self._inner.returncode = 0  # or a `Popen` would warn that it is still running
+        """Give up the process, in a fork of its parent."""
+        self._inner.returncode = 0  # else a `Popen` would warn that it is still running
 
 
 def _start_fresh(
@@ -198,37 +198,37 @@ def _start_fresh(
     args: tuple[Any, ...],
     variables: Mapping[str, str],
 ) -> subprocess.Popen:
-    """Start an interpreter and tell it through its standard input what to do."""
+    """Start an interpreter, and write to its standard input what to do."""
     handles = [arg.handle[0] for arg in args if isinstance(arg, Memory)]
-    # Not those for users' categories, whose modules are not to be imported before the factories.
+    # Without users' categories: their modules must not be imported before the factories.
     filters = [entry for entry in warnings.filters if entry[2].__module__ == "builtins"]
-    told = io.BytesIO()  # all but the channel before there is a process, as it may raise
+    told = io.BytesIO()  # pickled before the process starts, as that may raise; the channel later
     pickle.dump([os.path.abspath(path) for path in sys.path if isinstance(path, str)], told)
     pickle.dump((list(getattr(sys, "argv", [])), filters), told)
     pickle.dump((target, child, args), told)
     is_windows = sys.platform == "win32"
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _PROLOGUE],
+        [sys.executable, "-P", "-c", _PROLOGUE],  # -P: the current folder is not on `sys.path`
         stdin=subprocess.PIPE,
         pass_fds=() if is_windows else (there.fileno(), *handles),
         env={**limited_environment(), **variables},
     )
     pickle.dump(there.share(process.pid) if is_windows else there.fileno(), told)
     assert process.stdin is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # its end is told elsewhere
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:  # its channel tells its end
         stdin.write(told.getvalue())
     return process
 
 
 def be_fresh(file: Any) -> None:
-    """Be a fresh interpreter: do what `_start_fresh` has written."""
+    """Run a fresh interpreter: do what `_start_fresh` has written to `file`."""
     argv, filters = pickle.load(file)
     sys.argv[:] = argv
     warnings.resetwarnings()
     warnings.filters.extend(filters)  # type: ignore[attr-defined]  # typeshed says Sequence
     target, child, args = pickle.load(file)
     found = pickle.load(file)
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    nothing = os.open(os.devnull, os.O_RDONLY)  # standard input from here on
     os.dup2(nothing, 0)
     os.close(nothing)
     if isinstance(found, bytes):
@@ -243,11 +243,11 @@ def be_fresh(file: Any) -> None:
 
 
 def why_not_fork() -> str | None:
-    """Say what in this process may hang or break in a fork of it; None if nothing is known to.
+    """Return why a fork of this process may hang or break; None if no reason is known.
 
-    Threads are counted by the system: those of PyTorch or Numba are unknown to Python. Libraries
-    that can cope with forks (OpenBLAS, which NumPy starts threads of) end their threads before one,
-    so if there are threads a child is forked that does nothing, and those left are counted.
+    The system counts the threads, as Python does not know those of PyTorch or Numba. Libraries that
+    can cope with forks (such as NumPy's OpenBLAS) end their threads before a fork. So if there are
+    threads, a child is forked that does nothing, and the threads that are left are counted.
     """
     if (count := threading.active_count()) > 1:
         return f"this process has {count} Python threads"
@@ -262,12 +262,12 @@ def why_not_fork() -> str | None:
     if num_threads() > 1:
         with interrupts_later():
             with warnings.catch_warnings():
-                # Python 3.12 counts threads too, and knows less of them.
+                # Python 3.12 warns of threads too, by a less exact count.
                 warnings.simplefilter("ignore")
                 pid = os.fork()
             if pid == 0:
                 os._exit(0)
-            with contextlib.suppress(ChildProcessError):  # a handler of the user's waits for all
+            with contextlib.suppress(ChildProcessError):  # a user's handler has reaped all children
                 os.waitpid(pid, 0)
         if (count := num_threads()) > 1:
             return f"this process has {count} threads"
@@ -278,14 +278,15 @@ def why_not_fork() -> str | None:
 
 
 class ChildSetup(NamedTuple):
-    """What a process for users' envs is given of its caller.
+    """What a process for users' envs gets from its caller.
 
     Attributes:
-        name: Of the process.
-        factories: Of envs, for a fork; otherwise the caller's registry and these, both pickled.
-        caller_pid: Whom to follow into the end.
+        name: Name of the process.
+        factories: Factories of envs, for a fork; else the caller's registry and the factories, both
+            pickled.
+        caller_pid: Process id of the caller; the process ends with it.
         is_own_child: Whether the caller's main thread starts it, see `end_with_caller`.
-        authkey: The caller's, for the managers of `multiprocessing` that envs talk to.
+        authkey: The caller's key, for the managers of `multiprocessing` that envs talk to.
     """
 
     name: str
@@ -295,7 +296,7 @@ class ChildSetup(NamedTuple):
     authkey: bytes
 
     def load(self) -> list[Callable[[], Any]]:
-        """Return the factories, in the child; the code of users' classes may raise anything."""
+        """Return the factories, in the child; code of users' classes may raise anything."""
         if isinstance(self.factories, list):
             return self.factories
         registry, factories = self.factories
@@ -304,27 +305,28 @@ class ChildSetup(NamedTuple):
 
 
 def set_up_child(setup: ChildSetup, channel: socket.socket) -> None:
-    """Leave signals to the caller, end with it, lead a group of processes, and use one thread.
+    """Leave signals to the caller, end with it, lead a process group, and use one thread.
 
-    Job schedulers send SIGTERM to all processes, and the caller saves first.
+    Job schedulers send SIGTERM to all processes; workers ignore it, so that the caller can save
+    its state first.
     """
     worker = os.getpid()
 
-    def stay(number: int, frame: Any) -> None:  # programs would inherit that it is ignored
+    def stay(number: int, frame: Any) -> None:  # not SIG_IGN, which started programs would inherit
         if os.getpid() != worker:  # a fork that an env has made
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
     signal.signal(signal.SIGTERM, stay)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C and then closes us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller handles Ctrl-C, and ends workers
     if hasattr(signal, "SIGCHLD"):  # not in Windows
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # what the caller does is not for our envs
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the caller's handler is not for envs
     process = multiprocessing.current_process()
     process.name, process.authkey = setup.name, setup.authkey
-    if hasattr(os, "setpgid"):  # which Windows has not
+    if hasattr(os, "setpgid"):  # not in Windows
         with contextlib.suppress(OSError):  # a session's leader has a group of its own
             os.setpgid(0, 0)
     end_with_caller(setup.caller_pid, is_child_of_main_thread=setup.is_own_child)
-    if hasattr(os, "register_at_fork"):  # a process that an env forks must not hold it open
+    if hasattr(os, "register_at_fork"):  # processes that an env forks must not keep it open
         os.register_at_fork(after_in_child=channel.close)
     limit_threads()

@@ -1,4 +1,4 @@
-"""A worker process: makes its envs, then carries out what comes through its channel."""
+"""A worker process: it makes its envs, then carries out commands from its channel."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["run_worker"]
 def run_worker(
     channel: socket.socket, child: ChildSetup, memory: Memory, worker: int, first: int, entropy: int
 ) -> None:
-    """Be a worker, whose first env is `first`, from the start of its process to the end."""
+    """Run a worker, whose first env is `first`, from the start of its process to the end."""
     set_up_child(child, channel)
-    # The global generators, which a fork inherits, get a state of their own.
+    # A fork inherits the global generators: give them another state in each worker.
     random.seed(entropy + worker)
     np.random.seed((entropy + worker) % 2**32)  # noqa: NPY002 - envs may use it
     try:
         with channel:
             _Worker(channel, child, memory, worker, first).run()
     except OSError:
-        pass  # the caller is gone, or this is a process that an env has forked, without channel
+        pass  # the caller is gone, or an env has forked this process, whose channel is closed
 
 
 class _Worker:
@@ -47,13 +47,13 @@ class _Worker:
         self._channel, self._child, self._memory = channel, child, memory
         self._recv = channel.recv
         self._worker, self._first = worker, first
-        memory.used_bytes = 0
-        # First the number of the latest full reset, before which nothing that was sent is to be
-        # done any more; last the id of the env that is at work.
+        memory.used_bytes = 0  # every process allocates the same arrays from here on
+        # First: number of the latest full reset; SEND commands with lower numbers are void.
+        # Last: id of the env that is at work.
         self._places: Any = memoryview(memory.allocate((worker + 2, 8), np.int64)[:, 0])  # type: ignore[arg-type]  # typeshed before 3.12
         self._place = self._places[-1:]
         self._factories: list[Callable[[], Env]] = []
-        self._envs: list[Env] = []  # also where there is no chunk, as another worker's have failed
+        self._envs: list[Env] = []  # kept to close them where no chunk follows, as others failed
         self._chunk: Any = None  # a `Chunk`, once the layout is known
         self._stamps: EnvStamps | None = None
 
@@ -65,7 +65,7 @@ class _Worker:
             if kind == Kind.STEP:
                 self._step(Kind.DONE, self._first, number, payload)
             elif kind == Kind.SEND:
-                if number >= self._places[0]:  # or it was given up
+                if number >= self._places[0]:  # else a full reset has voided it
                     self._step(Kind.ROW, env_id, number, payload)
             elif kind == Kind.CLOSE:
                 break
@@ -74,7 +74,7 @@ class _Worker:
         close_envs(self._envs)
 
     def _read(self, size: int) -> bytes:
-        """Return the next bytes; none if the caller is gone."""
+        """Return the next `size` bytes; b"" if the caller is gone."""
         found = self._recv(size)
         while 0 < len(found) < size:
             part = self._recv(size - len(found))
@@ -82,10 +82,10 @@ class _Worker:
         return found
 
     def _step(self, kind: int, env_id: int, number: int, payload: bytes) -> None:
-        """Step env `env_id`, or all from that one on, and answer."""
+        """Step env `env_id` (ROW) or all envs of this worker (DONE), and answer."""
         try:
             actions = loads(payload) if payload else None
-        except BaseException as error:  # users' classes
+        except BaseException as error:  # unpickling runs code of users' classes
             answer: Answer | None = self._failed(error, env_id, "step")
         else:
             answer = self._chunk.step(actions, env_id - self._first if kind == Kind.ROW else None)
@@ -93,11 +93,11 @@ class _Worker:
         self._channel.sendall(HEAD.pack(kind, env_id, number, len(pickled)) + pickled)
 
     def _carry_out(self, number: int, payload: bytes) -> None:
-        """Call a method of this worker or of its chunk; answer if that returns something."""
+        """Call a method of this worker or its chunk; answer if the method returns an `Answer`."""
         name, pickled = loads(payload)
         try:
             request = loads(pickled)
-        except BaseException as error:  # users' classes
+        except BaseException as error:  # unpickling runs code of users' classes
             answer: Answer | None = self._failed(error, self._first, name)
         else:
             answer = getattr(self if hasattr(self, name) else self._chunk, name)(*request)
@@ -106,17 +106,20 @@ class _Worker:
             self._channel.sendall(frame(Kind.DONE, self._first, number, pickled))
 
     def _failed(self, error: BaseException, env_id: int, call: str) -> Answer:
-        """Return what went wrong before an env was called."""
+        """Return the fault of something that failed before an env was called."""
         return Answer(errors=[EnvFault.of(error, env_id, self._worker, call)])
 
     # -- messages: methods that the caller names ---------------------------------------------
 
     def ping(self) -> Answer:
-        """Say that this worker is not at an env."""
+        """Answer, which shows that no env keeps this worker busy."""
         return Answer()
 
     def open(self, goes_on: bool) -> Answer:
-        """Make the envs, all that can be with `goes_on`; the result is a list of `EnvSpaces`."""
+        """Make the envs; the result is a list of one `EnvSpaces`.
+
+        With `goes_on`, an env that can't be made does not keep the others from being made.
+        """
         try:
             self._factories = self._child.load()
             made = make_envs(self._factories, self._first, self._worker, self._place, goes_on)
@@ -124,13 +127,13 @@ class _Worker:
             return Answer(
                 [] if fault else [EnvSpaces.of(self._envs)], errors=[fault] if fault else []
             )
-        except BaseException as error:  # reading factories and spaces runs code of users' classes
+        except BaseException as error:  # factories and spaces run code of users' classes
             return self._failed(error, self._first + getattr(error, "env_index", 0), "creation")
 
     def lay_out(
         self, layout: Layout, lost: tuple[str, list[Any]] | None = None, is_stamped: bool = False
     ) -> None:
-        """Take notice of where everything is, and of what a former worker has left."""
+        """Allocate the tables and set up the chunk; `lost` says what a former worker has left."""
         if layout.caller_steps:
             self._recv = patient(self._channel)
         first, last = self._first, self._first + len(self._envs)
@@ -144,7 +147,7 @@ class _Worker:
         self.stamp(is_stamped)
 
     def stamp(self, is_on: bool) -> None:
-        """Stamp the envs' steps from now on, or no longer."""
+        """Begin or stop stamping the envs' steps."""
         chunk = self._chunk
         if is_on and self._stamps is None:
             stamps = EnvStamps.make(chunk.num_envs, self._memory.allocate)

@@ -1,4 +1,4 @@
-"""Wrappers of vector envs that keep `out=`, `send` and `recv`, timing and all autoreset modes."""
+"""Wrappers of vector envs; `out=`, `send` and `recv`, timing and all autoreset modes still work."""
 
 from vecenv.wrappers.atari import make_atari_vec
 from vecenv.wrappers.base import Part, VecWrapper

@@ -1,4 +1,4 @@
-"""make_atari_vec: Atari games as DQN and PPO papers play them."""
+"""make_atari_vec: Atari games with the preprocessing of DQN and PPO papers."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ def make_atari_vec(
 ) -> VecEnv:
     """Make a vector env of an Atari game with the usual preprocessing.
 
-    Each env skips, pools, resizes and greys its frames where it is stepped, by
-    `gymnasium.wrappers.AtariPreprocessing`: so in the worker, where there are workers, and only the
-    small picture crosses to this process. There follow, around the vector env, the episodes'
-    statistics (of the true rewards), rewards clipped to -1 ... 1, and stacked frames.
+    `gymnasium.wrappers.AtariPreprocessing` skips, pools, resizes and greys the frames of each env
+    where it is stepped: in the worker, if there are workers, so that only the small picture gets to
+    this process. Around the vector env are the episodes' statistics (of the
+    true rewards), rewards clipped to -1 ... 1, and stacked frames.
 
     Args:
-        env_id: Such as "ALE/Breakout-v5". `ale_py` is registered if it is installed.
-        num_envs: How many.
+        env_id: An id such as "ALE/Breakout-v5". `ale_py` is registered if it is installed.
+        num_envs: Number of envs.
         frame_skip: Frames per step.
-        noop_max: Most actions that do nothing after a reset.
-        screen_size: Width and height of the pictures, or both.
+        noop_max: Most no-op actions after a reset.
+        screen_size: Width and height of the pictures, or one number for both.
         terminal_on_life_loss: Whether losing a life ends an episode.
         grayscale_obs: Whether pictures are grey; else they have three channels, last.
         scale_obs: Whether pixels are float32 from 0 to 1; else uint8.
-        stack_size: Pictures in an observation; 1 for a single one, without the axis.
+        stack_size: Pictures in an observation; 1 for a single one, without that axis.
         clip_reward: Whether rewards are clipped.
         statistics: Whether `infos["episode"]` reports episodes that end.
         **make_kwargs: Further arguments of `make_vec`.
 
     Returns:
-        Observations (num_envs, stack_size, 84, 84) uint8, if nothing else is asked for.
+        Observations uint8 (num_envs, stack_size, 84, 84), unless arguments change that.
 
     Raises:
-        EnvCreationError: What the game needs is not installed: `pip install ale-py
+        EnvCreationError: A package of the game is not installed: `pip install ale-py
             opencv-python-headless`.
     """
     try:
@@ -65,7 +65,7 @@ def make_atari_vec(
 
         gymnasium.register_envs(ale_py)
     except ImportError:
-        pass  # the id may be registered otherwise; if not, making it says what is missing
+        pass  # the id may be registered otherwise; else making the env says what is missing
     preprocess = functools.partial(
         AtariPreprocessing,
         noop_max=noop_max,

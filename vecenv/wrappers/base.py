@@ -1,4 +1,4 @@
-"""VecWrapper: a VecEnv around another one, which keeps all that a VecEnv can do."""
+"""VecWrapper: a VecEnv around another one, with all that a VecEnv can do."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Part", "VecWrapper", "WrapperSlot"]
 
 EVERY = slice(None)
 _STATE = "vecenv wrapper 1"
-# Of the env, whatever it is, and right through every wrapper: none of it steps or observes.
+# Attributes of the env that are right through every wrapper, as they neither step nor observe.
 _OF_ENVS = (
     "call",
     "get_attr",
@@ -39,7 +39,7 @@ _FORWARDED = frozenset((*_OF_ENVS, *_OF_AGENTS, *_OF_RUNS))
 
 
 class WrapperSlot(NamedTuple):
-    """The memory in which a wrapper has its env write; see `vecenv.StepSlot`."""
+    """The memory into which a wrapper lets its env write; see `vecenv.StepSlot`."""
 
     obs: Any
     rewards: np.ndarray
@@ -49,20 +49,20 @@ class WrapperSlot(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Which rows a batch of results are, and where their episodes stand.
+    """The rows of a batch of results, and where their episodes stand.
 
     Attributes:
         rows: The envs: int64 (B,), or a slice of all.
-        is_over: bool (B,), whose episode has ended in this step.
-        acted: bool (B,), whose action counted: not the step that only resets (NEXT_STEP), nor
-            agents that were not alive.
-        begins: bool (B,), whose observation is the first of an episode.
-        is_new: bool (B,), whose observation is one that the env has just made: not that of envs
-            that a reset by mask left out, nor the zeros of agents that are not alive.
-        is_dead: bool (B,), rows of agents that are not alive, whose observations are zeros; None of
-            envs without agents.
+        is_over: bool (B,), whether the episode has ended in this step.
+        acted: bool (B,), whether the action counted: False for steps that only reset (NEXT_STEP),
+            and for agents that were not alive.
+        begins: bool (B,), whether the observation is the first of an episode.
+        is_new: bool (B,), whether the env has just made the observation: False for envs that a
+            reset by mask left out, and for agents that are not alive, whose observations are zeros.
+        is_dead: bool (B,), rows of agents that are not alive, whose observations are zeros; or
+            None, for envs without agents.
 
-    The arrays are not to be changed: those of steps in which no episode begins or ends are shared.
+    Don't change the arrays: steps in which no episode begins or ends share them.
     """
 
     rows: Any
@@ -74,28 +74,28 @@ class Part(NamedTuple):
 
 
 class VecWrapper(VecEnv):
-    """A `VecEnv` around another: by itself it changes nothing.
+    """A `VecEnv` around another one; by itself it changes nothing.
 
-    `out=`, `send` and `recv`, `reset_mask`, action masks, timing, states, and rows of agents are
-    kept. Of the observations that a wrapper changes the env writes its own into memory of the
-    wrapper, from where they are written, changed, to their place; so nobody else's memory is ever
-    changed, and what is returned without `out` is the caller's.
+    `out=`, `send` and `recv`, `reset_mask`, action masks, timing, states, and rows of agents work
+    as without it. If a wrapper changes observations, the env writes its own into memory of the
+    wrapper, and the wrapper writes the changed ones to their place. So no foreign memory is ever
+    changed, and the caller may keep what is returned without `out`.
 
-    A wrapper of your own derives from this class, says with `changes_obs` and `changes_rewards`
-    what it changes, and has the methods for that: `observations`, `final_observations`, `rewards`,
-    `actions`, `infos`. They are given rows of all envs or of some, so what they keep per env is
-    indexed by `part.rows`.
+    To write a wrapper, derive from this class, say by `changes_obs` and `changes_rewards` what it
+    changes, and override the methods for that: `observations`, `final_observations`, `rewards`,
+    `actions`, `infos`. They get rows of all envs or of some, so index whatever you keep per env
+    by `part.rows`.
 
     Args:
         env: The vector env; step it through the wrapper from now on. Closing the wrapper closes it.
-        single_observation_space: Of what `observations` writes; None if the space stays.
-        single_action_space: Of what `actions` takes; None if the space stays.
+        single_observation_space: Space of what `observations` writes; None if it is unchanged.
+        single_action_space: Space of what `actions` takes; None if it is unchanged.
 
     Attributes:
         env: The vector env.
-        changes_obs, changes_rewards: Whether there are methods for them.
-        follows_episodes: Whether `part` is filled in; otherwise only its rows are, which is
-            cheaper. With `changes_rewards` it always is.
+        changes_obs, changes_rewards: Whether the class changes observations, or rewards.
+        follows_episodes: Whether `part` is complete; otherwise only its rows are filled in, which
+            is cheaper. With `changes_rewards` it always is complete.
 
     Raises:
         TypeError: `env` is no `VecEnv`, or a space is no space.
@@ -124,13 +124,13 @@ class VecWrapper(VecEnv):
         self.timing = env.timing
         self._phase = name
         self._log = None
-        self._out: Any = None  # of a step that was broken off, see `step_wait`
-        self._fault: BaseException | None = None  # what ended a call between the env's and ours
+        self._out: Any = None  # of an interrupted step, see `step_wait`
+        self._fault: BaseException | None = None  # raised after the env's step
         self._set_spaces(single_observation_space, single_action_space)
-        self._inner: ObservationRows | None = None  # where the env writes its observations
+        self._inner: ObservationRows | None = None  # into which the env writes
         self._raw_rewards = np.zeros(self.num_envs) if self.changes_rewards else None
         self._has_agents = getattr(env, "valid", None) is not None
-        self._alive = np.zeros(self.num_envs, np.bool_)  # whose next action counts
+        self._alive = np.zeros(self.num_envs, np.bool_)  # whether the next action counts
         self._all_alive = False
         none, every = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
         none.flags.writeable = every.flags.writeable = False
@@ -161,7 +161,7 @@ class VecWrapper(VecEnv):
     # -- what a wrapper overrides ----------------------------------------------------------------
 
     def actions(self, actions: Any, env_ids: np.ndarray | None) -> Any:
-        """Return the actions for the env, (B, ...) as `actions`, which stay the caller's.
+        """Return the actions for the env, (B, ...); don't change `actions`, which are the caller's.
 
         Args:
             actions: One per env of `env_ids`, checked against `single_action_space`.
@@ -170,32 +170,32 @@ class VecWrapper(VecEnv):
         return actions
 
     def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
-        """Return the rewards (B,) for those of the env, float64 (B,), which are not to be kept.
+        """Return the changed rewards (B,); `rewards`, float64 (B,), are the env's: don't keep them.
 
-        What is returned for rows that did not act is not looked at: their reward is 0.
+        Rows that did not act are ignored: their reward is 0.
         """
         return rewards
 
     def observations(self, obs: Any, part: Part, out: Any) -> None:
-        """Write what the env's observations become.
+        """Write the changed observations.
 
         Args:
-            obs: (B, *obs_shape) of the env; not to be changed, nor to be kept.
-            part: Whose they are.
+            obs: (B, *obs_shape) of the env; don't change or keep them.
+            part: The rows, and where their episodes stand.
             out: (B, *obs_shape) of this wrapper's space, to be written.
         """
         raise NotImplementedError
 
     def reset_observations(self, obs: Any, part: Part, out: Any) -> None:
-        """Write the observations of a reset; of the envs left out too, which keep their row."""
+        """Write the changed observations of a reset, also of envs that it left out."""
         self.observations(obs, part, out)
 
     def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
-        """Return what final observations of SAME_STEP become; called before `observations`.
+        """Return changed final observations (SAME_STEP); called before `observations`.
 
         Args:
             obs: (E, *obs_shape) of the env.
-            rows: int64 (E,), whose they are.
+            rows: int64 (E,), the envs.
         """
         raise NotImplementedError
 
@@ -204,11 +204,11 @@ class VecWrapper(VecEnv):
         return infos
 
     def own_state(self) -> dict[str, Any]:
-        """Return copies of what the wrapper keeps, for `state_dict`: arrays and numbers."""
+        """Return copies of the wrapper's own state, for `state_dict`: arrays and numbers."""
         return {}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `own_state` returned, of another wrapper of the same arguments."""
+        """Restore what `own_state` returned, of a wrapper with equal arguments."""
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -245,7 +245,7 @@ class VecWrapper(VecEnv):
         return self._finish_step(result, out)
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
-        """Wait for a step that has timed out, or that Ctrl-C ended, and return its results.
+        """Wait for a step that timed out or that Ctrl-C interrupted, and return its results.
 
         Args:
             timeout: Longest wait in seconds.
@@ -253,7 +253,7 @@ class VecWrapper(VecEnv):
         Raises:
             NoAsyncCallError: No step is pending.
             StepTimeoutError: Some env has not answered; the step stays pending.
-            AttributeError: The envs are of a backend whose steps never are pending.
+            AttributeError: The envs' backend has no pending steps.
         """
         env: Any = self.env
         result = env.step_wait(timeout)
@@ -269,7 +269,7 @@ class VecWrapper(VecEnv):
             raise
 
     def _refuse_fault(self, call: str) -> NoReturn:
-        """Refuse a call: the env has stepped, and the wrappers around did not see it."""
+        """Refuse a call: the env has stepped, but the wrappers around it have not seen results."""
         raise ResetNeeded(
             f"`{call}` came after a call that ended in {self._phase}, after its env had been "
             "stepped, so what the wrappers keep is of an earlier step; call `reset` of all envs "
@@ -289,7 +289,7 @@ class VecWrapper(VecEnv):
         *,
         max_envs: int | None = None,
     ) -> StepBatch:
-        """Hand back the envs in flight that are ready first; see `VecEnv.recv`."""
+        """Return the results of envs in flight that are ready first; see `VecEnv.recv`."""
         if self._fault is not None:
             self._refuse_fault("recv")
         received = self._receive(min_envs, timeout, max_envs)
@@ -300,11 +300,11 @@ class VecWrapper(VecEnv):
             raise
 
     def _receive(self, min_envs: int | None, timeout: float | None, max_envs: int | None) -> Any:
-        """Return what comes of a `recv` of the env; if this raises, nothing has changed."""
+        """Return the results of the env's `recv`; if this raises, nothing has changed."""
         return self.env.recv(min_envs, timeout, max_envs=max_envs)
 
     def _changed_batch(self, batch: Any) -> StepBatch:
-        """Return what `recv` makes of what was received."""
+        """Return the results of `recv`, changed from those that were received."""
         with self.timing.phase(self._phase):
             valid = batch.valid if self._has_agents else None
             changed = self._changed(batch[:5], batch.env_ids, valid, None)
@@ -315,7 +315,7 @@ class VecWrapper(VecEnv):
         if not self._converts_actions:
             return actions
         ids = None if env_ids is None else np.asarray(env_ids)
-        if ids is not None and self._has_agents:  # ids of games
+        if ids is not None and self._has_agents:  # ids are those of games
             ids = self.env.group.rows(ids)  # type: ignore[attr-defined]  # games have a group
         return self.actions(self._actions.check(actions, ids), env_ids)
 
@@ -328,7 +328,7 @@ class VecWrapper(VecEnv):
             raise
 
     def _own_slot(self, out: Any) -> WrapperSlot | None:
-        """Check `out`; return where the env is to write, None if it has to return new arrays."""
+        """Check `out`; return the memory for the env to write into, None for new arrays."""
         count, valid = self.num_envs, None
         if out is None:
             if not self.changes_obs or self._inner is None:
@@ -340,7 +340,7 @@ class VecWrapper(VecEnv):
             obs, rewards, terminations, truncations = slot_arrays(out, count)
             valid = getattr(out, "valid", None)
             if self.changes_obs:
-                self._rows.over(obs)  # raises where they can't be written into
+                self._rows.over(obs)  # raises if they can't be written into
                 if self._inner is None:
                     return None
         if self.changes_obs:
@@ -350,19 +350,19 @@ class VecWrapper(VecEnv):
         return WrapperSlot(obs, rewards, terminations, truncations, valid)
 
     def _env_obs(self) -> Any:
-        """Return where the env is to write its observations."""
+        """Return the memory into which the env writes its observations."""
         assert self._inner is not None
         return self._inner.batch()
 
     def _changed(self, result: Any, rows: Any, valid: np.ndarray | None, out: Any) -> StepResult:
-        """Return what becomes of results of the env."""
+        """Return the env's results, changed."""
         raw, raw_rewards, terminations, truncations, infos = result
         part = self._follow(rows, terminations, truncations, valid)
         infos = self.infos(infos, raw_rewards, part)
         obs, rewards = raw, raw_rewards
         if self.changes_rewards:
             rewards = self.rewards(raw_rewards, part)
-            if not part.acted.all():  # whoever only resets, or is not alive, has no reward
+            if not part.acted.all():  # rows that only reset, or are not alive, have no reward
                 rewards = np.where(part.acted, rewards, 0.0)
             if rewards is self._raw_rewards and out is None:
                 rewards = rewards.copy()
@@ -380,7 +380,7 @@ class VecWrapper(VecEnv):
         return obs, out.rewards, out.terminations, out.truncations, infos
 
     def _with_final_obs(self, infos: dict[str, Any], rows: Any) -> dict[str, Any]:
-        """Return infos with the final observations that become of the env's."""
+        """Return infos with the env's final observations changed."""
         given = infos["final_obs"]
         places = np.flatnonzero(infos["_final_obs"])
         if not len(places):
@@ -394,7 +394,7 @@ class VecWrapper(VecEnv):
         return {**infos, "final_obs": finals}
 
     def _new_obs(self, count: int) -> Any:
-        """Return memory for observations of `count` rows, the caller's."""
+        """Return memory for observations of `count` rows; the caller owns it."""
         return new_batch(self.single_observation_space, count)
 
     # -- where episodes stand --------------------------------------------------------------------
@@ -404,10 +404,10 @@ class VecWrapper(VecEnv):
         mask = None if options is None else options.get("reset_mask")
         if mask is None:
             return np.ones(self.num_envs, np.bool_)
-        return np.repeat(mask, self.num_envs // len(mask))  # of agents it may have games
+        return np.repeat(mask, self.num_envs // len(mask))  # of games, if there are agents
 
     def _begin(self, is_reset: np.ndarray) -> Part:
-        """Note that these rows, bool (num_envs,), begin an episode."""
+        """Record that these rows, bool (num_envs,), begin an episode."""
         none, is_dead = np.zeros(self.num_envs, np.bool_), None
         if self._has_agents:
             alive, valid = self._agents(EVERY)
@@ -430,7 +430,7 @@ class VecWrapper(VecEnv):
         truncations: np.ndarray,
         valid: np.ndarray | None = None,
     ) -> Part:
-        """Note the ends of episodes and return where they stand."""
+        """Record the ends of episodes; return where the episodes stand."""
         if not (self.follows_episodes or self.changes_rewards):
             return Part(rows, _NOBODY, _NOBODY, _NOBODY, _NOBODY, None)
         is_over = terminations | truncations
@@ -455,7 +455,7 @@ class VecWrapper(VecEnv):
 
     @property
     def copy(self) -> bool:
-        """Whether observations returned are copies, the caller's to keep."""
+        """Whether returned observations are copies, which the caller may keep."""
         return self.changes_obs or getattr(self.env, "copy", True)
 
     @property
@@ -480,14 +480,14 @@ class VecWrapper(VecEnv):
 
     @property
     def has_action_masks(self) -> bool:
-        """Whether `action_masks` has something to return; see `VecEnv`."""
+        """Whether the envs give action masks; see `VecEnv`."""
         return not self._has_own_actions and self.env.has_action_masks
 
     def action_masks(self, env_ids: Any = None, *, out: np.ndarray | None = None) -> np.ndarray:
         """Return which actions the envs allow, see `VecEnv.action_masks`.
 
         Raises:
-            NoActionMaskError: Also where the wrapper takes actions of another space.
+            NoActionMaskError: As there, or if the wrapper takes actions of another space.
         """
         if self._has_own_actions:
             raise NoActionMaskError(
@@ -497,7 +497,7 @@ class VecWrapper(VecEnv):
         return self.env.action_masks(env_ids, out=out)
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return zeroed memory, the caller's, see `VecEnv.allocate`."""
+        """Return zeroed memory, which the caller owns; see `VecEnv.allocate`."""
         return self.env.allocate(shape, dtype)
 
     def reopen(self, rows: Any, factories: Any) -> None:
@@ -509,7 +509,7 @@ class VecWrapper(VecEnv):
         return self.env.render()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the env and that of the wrapper, see `VecEnv.state_dict`."""
+        """Return the states of the env and the wrapper, see `VecEnv.state_dict`."""
         found = {"format": _STATE, "wrapper": self._phase, "env": self.env.state_dict()}
         return {**found, "alive": self._alive.copy(), "own": self.own_state()}
 
@@ -517,7 +517,7 @@ class VecWrapper(VecEnv):
         """Restore what `state_dict` returned, see `VecEnv.load_state_dict`.
 
         Raises:
-            EnvStateError: It is of another wrapper, or can't be loaded.
+            EnvStateError: The state is of another wrapper, or can't be loaded.
         """
         name = state.get("wrapper") if isinstance(state, Mapping) else None
         if name is None or state.get("format") != _STATE or name != self._phase:
@@ -557,7 +557,7 @@ class VecWrapper(VecEnv):
         return f"{self._phase}({self.env!r})"
 
     def __del__(self) -> None:
-        """Leave the env to whoever still has it; it closes itself."""
+        """Leave the env to others that refer to it; it closes itself."""
 
 
 _NOBODY = np.zeros(0, np.bool_)
@@ -577,7 +577,7 @@ def _checked_env(env: Any, name: str) -> VecEnv:
 
 
 def _has_fixed_shape(rows: ObservationRows) -> bool:
-    """Whether a batch of these rows is arrays, which an env can be given to write into."""
+    """Whether batches of these rows are arrays, into which an env can write."""
     children = getattr(rows, "children", None)
     if children is not None:
         return all(map(_has_fixed_shape, children.values()))
@@ -585,12 +585,12 @@ def _has_fixed_shape(rows: ObservationRows) -> bool:
 
 
 def new_batch(space: Space, count: int) -> Any:
-    """Return memory, not filled in, for a batch of `count` rows."""
+    """Return uninitialised memory for a batch of `count` rows."""
     return by_space(lambda part: np.empty((count, *(part.shape or ())), part.dtype), space)
 
 
 def _other_layout(own: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
-    """Say in what a state differs from the wrapper's own; None if in nothing."""
+    """Return how a state differs from the wrapper's own; None if it does not."""
     if not isinstance(given, Mapping) or own.keys() != given.keys():
         return f"has the entries {list(given)}, expected {list(own)}"
     for key, value in own.items():

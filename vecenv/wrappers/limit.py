@@ -1,4 +1,4 @@
-"""TimeLimit: truncates episodes of any vector env, and has the envs reset as their mode says."""
+"""TimeLimit: truncate episodes of any vector env, and reset the envs as their mode demands."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ __all__ = ["TimeLimit"]
 
 
 class _Held(NamedTuple):
-    """A row that a reset has made and `recv` has not handed back."""
+    """A row that a reset has made and `recv` has not returned."""
 
     env_id: int
-    obs: Any  # of a batch of all envs
+    obs: Any  # in a batch of all envs
     info: dict[str, Any]
 
 
 class TimeLimit(VecWrapper):
-    """Truncates episodes after so many steps.
+    """Truncates episodes after a number of steps.
 
-    The envs do not know that they are over: under NEXT_STEP the wrapper resets them, by mask, in
-    the place of their next step, under SAME_STEP in the same one, where their last observation
-    becomes `infos["final_obs"]`; with autoreset disabled it refuses to step them until they are
-    reset. Limits inside of the envs cost
-    less still: `make_vec(..., max_episode_steps=)`, `JitVectorEnv(max_episode_steps=)`.
+    The envs do not know that their episodes are over. Under NEXT_STEP the wrapper resets them, by
+    mask, instead of their next step; under SAME_STEP in the same step, and their last observation
+    becomes `infos["final_obs"]`. With autoreset disabled it refuses to step them before they are
+    reset. Limits inside the envs cost less: `make_vec(..., max_episode_steps=)`,
+    `JitVectorEnv(max_episode_steps=)`.
 
     Args:
-        env: The vector env; not of rows of agents, whose games end as a whole.
-        max_episode_steps: Steps of an episode, at least 1.
+        env: The vector env; not one with rows of agents, whose games end as a whole.
+        max_episode_steps: Number of steps of an episode, at least 1.
 
     Raises:
         TypeError: The rows are agents.
-        ValueError: It is no integer of at least 1.
+        ValueError: `max_episode_steps` is not an integer of at least 1.
     """
 
     follows_episodes = True
@@ -79,7 +79,7 @@ class TimeLimit(VecWrapper):
         if isinstance(mask, np.ndarray) and mask.shape == (self.num_envs,):
             held = np.isin(np.arange(self.num_envs), [one.env_id for one in self._held])
             if mask.dtype == np.bool_ and (mask & held).any() and not mask.all():
-                self._calls.begin_reset(mask)  # raises: they are in flight
+                self._calls.begin_reset(mask)  # raises, as they are in flight
         result = super().reset(seed=seed, options=options)
         rows = self._reset_rows(options)
         self._elapsed[rows], self._is_cut[rows] = 0, False
@@ -92,7 +92,7 @@ class TimeLimit(VecWrapper):
 
     def reopen(self, rows: Any, factories: Any) -> None:
         """Close the envs of some rows and make new ones there, see `VecEnv.reopen`."""
-        self._calls.require_idle("reopen")  # envs that are held here have come back from `env`
+        self._calls.require_idle("reopen")  # `env` alone would allow it for envs held here
         super().reopen(rows, factories)
 
     def step(self, actions: Any, *, out: Any = None) -> StepResult:
@@ -120,7 +120,7 @@ class TimeLimit(VecWrapper):
     def _changed(
         self, result: StepResult, rows: Any, valid: np.ndarray | None, out: Any
     ) -> StepResult:
-        """Return what becomes of a step of all envs."""
+        """Return the results of a step of all envs, changed."""
         obs, rewards, terminations, truncations, infos = result
         cut = self._count(EVERY, terminations, truncations)
         if len(cut) and self.autoreset_mode is AutoresetMode.SAME_STEP:
@@ -146,15 +146,15 @@ class TimeLimit(VecWrapper):
             )
 
     def _checked(self, actions: Any, out: Any) -> Any:
-        """Return checked actions, before any env is reset or stepped; check `out`, too."""
+        """Return checked actions, before any env is reset or stepped; check `out` too."""
         checked = self._actions.check(actions)
         if out is not None:
             self._check_slot_mode(out)
-            slot_rows(out, self._own, self.num_envs)  # raises what is wrong with it
+            slot_rows(out, self._own, self.num_envs)  # raises if it can't be used
         return checked
 
     def _step_some(self, checked: Any, out: Any) -> StepResult:
-        """Step the envs that go on, and reset those that were truncated, as NEXT_STEP has it."""
+        """Step the envs that go on, and reset the truncated ones, as NEXT_STEP demands."""
         space, count = self.single_observation_space, self.num_envs
         is_reset = self._is_cut.copy()
         obs, reset_infos = self._reset_env(is_reset)
@@ -181,7 +181,7 @@ class TimeLimit(VecWrapper):
         return out.obs, out.rewards, out.terminations, out.truncations, infos
 
     def _count(self, rows: Any, terminations: np.ndarray, truncations: np.ndarray) -> np.ndarray:
-        """Count a step, truncate what has reached the limit; return those the envs go on with.
+        """Count a step and truncate rows at the limit; return the rows that the envs still run.
 
         Returns:
             int64 (E,), places in the batch.
@@ -205,7 +205,7 @@ class TimeLimit(VecWrapper):
     def _reset_now(
         self, places: np.ndarray, ids: np.ndarray, obs: Any, infos: dict[str, Any], count: int
     ) -> tuple[Any, dict[str, Any]]:
-        """Reset envs in the step that has truncated them; return observations and infos."""
+        """Reset envs in the step that truncated them; return observations and infos."""
         space = self.single_observation_space
         mask = np.zeros(self.num_envs, np.bool_)
         mask[ids] = True
@@ -241,7 +241,7 @@ class TimeLimit(VecWrapper):
         self._calls.mark_sent(ids)
 
     def _send_some(self, checked: Any, ids: np.ndarray, is_due: np.ndarray) -> None:
-        """Send the envs that go on, and reset those that were truncated."""
+        """Send the envs that go on, and reset the truncated ones."""
         live = np.flatnonzero(~is_due)
         if len(live):
             chosen = take_rows(self.single_action_space, checked, live.tolist())
@@ -255,7 +255,7 @@ class TimeLimit(VecWrapper):
     def _receive(
         self, min_envs: int | None, timeout: float | None, max_envs: int | None
     ) -> tuple[StepBatch | None, int]:
-        """Return a batch of the env, if one is needed, and how many resets go before it."""
+        """Return a batch of the env, if one is needed, and the number of resets before it."""
         self._note_closed()
         count, most = self._calls.check_recv(min_envs, max_envs)
         num_held = min(len(self._held), most)
@@ -264,7 +264,7 @@ class TimeLimit(VecWrapper):
         return self.env.recv(count - num_held, timeout, max_envs=most - num_held), num_held
 
     def _changed_batch(self, batch: tuple[StepBatch | None, int]) -> StepBatch:
-        """Return rows of resets and those of a batch, and note where episodes stand."""
+        """Return rows of resets and then those of a batch; record where episodes stand."""
         received, num_held = batch
         held = [self._held.popleft() for _ in range(num_held)]
         if received is None or held:
@@ -281,7 +281,7 @@ class TimeLimit(VecWrapper):
             self._calls.mark_closed()
 
     def _with_held(self, held: list[_Held], batch: StepBatch | None) -> StepBatch:
-        """Return rows of resets and those of a batch after them."""
+        """Return rows of resets and then those of a batch."""
         count = 0 if batch is None else len(batch.env_ids)
         picked = [(one.obs, one.env_id) for one in held]
         entries = [one.info for one in held]
@@ -297,16 +297,16 @@ class TimeLimit(VecWrapper):
         return StepBatch(obs, rewards, terminations, truncations, _batched(entries), ids)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the env and that of the wrapper, see `VecEnv.state_dict`."""
+        """Return the states of the env and the wrapper, see `VecEnv.state_dict`."""
         self._calls.require_ready("state_dict")
         return super().state_dict()
 
     def own_state(self) -> dict[str, Any]:
-        """Return the steps taken, and who is to be reset."""
+        """Return the steps taken, and which envs must be reset."""
         return {"elapsed": self._elapsed.copy(), "is_cut": self._is_cut.copy()}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `own_state` returned."""
+        """Restore what `own_state` returned."""
         self._elapsed[...], self._is_cut[...] = state["elapsed"], state["is_cut"]
         self._held.clear()
         self._calls.in_flight[:] = False
@@ -317,7 +317,7 @@ class TimeLimit(VecWrapper):
 def _batched(
     entries: list[dict[str, Any]], ends: Mapping[int, Any] | None = None
 ) -> dict[str, Any]:
-    """Return batched infos of one dict per row; `ends` are entered before a row's own."""
+    """Return batched infos from one dict per row; `ends` are entered before a row's own."""
     infos: dict[str, Any] = {}
     for row, entry in enumerate(entries):
         for info in (*([ends[row]] if ends and row in ends else []), entry):
@@ -326,7 +326,7 @@ def _batched(
 
 
 def _plain(info: dict[str, Any]) -> dict[str, Any]:
-    """Return an info whose flags are Python's, as envs return them."""
+    """Return an info with Python's bools as flags, as envs return them."""
     return {
         key: _plain(value)
         if isinstance(value, dict) and key != "final_obs"

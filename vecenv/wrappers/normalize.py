@@ -1,4 +1,4 @@
-"""Observations and rewards divided by how much they vary, with one set of moments for all envs."""
+"""Normalise observations and rewards by their variation, with common moments for all envs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vecenv.wrappers.base import Part, VecWrapper
 __all__ = ["NormalizeObservation", "NormalizeReward", "RunningMoments"]
 
 
-_FEW = 32  # numbers of a row, below which rows are transposed: NumPy is slow along short axes
+_FEW = 32  # rows with fewer numbers are transposed: NumPy is slow along short axes
 
 
 class RunningMoments:
     """Running mean and variance of rows, in NumPy.
 
-    What `vecenv.learn.Moments` is as a torch module, by the same formulas. The entries of
-    `state_dict` have the same names, so that module can go on from them:
+    The formulas are those of the torch module `vecenv.learn.Moments`, and the entries of
+    `state_dict` have the same names, so that module can continue from them:
     `moments.load_state_dict({k: torch.as_tensor(v) for k, v in running.state_dict().items()})`.
 
     Args:
@@ -32,8 +32,8 @@ class RunningMoments:
 
     Attributes:
         mean: float64 `shape`.
-        variance: float64 `shape`, the mean of squared deviations; 1 as long as nothing was seen.
-        count: int64 (), rows seen.
+        variance: float64 `shape`, the mean of squared deviations; 1 before the first row.
+        count: int64 (), number of rows so far.
 
     Example:
         >>> moments = RunningMoments((2,))
@@ -48,14 +48,14 @@ class RunningMoments:
         self._work = np.zeros(0)  # allocated once: new memory would take longer than the sums
 
     def update(self, x: np.ndarray, counts: np.ndarray | None = None) -> None:
-        """Take rows into account.
+        """Add rows to the moments.
 
         Args:
             x: (B, *shape) of any number type.
             counts: bool (B,), the rows that count; None for all.
 
         Raises:
-            ValueError: A wrong shape, or NaN or infinity among the rows that count; nothing was
+            ValueError: The shape is wrong, or rows that count contain NaN or infinity; nothing was
                 changed.
         """
         if x.shape[1:] != self.mean.shape or x.ndim == 0:
@@ -75,7 +75,7 @@ class RunningMoments:
             counts: bool (B,), the rows that count.
 
         Returns:
-            Whether all is finite; otherwise nothing was changed.
+            Whether all numbers are finite; otherwise nothing was changed.
         """
         rows, seen = rows if counts.all() else rows[counts], int(self.count)
         if not rows.size:
@@ -86,7 +86,7 @@ class RunningMoments:
             self._work = np.empty(flat.size)
         x = self._work[: flat.size].reshape(flat.shape)
         x[...] = flat
-        with np.errstate(invalid="ignore", over="ignore"):  # of what is refused
+        with np.errstate(invalid="ignore", over="ignore"):  # such rows are refused
             mean = x.mean(int(is_narrow), keepdims=True)
             x -= mean
             squares = np.square(x, out=x).sum(int(is_narrow)).reshape(self.mean.shape)
@@ -106,7 +106,7 @@ class RunningMoments:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned, of this class or of `vecenv.learn.Moments`.
+        """Restore what `state_dict` of this class or of `vecenv.learn.Moments` returned.
 
         Raises:
             EnvStateError: Entries are missing, of another shape, not finite, or negative.
@@ -126,13 +126,13 @@ class RunningMoments:
 
 
 class NormalizeObservation(VecWrapper):
-    """Takes the running mean off observations and divides by their running standard deviation.
+    """Subtracts the running mean of observations and divides by their running standard deviation.
 
-    The moments are those of all envs together: of every observation that an env has returned, the
-    first and last ones of episodes included, except final observations of SAME_STEP, which are only
-    normalised. Zeros of agents that are not alive do not count, and stay zeros. A batch is taken
-    into account before it is normalised; a reset by mask takes only the envs that it resets into
-    account, from the next step on, so that the other rows stay as they are.
+    The moments are common to all envs. They count every observation that an env returns, including
+    the first and last ones of episodes, but not final observations of SAME_STEP, which are only
+    normalised. Zeros of agents that are not alive do not count, and stay zeros. A batch counts
+    before it is normalised. After a reset by mask only the envs that were reset count, from the
+    next step on, so that other rows are unchanged.
 
     Args:
         env: The vector env; its observations are a Box.
@@ -141,7 +141,7 @@ class NormalizeObservation(VecWrapper):
 
     Attributes:
         moments: The `RunningMoments`; part of the env's `state_dict`.
-        update_running_mean: Whether observations are taken into account; set it to False for
+        update_running_mean: Whether observations count; set it to False for
             evaluation.
 
     Raises:
@@ -167,13 +167,13 @@ class NormalizeObservation(VecWrapper):
         super().__init__(env, single_observation_space=space)
         self.update_running_mean = True
         self.moments = RunningMoments(given.shape)
-        # Single precision loses no more digits than float32 observations have lost already.
+        # Float32 observations have lost more digits already than single precision loses here.
         is_short = given.dtype in (np.float32, np.float16, np.uint8, np.int8, np.int16, np.uint16)
         self._dtype = np.float32 if is_short else np.float64
         self._mean, self._factor = np.zeros(given.shape), np.ones(given.shape)
 
     def observations(self, obs: Any, part: Part, out: Any) -> None:
-        """Write them normalised, after taking them into account."""
+        """Write the observations normalised, after counting them."""
         if self.update_running_mean and not self.moments.add(obs, part.is_new):
             self._refuse(obs, part)
         self._mean[...] = self.moments.mean
@@ -191,7 +191,7 @@ class NormalizeObservation(VecWrapper):
         return super().reset(seed=seed, options=options)
 
     def reset_observations(self, obs: Any, part: Part, out: Any) -> None:
-        """Write them normalised; a reset of some envs counts from the next step on."""
+        """Write the observations normalised; those of a reset by mask count from the next step."""
         if not self._is_partial:
             return self.observations(obs, part, out)
         self._normalize(obs, out)
@@ -202,13 +202,13 @@ class NormalizeObservation(VecWrapper):
         return None
 
     def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
-        """Return them normalised; they do not count."""
+        """Return the observations normalised; they do not count."""
         out = np.empty(obs.shape, np.float32)
         self._normalize(obs, out)
         return out
 
     def _refuse(self, obs: Any, part: Part) -> NoReturn:
-        """Say which env has returned what there are no moments of."""
+        """Raise an error that names an env with NaN or infinity."""
         bad = ~np.isfinite(obs).reshape(len(obs), -1).all(axis=1) & part.is_new
         row = int(np.flatnonzero(bad)[0]) if bad.any() else 0
         env_id = row if isinstance(part.rows, slice) else int(part.rows[row])
@@ -219,7 +219,7 @@ class NormalizeObservation(VecWrapper):
         )
 
     def _normalize(self, obs: np.ndarray, out: np.ndarray) -> None:
-        """Write observations by the moments that were last noted."""
+        """Normalise observations by the latest noted moments."""
         rows = found = out.reshape(len(out), -1)
         given = obs.reshape(rows.shape)
         mean, factor = (a.astype(self._dtype).reshape(-1) for a in (self._mean, self._factor))
@@ -233,7 +233,7 @@ class NormalizeObservation(VecWrapper):
             rows[...] = found.T
 
     def own_state(self) -> dict[str, Any]:
-        """Return the moments, and those that rows were last normalised by."""
+        """Return the moments, and those by which rows were last normalised."""
         return {
             "moments": self.moments.state_dict(),
             "mean": self._mean.copy(),
@@ -241,7 +241,7 @@ class NormalizeObservation(VecWrapper):
         }
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `own_state` returned."""
+        """Restore what `own_state` returned."""
         self.moments.load_state_dict(state["moments"])
         self._mean[...], self._factor[...] = state["mean"], state["factor"]
 
@@ -249,9 +249,9 @@ class NormalizeObservation(VecWrapper):
 class NormalizeReward(VecWrapper):
     """Divides rewards by the running standard deviation of discounted returns.
 
-    The return of an env is gamma times what it was, plus the reward, and begins at 0 with every
+    The return of an env is gamma times its former value plus the reward; it begins at 0 with every
     episode. Steps that only reset (NEXT_STEP) and agents that are not alive do not count. Rewards
-    keep their sign, and the mean is not taken off.
+    keep their sign, as the mean is not subtracted.
 
     Args:
         env: The vector env.
@@ -261,7 +261,7 @@ class NormalizeReward(VecWrapper):
 
     Attributes:
         moments: The `RunningMoments` of the returns; part of the env's `state_dict`.
-        update_running_mean: Whether rewards are taken into account.
+        update_running_mean: Whether rewards count.
 
     Raises:
         ValueError: `gamma`, `epsilon` or `clip` is out of range.
@@ -289,7 +289,7 @@ class NormalizeReward(VecWrapper):
         self._returns = np.zeros(self.num_envs)
 
     def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
-        """Return them divided, after taking them into account."""
+        """Return the rewards divided, after counting them."""
         returns = self._returns[part.rows] * self.gamma + np.where(part.acted, rewards, 0.0)
         if self.update_running_mean:
             is_finite = self.moments.add(returns, part.acted)
@@ -302,7 +302,7 @@ class NormalizeReward(VecWrapper):
         return np.clip(found, -self.clip, self.clip, out=found)
 
     def _refuse(self, rewards: np.ndarray, returns: np.ndarray, part: Part) -> NoReturn:
-        """Say which env has returned what there are no moments of; its return begins anew."""
+        """Raise an error that names an env with NaN or infinity; reset that env's return to 0."""
         bad = ~np.isfinite(returns)
         self._returns[part.rows] = np.where(bad, 0.0, returns)
         row = int(np.flatnonzero(bad)[0]) if bad.any() else 0
@@ -321,17 +321,17 @@ class NormalizeReward(VecWrapper):
         return result
 
     def own_state(self) -> dict[str, Any]:
-        """Return the moments and the returns of the episodes under way."""
+        """Return the moments, and the returns of unfinished episodes."""
         return {"moments": self.moments.state_dict(), "returns": self._returns.copy()}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `own_state` returned."""
+        """Restore what `own_state` returned."""
         self.moments.load_state_dict(state["moments"])
         self._returns[...] = state["returns"]
 
 
 def _positive(name: str, argument: str, value: Any) -> float:
-    if not value > 0:  # nor NaN
+    if not value > 0:  # refuses NaN too
         raise ValueError(f"{name}: {argument} is {value}, expected a number above 0")
     return float(value)
 

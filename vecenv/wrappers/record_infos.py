@@ -14,7 +14,7 @@ __all__ = ["RecordInfos"]
 
 
 class RecordInfos(VecWrapper):
-    """Takes the means of numbers in the infos of steps, over all envs, until they are asked for.
+    """Averages numbers in the infos of steps, over all envs, until `take` is called.
 
     Args:
         env: The vector env.
@@ -22,7 +22,7 @@ class RecordInfos(VecWrapper):
 
     Attributes:
         seen: Keys of the infos of steps so far.
-        missing: Names under which no step has had a number so far.
+        missing: Names that have had no number in any step so far.
     """
 
     follows_episodes = True
@@ -39,11 +39,11 @@ class RecordInfos(VecWrapper):
         self._totals = {name: np.zeros((2, 2)) for name in self._names}
 
     def take(self) -> dict[str, float]:
-        """Return the means since the last call, and begin anew.
+        """Return the means since the last call, and start again.
 
         Returns:
-            Under `NAME` the mean over steps, under `NAME_at_end` that over steps which ended an
-            episode; neither if there was no number.
+            Under `NAME` the mean over steps; under `NAME_at_end` the mean over steps that ended an
+            episode; without any number, neither.
         """
         found = {}
         for name, totals in self._totals.items():
@@ -54,9 +54,9 @@ class RecordInfos(VecWrapper):
         return found
 
     def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
-        """Add the numbers up; the infos stay as they are."""
-        final = infos.get("final_info") or {}  # SAME_STEP: of the step that ended the episode
-        is_final = part.is_over & part.begins  # those whose own infos are of the reset
+        """Add the numbers; the infos are unchanged."""
+        final = infos.get("final_info") or {}  # SAME_STEP: infos of the step that ended the episode
+        is_final = part.is_over & part.begins  # rows whose own infos belong to the reset
         self.seen.update(key for key in (*infos, *final) if not key.startswith("_"))
         for name, totals in self._totals.items():
             for source, rows in (
@@ -74,9 +74,9 @@ class RecordInfos(VecWrapper):
 
 
 def _values_of(infos: Mapping[str, Any], name: str) -> tuple[np.ndarray | None, Any]:
-    """Return the numbers (N,) under a name, None for none, and bool (N,) whose they are."""
+    """Return the numbers (N,) under a name, or None, and which rows have one, bool (N,)."""
     *parents, key = name.split("/")
-    has = None  # of the innermost dict that says so
+    has = None  # mask of the innermost dict that has one
     for parent in parents:
         has, inner = infos.get(f"_{parent}", has), infos.get(parent)
         infos = inner if isinstance(inner, Mapping) else {}

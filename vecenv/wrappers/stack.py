@@ -23,22 +23,22 @@ __all__ = ["FrameStack"]
 class FrameStack(VecWrapper):
     """Stacks the latest observations of each env, the oldest first, along a new first axis.
 
-    Observations are (num_envs, stack_size, *obs_shape), of Dict and Tuple spaces part by part. The
+    Observations are (num_envs, stack_size, *obs_shape), part by part for Dict and Tuple spaces. The
     first observation of an episode is preceded by copies of itself, or by zeros; final observations
     of SAME_STEP are stacked with those before them.
 
-    The env writes its newest observation into one of `stack_size` areas that are used in turn;
-    nothing is shifted. From there each stack is written once to where it is to go, which is the one
-    copy: stacks returned, or in a buffer, are memory of their own, and stay what they are. (Views
-    into one rolling area would change when an env is reset.)
+    The env writes its newest observation into one of `stack_size` areas, which take turns, so
+    nothing is shifted. Each stack is then written once to its destination, the only copy. So stacks
+    that are returned, or in a buffer, are memory of their own and do not change. (Views
+    of one rolling area would change when an env is reset.)
 
     Args:
         env: The vector env; its observations are arrays, or a Dict or Tuple of arrays.
-        stack_size: How many observations, at least 1.
-        padding_type: What precedes an episode: "reset" for its first observation, "zero".
+        stack_size: Number of observations, at least 1.
+        padding_type: What precedes an episode: "reset" for its first observation, or "zero".
 
     Raises:
-        TypeError: Observations without a fixed shape.
+        TypeError: Observations have no fixed shape.
         ValueError: `stack_size` is no integer of at least 1, or `padding_type` is something else.
     """
 
@@ -55,7 +55,7 @@ class FrameStack(VecWrapper):
         self._single = env.single_observation_space
         require_arrays(self._single, name)
         self.stack_size, self.padding_type = stack_size, padding_type
-        # Of every part of the observations (stack_size, num_envs, ...).
+        # For every part of the observations, an array (stack_size, num_envs, ...).
         parts = leaves(new_batch(self._single, 0), self._single)
         shapes = [(self.stack_size, self.num_envs, *part.shape[1:]) for part in parts]
         blocks = [
@@ -63,10 +63,10 @@ class FrameStack(VecWrapper):
         ]
         self._frames = [[block[k] for block in blocks] for k in range(self.stack_size)]
         self._areas = [_nested(self._single, iter(frames)) for frames in self._frames]
-        self._newest = 0  # which area has the newest observations; those before it are older
+        self._newest = 0  # area of the newest observations; older ones lie before it
 
     def _env_obs(self) -> Any:
-        """Have the env write over the oldest observations."""
+        """Return the oldest observations as memory for the env to overwrite."""
         return self._areas[(self._newest + 1) % self.stack_size]
 
     def _order(self) -> list[list[np.ndarray]]:
@@ -78,7 +78,7 @@ class FrameStack(VecWrapper):
         """Write the stacks."""
         given = leaves(obs, self._single)
         if isinstance(part.rows, slice):
-            self._newest = (self._newest + 1) % self.stack_size  # where the env has written
+            self._newest = (self._newest + 1) % self.stack_size  # where the env has just written
             if given[0] is not self._frames[self._newest][0]:
                 for frame, leaf in zip(self._frames[self._newest], given, strict=True):
                     frame[...] = leaf
@@ -95,7 +95,7 @@ class FrameStack(VecWrapper):
         self._write(part.rows, out)
 
     def reset_observations(self, obs: Any, part: Part, out: Any) -> None:
-        """Write the stacks, of envs that were reset of one observation."""
+        """Write the stacks; for envs that were reset, of one observation."""
         chosen = np.flatnonzero(self._is_reset)
         for frame, leaf in zip(self._frames[self._newest], leaves(obs, self._single), strict=True):
             frame[chosen] = leaf[chosen]
@@ -107,7 +107,7 @@ class FrameStack(VecWrapper):
         return super()._begin(is_reset)
 
     def _pad(self, rows: np.ndarray) -> None:
-        """Let episodes begin with the newest observation of these rows."""
+        """Begin episodes of these rows with their newest observation."""
         *older, newest = self._order()
         for frames in older:
             for frame, first in zip(frames, newest, strict=True):
@@ -120,8 +120,8 @@ class FrameStack(VecWrapper):
                 target[:, place] = frame[rows]
 
     def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
-        """Return stacks that end with these."""
-        # The env has written its newest over the oldest already; what is stacked is newer.
+        """Return stacks that end with these observations."""
+        # The env has already written its newest over the oldest; the stacked ones are newer.
         kept = [self._frames[(self._newest - k) % self.stack_size] for k in range(self.stack_size)]
         found = new_batch(self.single_observation_space, len(rows))
         targets = leaves(found, self.single_observation_space)
@@ -133,7 +133,7 @@ class FrameStack(VecWrapper):
         return found
 
     def own_state(self) -> dict[str, Any]:
-        """Return the observations that are stacked, the oldest first."""
+        """Return the stacked observations, the oldest first."""
         return {
             f"{age}.{k}": frame.copy()
             for age, frames in enumerate(self._order())
@@ -141,7 +141,7 @@ class FrameStack(VecWrapper):
         }
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `own_state` returned."""
+        """Restore what `own_state` returned."""
         for age, frames in enumerate(self._order()):
             for k, frame in enumerate(frames):
                 frame[...] = state[f"{age}.{k}"]

@@ -1,4 +1,4 @@
-"""RecordEpisodeStatistics: return, length and duration of episodes that end, in the infos."""
+"""RecordEpisodeStatistics: add return, length and duration of ended episodes to the infos."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["RecordEpisodeStatistics"]
 
 
 class RecordEpisodeStatistics(VecWrapper):
-    """Reports return, length and duration of every episode in the step in which it ends.
+    """Reports return, length and duration of every episode, in the step that ends it.
 
     `infos["episode"]` has `"r"` float64 (num_envs,), `"l"` int64 and `"t"` float64, the seconds
-    since the episode began; `infos["_episode"]`, bool (num_envs,), says whose they are; of other
-    envs they are 0. With SAME_STEP `infos["final_info"]["episode"]` is the same. Steps that only
-    reset do not count, nor do agents that are not alive. The rewards are those that come to this
-    wrapper: put it next to the env, inside of wrappers that change rewards, for its true returns.
+    since the episode began. `infos["_episode"]`, bool (num_envs,), marks the envs that have them;
+    for other envs they are 0. With SAME_STEP `infos["final_info"]["episode"]` has the same. Steps
+    that only reset, and agents that are not alive, do not count. The rewards are those that reach
+    this wrapper: for true returns put it next to the env, inside wrappers that change rewards.
 
     Args:
         env: The vector env.
@@ -32,12 +32,12 @@ class RecordEpisodeStatistics(VecWrapper):
         stats_key: Name in the infos.
 
     Attributes:
-        return_queue, length_queue, time_queue: Of the latest episodes that have ended.
-        episode_count: How many have ended.
-        episode_returns: float64 (num_envs,), of the episodes under way.
+        return_queue, length_queue, time_queue: Values of the latest ended episodes.
+        episode_count: Number of ended episodes.
+        episode_returns: float64 (num_envs,), returns of unfinished episodes.
 
     Raises:
-        ValueError: In `step` and `recv`: the infos have that key already.
+        ValueError: In `step` and `recv`: the infos already have that key.
     """
 
     follows_episodes = True
@@ -106,10 +106,10 @@ class RecordEpisodeStatistics(VecWrapper):
         return infos
 
     def own_state(self) -> dict[str, Any]:
-        """Return the episodes under way, without their seconds."""
+        """Return the state of unfinished episodes, without their seconds."""
         return {"returns": self.episode_returns.copy(), "lengths": self._lengths.copy()}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
-        """Take over what `own_state` returned; seconds are counted from now."""
+        """Restore what `own_state` returned; seconds count from now."""
         self._clear(np.ones(self.num_envs, np.bool_))
         self.episode_returns[...], self._lengths[...] = state["returns"], state["lengths"]

@@ -1,4 +1,4 @@
-"""Wrappers that apply a function of the user's to observations, rewards or actions."""
+"""Wrappers that apply a user's function to observations, rewards or actions."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class TransformObservation(VecWrapper):
 
     Args:
         env: The vector env.
-        func: Given observations (B, *obs_shape) of some envs or all, nested as the env's space is,
+        func: Gets observations (B, *obs_shape) of some envs or all, nested as the env's space and
             read-only; returns (B, *new_shape), row for row, which is copied to its place.
-        single_observation_space: Of what `func` makes of one observation; None if shape, dtype and
-            bounds stay. Box, Discrete, MultiDiscrete or MultiBinary, or a Dict or Tuple of these.
+        single_observation_space: Space of what `func` returns for one observation; None if shape,
+            dtype and bounds are unchanged. Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple.
 
     Raises:
         TypeError: `func` can't be called, or the space has no fixed shape.
@@ -63,11 +63,11 @@ class TransformObservation(VecWrapper):
         self.func = func
 
     def observations(self, obs: Any, part: Part, out: Any) -> None:
-        """Write what the function makes of these."""
+        """Write the function's result."""
         self._put(self.func(_read_only(obs)), out)
 
     def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
-        """Return what the function makes of these."""
+        """Return the function's result."""
         out = new_batch(self.single_observation_space, len(rows))
         self._put(self.func(_read_only(obs)), out)
         return out
@@ -98,8 +98,8 @@ class TransformReward(VecWrapper):
 
     Args:
         env: The vector env.
-        func: Given rewards float64 (B,), read-only; returns as many numbers. The step that only
-            resets (NEXT_STEP) keeps its reward of 0, whatever is returned for it.
+        func: Gets rewards float64 (B,), read-only; returns as many numbers. The step that only
+            resets (NEXT_STEP) keeps its reward of 0, whatever `func` returns for it.
 
     Raises:
         TypeError: `func` can't be called; or, in `step` and `recv`, it returned no numbers.
@@ -114,7 +114,7 @@ class TransformReward(VecWrapper):
         self.func = func
 
     def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
-        """Return what the function makes of these."""
+        """Return the function's result."""
         found = np.asarray(self.func(_read_only(rewards)))
         if found.shape != rewards.shape:
             raise ValueError(
@@ -137,7 +137,7 @@ class ClipReward(VecWrapper):
         max_reward: Highest reward; None for no bound.
 
     Raises:
-        ValueError: There is no bound at all, one is NaN, or the lowest is above the highest.
+        ValueError: There is no bound, one is NaN, or the lowest is above the highest.
     """
 
     changes_rewards = True
@@ -156,24 +156,24 @@ class ClipReward(VecWrapper):
         self.min_reward, self.max_reward = low, high
 
     def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
-        """Return them clipped."""
-        found = np.maximum(rewards, self.min_reward)  # `np.clip` takes three times as long
+        """Return the rewards clipped."""
+        found = np.maximum(rewards, self.min_reward)  # takes a third of the time of `np.clip`
         return np.minimum(found, self.max_reward, out=found)
 
 
 class TransformAction(VecWrapper):
-    """Applies a function to batches of actions, before the env is given them.
+    """Applies a function to batches of actions before the env gets them.
 
     Args:
         env: The vector env.
-        func: Given actions (B, *action_shape) of `single_action_space` for some envs or all;
-            returns actions (B, ...) of the env's.
-        single_action_space: What `func` takes; None if the space stays. If it is another one, the
-            wrapper has no action masks, as those of the env are for its own actions.
+        func: Gets actions (B, *action_shape) of `single_action_space` for some envs or all; returns
+            actions (B, ...) of the env's space.
+        single_action_space: Space of what `func` takes; None if it is unchanged. With another space
+            the wrapper has no action masks, as the env's masks are for its own actions.
 
     Raises:
         TypeError: `func` can't be called.
-        ActionError: In `step` and `send`: the actions given, or those that `func` returned, do not
+        ActionError: In `step` and `send`: the given actions, or those that `func` returned, do not
             fit; nothing was stepped.
     """
 
@@ -188,18 +188,18 @@ class TransformAction(VecWrapper):
         self.func = func
 
     def actions(self, actions: Any, env_ids: np.ndarray | None) -> Any:
-        """Return what the function makes of these."""
+        """Return the function's result."""
         return self.func(actions)
 
 
 class ClipAction(TransformAction):
-    """Clips actions to the bounds of the env's Box, and takes any number.
+    """Clips actions to the bounds of the env's Box, so that any number is accepted.
 
     Args:
         env: The vector env; its actions are a Box.
 
     Raises:
-        TypeError: They are not.
+        TypeError: The actions are no Box.
     """
 
     def __init__(self, env: VecEnv) -> None:
@@ -209,16 +209,16 @@ class ClipAction(TransformAction):
 
 
 class RescaleAction(TransformAction):
-    """Takes actions of the same bounds in every dimension, and rescales them to the env's.
+    """Takes actions with equal bounds in every dimension, and rescales them to the env's.
 
     Args:
         env: The vector env; its actions are a Box with finite bounds.
-        min_action: What stands for the lowest action: a number, or an array of the action's shape.
-        max_action: What stands for the highest.
+        min_action: Stands for the env's lowest action: a number, or an array of the action's shape.
+        max_action: Stands for the env's highest action, likewise.
 
     Raises:
         TypeError: The actions are no Box.
-        ValueError: Bounds that are infinite, of another shape, or not below each other.
+        ValueError: Bounds are infinite, of another shape, or the lowest is not below the highest.
     """
 
     def __init__(self, env: VecEnv, min_action: Any = -1.0, max_action: Any = 1.0) -> None:
@@ -239,7 +239,7 @@ class RescaleAction(TransformAction):
                 f"{name} rescales to the bounds of the env's actions, which are infinite: {space}; "
                 "wrap it in TransformAction with a function of your own"
             )
-        if not (low < high).all():  # nor NaN
+        if not (low < high).all():  # refuses NaN too
             raise ValueError(f"{name}: min_action is {low}, max_action {high}, expected min < max")
         wide, _, backward = rescale_box(space, low, high)
         super().__init__(env, backward, wide)
@@ -251,7 +251,7 @@ def _require_callable(func: Any, name: str) -> None:
 
 
 def require_arrays(space: Space, name: str) -> None:
-    """Refuse observations without a fixed shape."""
+    """Raise for observations without a fixed shape."""
     parts: list[Space] = [space]
     while parts:
         part = parts.pop()

@@ -1,4 +1,4 @@
-"""RecordVideo: episodes of one env as files."""
+"""RecordVideo: record episodes of one env in files."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ _SUFFIXES = ("gif", "mp4")
 
 
 class RecordVideo(VecWrapper):
-    """Films one of the envs and writes each recording to a file.
+    """Films one of the envs, and writes each recording to a file.
 
-    A recording begins with an episode for which `episode_trigger` is true and ends with it, or
-    begins with a step for which `step_trigger` is true and takes `video_length` frames. The frames
-    are what the env renders after its resets and steps. Under SAME_STEP the env is reset in the
-    step that ends an episode, so the last frame of an episode can't be had. `render` of a vector
-    env asks all envs, so steps that are filmed are slow.
+    A recording begins with an episode for which `episode_trigger` is true, and ends with it; or it
+    begins with a step for which `step_trigger` is true, and has `video_length` frames. The frames
+    are rendered after the env's resets and steps. Under SAME_STEP the env is reset in the step that
+    ends an episode, so the last frame of an episode is missing. `render` of a vector env renders
+    all envs, so filmed steps are slow.
 
     With `send` and `recv` a frame is taken whenever the env comes back and no other env is in
-    flight, as envs in flight can't be rendered; others are counted in `num_missed`.
+    flight, as envs in flight can't be rendered; the other frames are counted in `num_missed`.
 
     Args:
         env: The vector env; its `render_mode` is "rgb_array".
-        video_folder: Where the files go; it is made.
-        episode_trigger: Given the number of an episode of the env, from 0; None for the cubes
+        video_folder: Folder for the files; it is created.
+        episode_trigger: Called with the number of an episode of the env, from 0; None for the cubes
             0, 1, 8, 27, ... and then every 1000th.
-        step_trigger: Given the number of a step, from 1; then `episode_trigger` is not asked,
-            unless it is given too.
-        video_length: Frames of a recording; None for whole episodes.
+        step_trigger: Called with the number of a step, from 1; `episode_trigger` is then used only
+            if it is given too.
+        video_length: Number of frames of a recording; None for whole episodes.
         name_prefix: Files are `{name_prefix}-episode-{number}` or `{name_prefix}-step-{number}`.
         fps: Frames per second; None for `metadata["render_fps"]`, or 30.
-        env_id: Which env, or row of an agent, whose game is filmed then.
-        suffix: "gif", by Pillow (the extra `plots`), or "mp4", by moviepy.
+        env_id: The env to film, or the row of an agent, whose game is filmed then.
+        suffix: "gif", written by Pillow (the extra `plots`), or "mp4", by moviepy.
 
     Attributes:
         paths: The files written so far.
@@ -50,7 +50,7 @@ class RecordVideo(VecWrapper):
     Raises:
         ValueError: The envs do not render pictures, or an argument is out of range.
         OSError: A file can't be written.
-        ImportError: What writes such files is not installed.
+        ImportError: The package that writes such files is not installed.
     """
 
     follows_episodes = True
@@ -94,13 +94,13 @@ class RecordVideo(VecWrapper):
         self._env_id = env_id
         self._episode, self._number = -1, 0
         self._frames: list[np.ndarray] = []
-        self._file: Path | None = None  # of the recording under way
+        self._file: Path | None = None  # of the current recording
         self.paths: list[Path] = []
         self.num_missed = 0
 
     @property
     def recording(self) -> bool:
-        """Whether a recording is under way."""
+        """Whether a recording has begun and not ended."""
         return self._file is not None
 
     def reset(
@@ -161,7 +161,7 @@ class RecordVideo(VecWrapper):
             self._stop()
 
     def _stop(self) -> None:
-        """Write the recording under way."""
+        """Write the current recording."""
         frames, self._frames, path, self._file = self._frames, [], self._file, None
         if not frames or path is None:
             return
@@ -169,7 +169,7 @@ class RecordVideo(VecWrapper):
         self.paths.append(path)
 
     def close(self, **kwargs: Any) -> None:
-        """Write the recording under way, and close the env; may be called twice."""
+        """Write the current recording and close the env; may be called twice."""
         try:
             self._stop()
         finally:
@@ -177,12 +177,12 @@ class RecordVideo(VecWrapper):
 
 
 def _is_cube(episode: int) -> bool:
-    """Whether an episode is filmed if nobody says which are."""
+    """Whether an episode is filmed by default."""
     return episode % 1000 == 0 if episode >= 1000 else round(episode ** (1 / 3)) ** 3 == episode
 
 
 def _require_writer(suffix: str) -> None:
-    """Import what writes such files, or say what is missing."""
+    """Import the package that writes such files; say if it is missing."""
     if suffix == "mp4":
         try:
             import moviepy  # type: ignore[import-not-found]  # noqa: F401  # to say what is missing
@@ -210,4 +210,4 @@ def _write(frames: list[np.ndarray], path: Path, fps: float) -> None:
         return
     from vecenv.cage.canvas import save_gif
 
-    save_gif(frames, path, fps=min(fps, 50.0))  # viewers show quicker ones slowly
+    save_gif(frames, path, fps=min(fps, 50.0))  # viewers slow down faster ones

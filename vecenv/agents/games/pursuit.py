@@ -1,13 +1,13 @@
 """Pursuit-v0: the rules of PettingZoo's `pursuit_v5` as a compiled game.
 
-Pursuers hunt evaders on a grid with a building in its middle. All move by a cell at a time; evaders
-at random. An evader is caught if pursuers are on all open cells beside it (or, with
+Pursuers hunt evaders on a grid with a building in its middle. All agents move by one cell at a
+time, evaders at random. An evader is caught if pursuers are on all open cells beside it (or, with
 `surround=False`, if `n_catch` of them are on its cell). The pursuers move in turn, and are rewarded
-each time: that is how `pursuit_v5` does as a parallel env, and rewards are summed up in its order,
-so that they are equal to the last bit.
+after each move, as in the parallel env of `pursuit_v5`. Rewards are summed in its order, so that
+they are equal to the last bit.
 
-Cells are numbered row by row, in a grid with a margin that is outside the map and looks as
-buildings do; agents see whole rows of counts in it.
+Cells are numbered row by row, in a grid with a margin outside the map, which looks like buildings;
+agents see whole rows of counts in it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from vecenv.jit.random import integers, uniform
 
 __all__ = ["PursuitOptions", "PursuitVectorEnv", "pursuit_kernels", "pursuit_params"]
 
-WALL, PURSUER, EVADER = 0, 1, 2  # what is counted on each cell
+WALL, PURSUER, EVADER = 0, 1, 2  # kinds that are counted on each cell
 NUM_COUNTS = 3
-MOVES = ((-1, 0), (1, 0), (0, 1), (0, -1), (0, 0))  # (x, y) by action; four go to a cell beside
-MAX_TRIES = 10_000  # to place an agent as the rules want; then it is where the last try was
-MAX_AGENTS = 128  # of a kind; counts are bytes, and NumPy adds up more of them in another order
+MOVES = ((-1, 0), (1, 0), (0, 1), (0, -1), (0, 0))  # (x, y) by action; four lead to a cell beside
+MAX_TRIES = 10_000  # to place an agent by the rules; the last try counts then
+MAX_AGENTS = 128  # of a kind; counts are bytes, and NumPy adds more of them in another order
 
 
 class PursuitOptions(NamedTuple):
-    """Options of the game: those of `pursuit_v5`, with its values, but for custom controllers."""
+    """Options of the game: those of `pursuit_v5`, with its defaults, without custom controllers."""
 
     max_cycles: int = 500
     x_size: int = 16
@@ -347,7 +347,7 @@ def _margin(options: PursuitOptions) -> int:
 class PursuitVectorEnv(JitVectorEnv):
     """Many games of pursuit; options are those of `PursuitOptions` and of `JitVectorEnv`.
 
-    Its observations are those of all pursuers of a game, its actions likewise;
+    Observations and actions are those of all pursuers of a game;
     `vecenv.make_vec_agents` has rows of agents.
 
     Raises:
@@ -395,7 +395,7 @@ def _checked(options: PursuitOptions) -> PursuitOptions:
         )
     wide, high = (int(np.ceil(size * window)) for size in (options.x_size, options.y_size))
     for name in ("n_evaders", "n_pursuers"):
-        # No two of a kind are beside each other, so at most one in two cells.
+        # No two of a kind start beside each other, so at most one in two cells.
         if getattr(options, name) > -(-wide * high // 2):
             raise ValueError(
                 f"{name} is {getattr(options, name)}, which do not fit into {wide} x {high} cells "

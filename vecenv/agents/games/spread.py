@@ -1,8 +1,8 @@
 """Spread-v0: the rules of `simple_spread_v3` of the multi-particle envs as a compiled game.
 
 Agents push themselves over a plane to cover landmarks, and push each other away where they overlap.
-All are rewarded for how close the nearest agent is to each landmark, and each one loses a point for
-every agent that it overlaps.
+All are rewarded for the distance of the nearest agent to each landmark, and each agent loses a
+point for every agent that it overlaps.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ STEP_SECONDS = 0.1
 DAMPING = 0.25
 FORCE = 5.0  # of an agent's push
 CONTACT_FORCE = 1e2
-CONTACT_MARGIN = 1e-3  # over which the contact force sets in
+CONTACT_MARGIN = 1e-3  # distance over which the contact force sets in
 TOUCHING = 0.15 + 0.15  # distance of two agents that touch
 COVERED = 0.1  # distance of an agent from a landmark that it covers
 MAX_AGENTS = 64
 
 
 class SpreadOptions(NamedTuple):
-    """Options of the game: those of `simple_spread_v3`, with its values.
+    """Options of the game: those of `simple_spread_v3`, with its defaults.
 
-    Not offered are its `curriculum` and the views of nearest neighbours only.
+    Its `curriculum`, and views of nearest neighbours only, are not offered.
     """
 
     N: int = 3
@@ -246,7 +246,7 @@ def spread_kernels(num_agents: int, continuous_actions: bool) -> EnvKernels:
 class SpreadVectorEnv(JitVectorEnv):
     """Many games of spread; options are those of `SpreadOptions` and of `JitVectorEnv`.
 
-    Its observations are those of all agents of a game, its actions likewise;
+    Observations and actions are those of all agents of a game;
     `vecenv.make_vec_agents` has rows of agents.
 
     Raises:
