@@ -72,7 +72,7 @@ def play_plain(rng, num_games, num_steps):
         if step >= begin:
             plain.step(actions, messages)
             assert (plain.obs == games.obs).all() and (plain.rewards == games.rewards).all()
-            assert plain.envs.states.tobytes() == games.envs.states.tobytes()
+            assert (plain.envs.states == games.envs.states).all()  # but for padding
             if step % 25 == 0:
                 check(games.envs.states)
     games.close()

