@@ -1,4 +1,4 @@
-"""The memory of a rollout, and what follows from its steps: rows that count, episodes, faults.
+"""The memory of a rollout, and what follows from its steps: valid rows, episodes, faults.
 
 ::
 
@@ -6,8 +6,8 @@
     envs on the CPU, another device     host pages for the envs; tensors on the device, copied to
     envs on the device                  one memory: tensors there for both
 
-What follows is operations of torch on the memory that envs write to. On a device nothing is read
-back, so that it can be captured in a CUDA graph; what is wrong is noted there until somebody asks.
+Valid rows, episodes and faults are computed by torch in the memory that envs write to. On a device
+nothing is read back, so a CUDA graph can capture it; faults are noted there until `raise_faults`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
 ]  # fmt: skip
 
 RESULTS = ("rewards", "terminations", "truncations")
-# Bits of a float32 that has not been written yet: a NaN that no computation gives. Async vector
-# envs mark rewards in `step(out=)` likewise, so that what a dead worker leaves is told apart too.
+# Bits of a float32 that has not been written yet: a NaN that no computation yields. Async vector
+# envs mark rewards in `step(out=)` likewise, so rows that a dead worker left are recognised too.
 UNWRITTEN = 0x7FC5EED1
-UNWRITTEN_FLAG = 2  # the same of flags, which are 0 or 1
+UNWRITTEN_FLAG = 2  # the mark of a flag that has not been written; written flags are 0 or 1
 
 _NO_FINAL = 5
 _PUT = "call put(t, actions=..., log_probs=..., values=...) for every step, or let " + (
@@ -55,8 +55,8 @@ _FAULTS = (
 
 _MAX_ROWS = 2**31 - 1  # the shuffle draws 32-bit words
 
-# Names that no extra column may have: of columns, of other entries of batches and `memory`, and of
-# the step in `put(t, ...)`.
+# Names that no extra column may have: other columns, entries of batches and of `memory`, and
+# parameters of `put`.
 _TAKEN = frozenset((
     "obs", "actions", "log_probs", "values", "rewards", "terminations", "truncations", "valid",
     "final_values", "advantages", "returns", "rows", "over_before", "running_returns", "episodes",
@@ -74,7 +74,7 @@ class RolloutLayout(NamedTuple):
     obs_leaves: list[Leaf]
     extras: list[str]
     games: list[str]  # the columns with one row per game
-    agents_per_game: int  # rows of a step that share one of these
+    agents_per_game: int  # rows of a step that share a row of a game column
     autoreset_mode: AutoresetMode
     columns: list[ColumnSpec]  # "host": where envs write; "device": where the tensors live
 
@@ -90,7 +90,7 @@ def plan_rollout(
     game_columns: Mapping[str, Space] | None,
     agents_per_game: int | None,
 ) -> RolloutLayout:
-    """Plan the columns of a rollout buffer; raise BufferMisuseError for what does not do."""
+    """Plan the columns of a rollout buffer; raise BufferMisuseError if an argument is wrong."""
     num_steps, num_envs = check_count("num_steps", num_steps), check_count("num_envs", num_envs)
     if num_steps * num_envs > _MAX_ROWS:
         raise BufferMisuseError(
@@ -157,15 +157,15 @@ def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
 class RolloutSlot(NamedTuple):
     """Where an environment writes the results of one step: views of the buffer's host pages.
 
-    Of an environment on the buffer's device they are tensors there.
+    With environments on the buffer's device, they are tensors there.
 
-    Its attribute `autoreset_mode` is that of the buffer: `step(out=)` of vecenv's vector envs
-    refuses a slot of another mode than their own.
+    The attribute `autoreset_mode` is the mode of the buffer: `step(out=)` of vecenv's vector envs
+    refuses a slot of another mode.
 
-    Its attribute `valid`, bool (N,), is for envs of which not all rows act in every step, as those
-    with agents that die: which rows acted in this step, so that their reward, flags and next
-    observation are a transition. Such an env writes all elements in every step; others leave it
-    alone.
+    The attribute `valid`, bool (N,), is for envs in which not all rows act in every step, such as
+    games whose agents die. It says which rows acted in this step, so that their reward, flags and
+    next observation are a transition. Such an env writes all elements in every step; other envs
+    must not write it.
     """
 
     obs: Any  # (N, *obs_shape), nested like the observation space
@@ -178,18 +178,18 @@ class RolloutSlot(NamedTuple):
 
 
 class _Slot(RolloutSlot):
-    """A slot of a buffer, which has the attributes."""
+    """A slot of a buffer; unlike a NamedTuple it can have the two attributes."""
 
 
 class RolloutStorage:
-    """Columns of a rollout, and one view per step, made once as that takes as long as a copy.
+    """Columns of a rollout, and views per step, made once: making one takes as long as a copy.
 
     Attributes:
         is_on_device: Envs write tensors on the device.
         is_apart: Envs write host pages, which are copied to the device.
         columns: All columns by name.
-        tensors, at_env: The tensors of all columns, where the learner has them; and where the env
-            has those that it writes, and what follows from them alone.
+        tensors, at_env: The tensors of all columns: for the learner, on the device; and where the
+            env writes, for columns that it writes or that are computed from these.
         obs, obs_rows: Observations, nested like the space; and T + 1 nests (N, *obs_shape).
         slots: T slots, of arrays or, on the device, tensors.
         action_rows: T views (N, *action_shape) of actions as envs take them.
@@ -197,11 +197,10 @@ class RolloutStorage:
         acting: uint8 (T, N), which rows acted, as envs with agents write it: 0, 1 or
             `UNWRITTEN_FLAG`.
         has_final: bool (T, N), rows whose final value was given; None under NEXT_STEP.
-        num_valid: int64 (), of the rollout that was computed last.
-        is_counted: bool (), whether the episodes of this rollout were added up.
-        num_changes: How often the rows became others: passes through them are over then.
-        faults: int64 (6,), by kind, the first row that lacks something, or T * N; of envs on a
-            device.
+        num_valid: int64 (), valid rows of the last computed rollout.
+        is_counted: bool (), whether the episodes of this rollout were summed up.
+        num_changes: How often the rows have changed; a change ends passes of minibatches.
+        faults: int64 (6,), with envs on a device: by kind, the first row with the fault, or T * N.
     """
 
     def __init__(
@@ -266,11 +265,11 @@ class RolloutStorage:
         return list(self.rows[name] if self.is_on_device else self.columns[name].host)
 
     def nest(self, leaves: Any) -> Any:
-        """Observations of leaves, nested like the space."""
+        """Nest the leaves of an observation like the space."""
         return build_tree(self.layout.observation_space, [*leaves])
 
     def begin(self) -> None:
-        """Mark what is to be written as not written; forget what was known of the last steps."""
+        """Mark all columns that must be written as not written; reset flags of the last rollout."""
         for column in (self.tensors["log_probs"], self.tensors["values"], self._rewards):
             column.view(torch.int32).fill_(UNWRITTEN)
         self.acting.fill_(UNWRITTEN_FLAG)
@@ -281,7 +280,7 @@ class RolloutStorage:
             self.has_final.fill_(False)
 
     def unwritten_rewards(self) -> torch.Tensor:
-        """Which rewards the env has not written in this rollout, bool (T, N)."""
+        """Whether the env has not yet written a reward in this rollout, bool (T, N)."""
         return self._rewards.view(torch.int32) == UNWRITTEN
 
     def write_obs(self, t: int, leaves: Any) -> None:
@@ -311,16 +310,16 @@ class RolloutStorage:
         self._is_first[0] = True
 
     def advance(self) -> None:
-        """Carry over to the next rollout what this one ends with; its episodes are counted."""
+        """Carry the last observations and flags over to a new rollout, after `count_episodes`."""
         self.write_obs(0, [self.at_env[path][-1] for path in self._paths])
         last = self.mark_first(self.layout.num_steps, self.layout.num_steps + 1)
         self._over_before.copy_(self._ends[-1] | self._cuts[-1])
         self._is_first[0].copy_(last[0])
 
     def mark_first(self, first: int, stop: int) -> Tensor:
-        """Write and return whether observations begin episodes, of steps 1 <= first to stop - 1.
+        """Write and return `is_first` of the steps from `first`, at least 1, to stop - 1.
 
-        See `RolloutBuffer.is_first_at`; of step 0 `start` and `advance` write it.
+        See `RolloutBuffer.is_first_at`. `start` and `advance` write it for step 0.
         """
         rows = self._is_first[first:stop]
         lag = 2 if self._is_next_step else 1  # under NEXT_STEP a step in between only resets
@@ -336,7 +335,7 @@ class RolloutStorage:
         return rows.copy_(begins | (acting == 0))
 
     def mark_valid(self) -> None:
-        """Clear `valid` in steps that only reset, and in rows that did not act; set none."""
+        """Set `valid` to False in steps that only reset and in rows that did not act."""
         if self._is_next_step:
             self._valid[0].logical_and_(~self._over_before)
             self._valid[1:].logical_and_(~(self._ends[:-1] | self._cuts[:-1]))
@@ -353,7 +352,7 @@ class RolloutStorage:
             self.num_valid.copy_(self._valid.sum())
 
     def fill_final(self, final_values: Tensor | None, values: Tensor) -> None:
-        """Take the next rows' values for those not given, where agents' games go on."""
+        """Take missing final values from the next row, where an agent's game goes on."""
         if self.has_final is not None and final_values is not None:
             is_given = (self.has_final | (self.acting == UNWRITTEN_FLAG)).to(values.device)
             torch.where(is_given, final_values, values[1:], out=final_values)
@@ -361,7 +360,7 @@ class RolloutStorage:
     # Episodes.
 
     def count_episodes(self, *, is_finished: bool = False) -> None:
-        """Add up episodes, of the rewards as they are, unless it was done in this rollout."""
+        """Sum up episodes with the current rewards, unless this was done in this rollout."""
         if self.is_on_host:
             if not bool(self.is_counted):
                 if not is_finished:
@@ -375,12 +374,12 @@ class RolloutStorage:
         self.is_counted.fill_(True)
 
     def _count_there(self, is_done: Tensor) -> None:
-        """As `sum_episodes`, by operations of torch, unless it was done."""
+        """Do what `sum_episodes` does by operations of torch, unless `is_done`."""
         over = self._ends | self._cuts
         sums = torch.stack([torch.where(self._valid, self._rewards, 0.0), self._valid], 1).double()
         for k, running in enumerate(self._running):
             sums[0, k] += running
-        # Backwards, where `discounted_sums` adds up what comes later.
+        # Time is reversed: `discounted_sums` sums later rows, an episode sums earlier ones.
         goes_on = pad((~over[:-1, None]).double().flip(0), (0, 0, 0, 0, 0, 1)).expand_as(sums)
         sums = discounted_sums(sums.flip(0), goes_on.contiguous()).flip(0)
         for k, running in enumerate(self._running):
@@ -390,7 +389,7 @@ class RolloutStorage:
         torch.where(is_done, self._episodes, sums, out=self._episodes)
 
     def episodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns float64 and lengths int64 (K,) of the episodes that were counted last; waits."""
+        """Returns float64 and lengths int64 (K,) of the last counted episodes; waits."""
         has_ended = self._episodes[:, 1] > 0
         returns, lengths = (self._episodes[:, k][has_ended].cpu() for k in range(2))
         return returns.numpy(), lengths.long().numpy()
@@ -398,7 +397,7 @@ class RolloutStorage:
     # Faults.
 
     def finish(self) -> None:
-        """Complete `valid`; note what the env did not write, and wrong rewards."""
+        """Complete `valid`; note results that are not written, and rewards that are not finite."""
         self._note(0, self.unwritten_rewards())
         unwritten = self.acting == UNWRITTEN_FLAG
         self._note(1, unwritten & ~unwritten.all())
@@ -406,27 +405,27 @@ class RolloutStorage:
         self._note(2, ~torch.isfinite(self._rewards) & self._valid)
 
     def look_for_gaps(self, *outputs: Tensor) -> None:
-        """Note rows without policy outputs, log_probs (T, N) and values (T + 1, N), if given.
+        """Note missing policy outputs, log_probs (T, N) and values (T + 1, N), if these are given.
 
-        And truncated episodes whose final observation is not the next row, and has no value.
+        Note also truncated episodes whose final value was not given and is not in the next row.
         """
         valid, unwritten = self._valid, self.acting == UNWRITTEN_FLAG
         if outputs:
             missing = [x[: len(valid)].view(torch.int32) == UNWRITTEN for x in outputs]
             self._note(3, missing[0].to(valid.device) & valid)
-            needed = valid | unwritten  # values in dead steps too, as those of final observations
+            needed = valid | unwritten  # values of dead steps too: they bootstrap truncations
             needed[1:] |= valid[:-1]
             self._note(4, missing[1].to(valid.device) & needed)
         if self.has_final is not None:
             cut_off = self._cuts & ~self._ends & valid & ~self.has_final
-            # An agent that acts in the next step, too, was in a game that was reset, so that its
-            # next row has another observation; in the last step that is not known.
+            # If the agent acts in the next step, its game was reset, so the next row is not its
+            # final observation. After the last step of the rollout this is not known.
             cut_off[:-1] &= self.acting[1:] != 0
             cut_off[-1] &= unwritten[-1]
             self._note(_NO_FINAL, cut_off)
 
     def _note(self, kind: int, mask: Tensor) -> None:
-        """Raise BufferMisuseError if a mask (T, N) has a row; on devices `raise_faults` will."""
+        """Raise BufferMisuseError if mask (T, N) has a True; on devices, note it instead."""
         if self.is_on_host:
             if bool(mask.any()):
                 raise self._fault(kind, int(mask.reshape(-1).nonzero()[0]))
@@ -436,7 +435,7 @@ class RolloutStorage:
         self.faults[kind] = torch.minimum(self.faults[kind], first)
 
     def raise_faults(self) -> None:
-        """Wait, raise BufferMisuseError for the first kind that was noted, and forget all."""
+        """Wait; clear the notes and raise BufferMisuseError for the first kind noted."""
         faults = self.faults.tolist()
         self.faults.fill_(self._num_rows)
         for kind, row in enumerate(faults):
