@@ -31,7 +31,7 @@ _ADVICE = "use a smaller capacity, or store_next=True if most transitions end an
 
 
 class Placed(NamedTuple):
-    """Rows of the K transitions of an add, and the rows they follow; arrays, or tensors if staged."""
+    """Rows of the K transitions of an add, and the rows before; arrays, or tensors if staged."""
 
     ids: Any  # int64 (K,), environments
     numbers: Any  # int64 (K,), in their rings
@@ -43,7 +43,7 @@ class Placed(NamedTuple):
     is_over: Any  # bool (K,), the episode ends with this row
     is_open: Any  # bool (K,), the episode of the row before goes on
     is_joined: Any  # bool (K,), is_open, and the row before is still there
-    is_near: Any  # bool (K,), is_joined, and frames of the row before last as long as this row
+    is_near: Any  # bool (K,), is_joined, and frames of the row before outlast this row
     ends: Any  # int64 (R,), the new `committed`
 
 
@@ -69,8 +69,8 @@ class Once:
 
     def __init__(self, plan: Plan, device: torch.device, xp: Any):
         self._plan, self._device, self._frames, self._xp = plan, device, plan.layout.frames, xp
-        self._num_frames, self._raw = plan.num_frames, plan.raw_bytes  # bytes of a unit without padding
-        self._first_slot, number = int(self._frames is not None), plan.first_slots  # slot 0 is zeros, if frames
+        self._num_frames, self._raw = plan.num_frames, plan.raw_bytes  # without padding
+        self._first_slot, number = int(self._frames is not None), plan.first_slots  # one of zeros
         self.units = self._new_units(number)
         self.free = self.there(np.append(np.arange(number, 0, -1) - 1, 0))
         self.num_free = self.there(np.array([number - self._first_slot]))
@@ -202,7 +202,7 @@ class Once:
     def enough(self, count: int) -> int:
         """Number of slots that suffices for any add of `count` rows, at most one ring.
 
-        It includes those rows twice: an add takes slots before it frees those of overwritten rows.
+        An add takes slots for its rows before it frees those of the rows that it overwrites.
         """
         return self._first_slot + self._num_frames * (self._plan.num_rows + count)
 
@@ -211,7 +211,7 @@ class Once:
 
         Raises:
             BufferMemoryError: The memory is not free; nothing was changed.
-            BufferMisuseError: A CUDA graph reads the slots, so they can't move; nothing was changed.
+            BufferMisuseError: A CUDA graph reads the slots, so they must not move; nothing changed.
         """
         before = self.num_slots
         if number <= before:
@@ -228,7 +228,7 @@ class Once:
             units = self._new_units(number)
             units[:before] = self.units[:before]
             new = self.there(np.arange(number, before, -1) - 1)
-            free = self._xp.concatenate([new, self.free])  # old slots are taken first: the end is the top
+            free = self._xp.concatenate([new, self.free])  # old slots are taken first
         self.units, self.free, self.is_captured = units, free, False
         self.num_free += number - before
         self._least_free += number - before
@@ -264,7 +264,7 @@ class Once:
             raise contradiction("its rows and observations lead to none, or twice to the same")
 
     def _used(self, links: np.ndarray, older: np.ndarray) -> np.ndarray:
-        """Slots in use, int64: those that links lead to, and those of older frames of first rows."""
+        """Slots in use, int64: of links, and of older frames of rows that begin an episode."""
         num_rows = self._plan.num_rows
         found = [links[links > num_rows].astype(np.int64) - 1 - num_rows]
         if older.size:

@@ -118,7 +118,7 @@ class Plan:
         gamma: Discount per step, or None.
         is_linked: Rows have links to the next row of their episode.
         is_once: Observations, or frames, are stored once; links lead to the next observation.
-        max_gap: Largest distance, in rows, between two frames of a stack.
+        max_gap: Largest distance, in rows, between consecutive frames of a stack.
         has_sequences: Sequences of steps can be drawn.
     """
 

@@ -2,8 +2,8 @@
 
 ```
 #  add   --> number_rows   steps[row]: the step of each new row in its episode
-#  draw  --> mark_starts   newest row to oldest: runs[row] rows follow, so a sequence may begin there;
-#              |           the values of such rows are the leaves of a tree of sums
+#  draw  --> mark_starts   newest row to oldest: runs[row], the rows of its episode from it on; if
+#              |           they suffice, a sequence begins there: its value is a leaf of a sum tree
 #              v
 #            tree.draw --> first rows (B,) --walk over links--> rows (B, L)
 ```
@@ -79,7 +79,7 @@ class SequenceIndex:
         self._random, self._num_rows = generator, plan.num_rows
         self.tree = SumTree(self._num_rows)
         self._steps = np.zeros(self._num_rows, np.int32)  # of each row, in its episode
-        # Per env: 1 + the number, in its ring, of the newest row, or 0; and the step of the next row.
+        # Per env: 1 + the number, in its ring, of the newest row, or 0; the step of the next row.
         self._newest, self._next_step = np.zeros((2, plan.num_envs), np.int64)
         self._is_start = np.zeros(self._num_rows, np.bool_)
         # Per ring: rows that `number_rows` and `mark_starts` have seen.
@@ -193,7 +193,7 @@ class SequenceIndex:
         return numbers >= begin[rows // self._table.plan.span]
 
     def alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
-        """Steps of a batch, 0 to B * L - 1, whose rows still hold them, int64 (K,) on the device."""
+        """Steps 0 .. B * L - 1 of a batch whose rows still hold them, int64 (K,) on the device."""
         rows = batch.indices.reshape(-1).cpu().numpy()
         steps = np.flatnonzero(rows >= 0)
         steps = steps[self.are_alive(rows[steps], memory)]
@@ -214,7 +214,7 @@ class SequenceIndex:
         self.mark()
         # Per env: the step of its oldest row, or of its next row if it has none.
         first_steps, rows = self._next_step.copy(), self._table.oldest_first()[::-1]
-        first_steps[self._table.row_envs[rows]] = self._steps[rows]  # the oldest row is written last
+        first_steps[self._table.row_envs[rows]] = self._steps[rows]  # the oldest is written last
         options = self.options or SequenceOptions(0, 0, 0, False)
         numbers = np.array([*options, self.is_updated, self.largest], np.float64)
         return {
