@@ -28,7 +28,7 @@ from vecenv.core.compiling import cached_njit
 __all__ = ["address_of", "bounded", "copy_item_at", "njit", "prefetch", "random_word", "unit_float"]
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
-_SECOND_CACHE = 2  # LLVM's locality: the second cache has more slots for pending requests
+_SECOND_CACHE = 2  # locality of LLVM: more requests can wait at the second cache than at the first
 _BYTES = ir.IntType(8).as_pointer()
 _ONE, _HALF = np.uint64(1), np.uint64(32)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -89,7 +89,7 @@ def _copy_at(context, builder, signature, args):
     return context.get_dummy_value()
 
 
-# The cache of compiled kernels checks these for changes: the functions above have no code of them.
+# The cache of compiled kernels checks these for changes, as the code of a kernel only calls them.
 for _made in ((address_of, _address_of), (prefetch, _prefetch), (copy_at, _copy_at)):
     setattr(_made[0], "compiled_as", _made[1])  # noqa: B010
 

@@ -85,7 +85,7 @@ class SequenceOptions(NamedTuple):
 
 
 def read_sequences(length: Any, burn_in: Any, overlap: Any, pad: Any) -> SequenceOptions:
-    """Check the arguments; raise BufferMisuseError if one is wrong, or two contradict each other."""
+    """Check the arguments; raise BufferMisuseError if one is wrong or two are contradictory."""
     length = check_count("sequence_length", length, MAX_COUNT)
     burn_in = check_count("burn_in", burn_in) if burn_in != 0 else 0
     overlap = length - 1 if overlap is None else overlap
