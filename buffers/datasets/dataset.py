@@ -224,7 +224,7 @@ class EpisodeDataset:
             for episode in self:
                 target.add_episode(episode)
             return buffer
-        target.cut_episodes()
+        target.cut_episodes()  # the first episodes must not continue open ones
         for number, episode in enumerate(self):
             leaves = leaves_of(self.observation_space, episode.pop("obs"))
             obs, next_obs = (

@@ -192,7 +192,7 @@ def _split(blocks: Blocks, keys: Keys) -> Iterator[tuple[str, dict[str, np.ndarr
     begin, number, where = 0, 0, ""  # its first row and its number
     for file, block in blocks:
         where = where or file
-        if held:
+        if held:  # an episode may go on across blocks
             block = {key: np.concatenate([held[key], block[key]]) for key in block}
         starts = np.flatnonzero(_starts(file, block, keys, begin)).tolist()
         for start, stop in pairwise(starts):

@@ -1,11 +1,10 @@
 """EpisodicReplayBuffer: whole episodes, stored flat, and draws from them.
 
 ```
-#  add_episode ----------------------------------.
-#  add (steps) --> OpenEpisodes, a pool of rows --+--> EpisodeTable: ring of rows, table of episodes
-#                  of unfinished episodes   close |      |  Draws: row numbers of steps
-#                                                        v
-#                                                      Gather: rows --> columns of a batch
+#  add_episode ------------------------------------.
+#  add --> OpenEpisodes: a pool of rows -- close --+--> EpisodeTable: ring of rows, episodes
+#                                                         |
+#  batch <-- Gather: rows to columns <-- Draws: row numbers of steps
 ```
 """
 
@@ -260,7 +259,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         ends = ids[is_over | (opened.lengths[ids] + 1 >= self.capacity)]
         opened.reserve(count)
         self._open, self.num_envs = opened, opened.num_envs
-        opened.close(left)
+        opened.close(left)  # after all checks and `reserve`
         opened.append(ids)
         opened.close(ends)
 

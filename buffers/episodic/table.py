@@ -232,6 +232,7 @@ class EpisodeTable:
             self._extend(law, slots.start, slots.stop)
         self._push(slice(slots.start, slots.stop + 1))
         num_steps = live.num_steps + int(lengths.sum())
+        # Last: until then draws do not see the new rows and slots.
         self._set(live._replace(end=slots.stop, num_steps=num_steps, next_row=number))
 
     def _evict(self, num_steps: int, num_episodes: int) -> None:
@@ -244,7 +245,7 @@ class EpisodeTable:
             begin += 1
         if begin > self.live.begin:
             self._set(Live(begin, end, steps, row, next_row))
-        if end + num_episodes >= self.layout.num_slots:
+        if end + num_episodes >= self.layout.num_slots:  # move the live slots to the front
             count = end - begin
             self.table[:PAIRS, :count] = self.table[:PAIRS, begin:end]
             self._refill(count)

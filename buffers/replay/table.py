@@ -10,16 +10,15 @@
 #     |  rings[r].committed += K   the new rows can be drawn
 #     |  link of the row before    now leads to the new row
 #     v
-#  Table has   rows    uint8 (R * span, stride), in host memory, a file, shared memory or a device
+#  Table owns  rows    uint8 (R * span, stride), in host memory, a file, shared memory or a device
 #     |                | obs actions extras env_ids | next_obs rewards link flags |
-#     |                '- read of the drawn row ----'- read of its window's last -'
+#     |                '-------- drawn row ---------'----- last row of window ----'
 #     |        rings   (R,) begun, committed: can be drawn if begun - capacity <= number < committed
 #     |        envs    (N,) last, is_open: the newest row of each env; whether its episode goes on
-#     |        once    its `units`, if observations are stored once: next_obs that no row has
+#     |        once    `units`, if observations are stored once: the next_obs that no row has
 #     v
-#  draws    begun, committed and a random stream  -> row numbers (B,)
-#  walks    link  -> last rows of windows, sums of rewards, frames of stacks
-#  gather   row numbers  -> columns of a batch
+#  draws.py    begun, committed, generator -> row numbers (B,); along `link` -> last rows of windows
+#  batches.py  Reader, gather: row numbers -> columns of a batch
 ```
 
 A link is 0, or 1 + the row that follows in the episode. With observations stored once, it is 1 +
@@ -52,7 +51,7 @@ RINGS = np.dtype([("begun", np.int64), ("committed", np.int64)])
 ENVS = np.dtype([("last", np.int64), ("is_open", np.bool_)], align=True)
 _MANY = 256  # rows from which on an item of a column is copied as one piece
 _LINKS = ("link", OLDER)  # fields that are written when rows are committed
-_PAUSE = 0.001  # seconds between looks at what is waited for
+_PAUSE = 0.001  # seconds between two polls
 _fence = threading.Lock()
 
 
@@ -292,6 +291,7 @@ class Table:
             arrays = {**arrays, **columns}
         if cuts is not None:
             self.cut(cuts)
+        # First `begun`: readers must know which rows change before the first byte is written.
         self._begun[...] = self._xp.maximum(self._begun, placed.ends)
         self.is_captured |= is_capturing
         is_counted = self.is_staged and not self.is_captured
@@ -300,7 +300,7 @@ class Table:
         self._order()
         self._write(arrays, placed.rows)
         self._order()
-        self._is_torn = True
+        self._is_torn = True  # until links, counts and slots agree again
         self._commit(placed, chosen)
         if is_counted:
             self.committed += counts
@@ -350,7 +350,7 @@ class Table:
             if count > span:
                 piece = {path: array[begin : begin + size] for path, array in arrays.items()}
             start, end = counts[1], counts[1] + size
-            counts[0] = max(counts[0], end)
+            counts[0] = max(counts[0], end)  # larger after an interrupted add
             self._order()
             first = start % span
             is_whole = first + size <= span
@@ -387,7 +387,7 @@ class Table:
             not len(env_ids) and count == self.plan.num_envs,
         )
         previous, following, newest = places * 0 - 1, places * 0 - 1, places
-        ranks = places if self.plan.num_rings == 1 else ids % self._envs_per_ring
+        ranks = places if self.plan.num_rings == 1 else ids % self._envs_per_ring  # in their rings
         if not is_step:  # in a single step each env is there once
             order = xp.argsort(ids, **options)
             in_order = ids[order]
@@ -406,7 +406,7 @@ class Table:
         else:
             before = xp.where(at_first, self._last[ids] - 1, numbers[previous])
             opens_of = xp.where(at_first, opens[ids], ~is_over[previous])
-        oldest = (xp.maximum(ends, self._begun) - span).clip(0)[rings]
+        oldest = (xp.maximum(ends, self._begun) - span).clip(0)[rings]  # not overwritten
         is_joined = opens_of & (before >= oldest)
         is_near = is_joined & (numbers - before <= self.plan.max_gap)
         rows, before_rows = rings * span + numbers % span, rings * span + before % span

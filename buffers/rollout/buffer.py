@@ -1,15 +1,15 @@
 """RolloutBuffer: the steps of one on-policy update, in memory that is allocated once.
 
 ```
-#  policy                      RolloutBuffer                            vector env
-#    obs_at(t)   <--- view --- obs[t]                                     |
-#    put(t, ...) --- copy ---> actions[t], log_probs[t], values[t]        v
-#                              actions[t]        --- env_actions(t) ----> step(actions, out=slot(t))
-#                              obs[t + 1], rewards[t], flags[t]  <--- writes into slot(t) ---'
+#  policy                      RolloutBuffer                           vector env
+#    obs_at(t)   <-- view ---- obs[t]
+#    put(t, ...) --- copy ---> actions[t], log_probs[t], values[t]
+#                              actions[t] ------- env_actions(t) ------> step(actions, out=slot(t))
+#                              obs[t + 1], rewards[t], flags[t] <-- writes into slot(t) --'
 #  learner, after T steps
 #    compute_advantages -----> valid, advantages, returns
-#    minibatches <-- copies -- all rows with valid True
-#    advance                   obs[T] becomes obs[0]
+#    minibatches <-- copies -- all rows in which valid is True
+#    advance                   obs[T] becomes obs[0] of the next rollout
 ```
 
 The buffer owns all of this memory, except columns that `allocate` of the envs provides. If envs are
@@ -290,7 +290,7 @@ class RolloutBuffer(StatefulBuffer):
             obs: (N, *obs_shape) of all environments, nested like the observation space; copied.
         """
         t = self._step("write_obs", t, self.num_steps, self._at.open_steps)
-        leaves = self._read_obs(obs)
+        leaves = self._read_obs(obs)  # before anything is changed
         self._take_back_obs(t)
         self._storage.write_obs(t, leaves)
 
@@ -348,7 +348,7 @@ class RolloutBuffer(StatefulBuffer):
         for name, column in given.items():
             row = self._storage.rows[name][t]
             pairs.append((row, read_tensor(name, column, row.shape, row.dtype)))
-        for row, column in pairs:
+        for row, column in pairs:  # after all columns were checked
             row.copy_(column)
         for name in extras if missing else ("values", *extras):
             self._at.put.setdefault(name, set()).add(t)
@@ -419,6 +419,7 @@ class RolloutBuffer(StatefulBuffer):
             BufferMisuseError: An environment has not written a step yet; nothing was changed.
         """
         self._require("advance")
+        # First, as `_begin` overwrites the rewards with marks.
         self._storage.count_episodes()
         self._storage.wait_for_device()
         self._storage.advance()
@@ -444,6 +445,7 @@ class RolloutBuffer(StatefulBuffer):
         last = read_tensor("last_values", last_values, self.values.shape[1:], torch.float32)
         storage, outputs = self._storage, (self.log_probs, self.values)
         storage.finish()
+        # If all values were `put`, none is missing. On a device, steps of a graph call no `put`.
         is_unsure = storage.is_on_device or len(self._at.put.get("values", ())) < self.num_steps
         for name, marks in self._at.put.items() if policy_outputs else ():
             # A column that was never `put` may have been written into `extras` directly.
@@ -460,7 +462,7 @@ class RolloutBuffer(StatefulBuffer):
                 bits.masked_fill_(bits == UNWRITTEN, 0)
         self.values[-1].copy_(last)
         storage.fill_final(self.final_values, self.values)
-        if storage.is_apart:
+        if storage.is_apart:  # minibatches need all observations, also those never asked for
             for t in {*range(self.num_steps + 1)} - self._at.uploaded:
                 storage.upload_obs(t)
         for name in (*RESULTS, "valid"):
@@ -570,6 +572,7 @@ class RolloutBuffer(StatefulBuffer):
             num_minibatches, normalizes=normalize_advantages, states=names,
             length=self.num_steps if length is None else length,
         )  # fmt: skip
+        # `draw` returns a generator: it reads `is_first` at the first batch, after these two lines.
         self._storage.mark_first(1, self.num_steps + 1)
         self._storage.upload("is_first")
         return batches

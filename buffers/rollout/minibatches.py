@@ -220,7 +220,7 @@ class Sampler:
         layout, valid = self._storage.layout, self._storage.at_env["valid"]
         num_steps, num_envs = layout.num_steps, layout.num_envs
         num_chunks = -(-num_steps // length)
-        missing = num_chunks * length - num_steps
+        missing = num_chunks * length - num_steps  # padding of the last chunk
         chunks = pad(valid, (0, 0, 0, missing)).view(num_chunks, length, num_envs)
         has_row = chunks.any(1).reshape(-1)
         if self._storage.is_on_host:
@@ -243,6 +243,7 @@ class Sampler:
         """Indices of mask bool (K,) in random order; those of True elements come first."""
         keys = torch.empty(len(mask), dtype=torch.int64, device=mask.device)
         keys.random_(generator=self.generator.torch)
+        # Masked elements get the largest key, so sorting puts them last.
         return keys.masked_fill_(~mask, _LAST_KEY).argsort()
 
 

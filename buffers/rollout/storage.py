@@ -212,6 +212,7 @@ class RolloutStorage:
         is_apart: bool,
     ):
         self.layout, self.device = layout, device
+        # `allocate` is a bound method of the envs, whose `device` tells where they write.
         there = getattr(getattr(allocate, "__self__", None), "device", None)
         self.is_on_device = isinstance(there, torch.device)
         if self.is_on_device and there != device:
@@ -270,6 +271,7 @@ class RolloutStorage:
 
     def begin(self) -> None:
         """Mark all columns that must be written as not written; reset flags of the last rollout."""
+        # By bits, as NaN is unequal to itself.
         for column in (self.tensors["log_probs"], self.tensors["values"], self._rewards):
             column.view(torch.int32).fill_(UNWRITTEN)
         self.acting.fill_(UNWRITTEN_FLAG)
@@ -325,18 +327,18 @@ class RolloutStorage:
         lag = 2 if self._is_next_step else 1  # under NEXT_STEP a step in between only resets
         steps = slice(max(first - lag, 0), stop - lag)
         begins = self._ends[steps] | self._cuts[steps]
-        if first < lag:
+        if first < lag:  # the flags of the last step of the rollout before
             begins = torch.cat([self._over_before[None], begins])
         before = slice(first - 1, stop - 1)
         acting = self.acting[before]
-        if self.has_final is not None:
+        if self.has_final is not None:  # not NEXT_STEP: the next row may be a final observation
             is_known = self.has_final[before] | (acting == UNWRITTEN_FLAG)
             begins = self._ends[before] | (self._cuts[before] & is_known)
         return rows.copy_(begins | (acting == 0))
 
     def mark_valid(self) -> None:
         """Set `valid` to False in steps that only reset and in rows that did not act."""
-        if self._is_next_step:
+        if self._is_next_step:  # a step after the end of an episode is the reset
             self._valid[0].logical_and_(~self._over_before)
             self._valid[1:].logical_and_(~(self._ends[:-1] | self._cuts[:-1]))
         self._valid.logical_and_(self.acting != 0)
@@ -414,7 +416,7 @@ class RolloutStorage:
             missing = [x[: len(valid)].view(torch.int32) == UNWRITTEN for x in outputs]
             self._note(3, missing[0].to(valid.device) & valid)
             needed = valid | unwritten  # values of dead steps too: they bootstrap truncations
-            needed[1:] |= valid[:-1]
+            needed[1:] |= valid[:-1]  # a step bootstraps from the value of the next row
             self._note(4, missing[1].to(valid.device) & needed)
         if self.has_final is not None:
             cut_off = self._cuts & ~self._ends & valid & ~self.has_final
@@ -430,6 +432,7 @@ class RolloutStorage:
             if bool(mask.any()):
                 raise self._fault(kind, int(mask.reshape(-1).nonzero()[0]))
             return
+        # The smallest row with a fault, without reading the mask on the host.
         places = torch.arange(self._num_rows, device=mask.device)
         first = torch.where(mask.reshape(-1), places, self._num_rows).amin()
         self.faults[kind] = torch.minimum(self.faults[kind], first)
