@@ -59,7 +59,7 @@ class TrajectoryBuffer:
         capacity: Number of steps that there is memory for now.
 
     Raises:
-        BufferMisuseError: An argument that does not fit.
+        BufferMisuseError: An argument does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
 
     >>> from gymnasium.spaces import Box, Discrete

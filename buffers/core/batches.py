@@ -34,7 +34,7 @@ class Batch:
     extras: dict[str, torch.Tensor]
 
     def __iter__(self) -> Iterator[Any]:
-        """Go through the built-in columns, as unpacking does."""
+        """Iterate over the built-in columns; unpacking uses this."""
         return iter([getattr(self, name) for name in self._fields])
 
     def __len__(self) -> int:

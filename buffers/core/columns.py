@@ -46,7 +46,7 @@ class Column:
         spec: Its description.
         tensor: Shares the memory of `host`, or has memory of its own on another device.
         host: The NumPy pages; None if the column is on the device only.
-        is_twofold: Host and device hold a copy each.
+        is_twofold: Host and device have one copy each.
         nbytes: Bytes held, on host and device together.
     """
 
@@ -62,7 +62,7 @@ class Column:
                 # Only pinned memory is copied asynchronously.
                 pinned = torch.zeros(spec.shape, dtype=dtype, device="cpu", pin_memory=True)
                 self.host = pinned.numpy()
-            else:  # memory of torch is aligned to cache lines
+            else:  # torch's allocator aligns to cache lines
                 self.host = zeroed_bytes(spec.nbytes).numpy().view(spec.dtype).reshape(spec.shape)
         self._there: Any = None if self.host is None else torch.from_numpy(self.host)
         self.is_twofold = self._there is not None and staged and spec.place == "both"
@@ -114,7 +114,7 @@ def allocate_columns(
     If `staged`, host and device have separate memory; required if the device is not the CPU.
 
     Raises:
-        BufferMemoryError: More is needed than is free; nothing was allocated.
+        BufferMemoryError: More memory is needed than is free; nothing was allocated.
         BufferMisuseError: `allocate` returned other memory than requested.
     """
     specs = list(specs)

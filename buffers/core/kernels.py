@@ -76,7 +76,7 @@ def _prefetch(context, builder, signature, args):
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [_BYTES, number, number, number])
     function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
-    options = number(0), number(_SECOND_CACHE), number(1)  # to be read
+    options = number(0), number(_SECOND_CACHE), number(1)  # 0: for a read; 1: data
     builder.call(function, [builder.gep(start, [args[1]]), *options])
     return context.get_dummy_value()
 

@@ -1,4 +1,4 @@
-"""Packed rows: how the fields of one step lie in a row of bytes, as arithmetic, and views of them.
+"""Packed rows: the layout of the fields of one step in a row of bytes, and views of them.
 
 A row holds all fields of a step, so that a draw costs one cache miss instead of one per field.
 """

@@ -41,7 +41,7 @@ Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
 
 
 class LoadedState(NamedTuple):
-    """A state that is about to be taken over."""
+    """A state to be restored, after checks of names, dtypes and shapes."""
 
     small: dict[str, np.ndarray]  # copies of all arrays except the large ones
     large: Mapping[str, Sequence[np.ndarray]]  # the large arrays, each as consecutive blocks
@@ -188,7 +188,7 @@ class SavedBuffer(StatefulBuffer):
                     torch.save(state, file)
                     file.flush()
                     os.fsync(file.fileno())
-            except RuntimeError as error:  # of torch's writer, when the disk refuses
+            except RuntimeError as error:  # torch's writer raises this for a full disk
                 raise OSError(f"{path} can't be written: {str(error).splitlines()[0]}") from error
 
     def load(self, path: str | os.PathLike[str]) -> None:

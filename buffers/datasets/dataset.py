@@ -176,7 +176,7 @@ class EpisodeDataset:
         """
         lengths = self.episode_lengths
         num_envs: Any = options.get("num_envs")
-        is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else it is refused
+        is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else `kind` raises
         num_rings = int(num_envs) if hasattr(kind, "counts") and is_number else 1
         if not (hasattr(kind, "add_episode") or hasattr(kind, "order")):
             raise self._not_into(getattr(kind, "__name__", repr(kind)))
@@ -395,7 +395,7 @@ def _as_numbers(column: Any, leaf: Leaf) -> Any:
 
 
 def _refuse(where: str, name: str, array: np.ndarray, wrong: np.ndarray, expected: str) -> None:
-    """Raise DatasetError for the first of the wrong values (T, ...) of a column, if any."""
+    """Raise DatasetError for the first wrong value (T, ...) of a column, if any."""
     if wrong.any():
         step, *place = (int(axis[0]) for axis in np.nonzero(wrong))
         shown, value = f"{name}{place if place else ''}", array[(step, *place)]

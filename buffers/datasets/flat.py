@@ -21,7 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 _logger = logging.getLogger("vecenv")
-BLOCK_BYTES = 1 << 25  # read or written at once
+BLOCK_BYTES = 1 << 25  # per read or write
 
 Keys = dict[str, list[str]]  # keys of a file, by names of this library; for obs one per leaf
 Blocks = Iterator[tuple[str, dict[str, np.ndarray]]]  # name of the file, and steps (K, ...) by key

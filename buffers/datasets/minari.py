@@ -1,4 +1,4 @@
-"""Minari data sets: read episode by episode, and written from buffers."""
+"""Minari data sets: reading episode by episode, and writing from buffers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def to_minari(source: Any, dataset_id: str, *, env: Any = None, **options: Any) 
 
     Raises:
         ModuleNotFoundError: minari is not installed, or h5py, which its default format needs.
-        DatasetError: There is no episode, or one does not fit; or `env` has other spaces.
+        DatasetError: There is no episode, one is wrong, or `env` has other spaces.
         ValueError: The id exists or is malformed (Minari's).
     """
     minari = load_library("minari")

@@ -76,7 +76,7 @@ _UNSEEN_BYTES = 1 << 26  # smaller batches are drawn without a look at free memo
 
 
 class EpisodicReplayBuffer(DrawnBuffer):
-    """Whole episodes of any length, flat in one ring; the oldest make room for new ones.
+    """Whole episodes of any length, flat in one ring; new episodes replace the oldest.
 
     An episode of T steps has T + 1 observations, each stored once. It is added whole
     (`add_episode`) or step by step from running environments (`add`, best through a
@@ -102,7 +102,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         staged: Run the code for other devices on the CPU, for tests.
 
     Raises:
-        BufferMisuseError: An argument that does not fit.
+        BufferMisuseError: An argument does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
 
     >>> from gymnasium.spaces import Box, Discrete
@@ -465,7 +465,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         *,
         over: str = "steps",
     ) -> StackBatch:
-        """Draw steps with the last observations of their episode stacked.
+        """Draw steps with stacks of the last K observations.
 
         Near the start of an episode, its first observation is repeated.
 

@@ -121,7 +121,7 @@ class Live(NamedTuple):
 
 
 class EpisodeTable:
-    """Rows and table of whole episodes, as `layout` describes them.
+    """Rows and table of complete episodes.
 
     If staged, draws read a copy of the table on the device; the host writes its own and pushes it.
 

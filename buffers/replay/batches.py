@@ -163,7 +163,7 @@ class Reader:
     def batch(
         self, batch_size: int, out: ReplayBatch | None, columns: Iterable[str] | None
     ) -> ReplayBatch:
-        """The batch that a draw fills: `out`, or a new one.
+        """Return the batch that a draw fills: `out`, or a new one.
 
         Raises:
             BufferMisuseError: An argument does not fit, or `out` is not of this reader.

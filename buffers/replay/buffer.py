@@ -573,7 +573,7 @@ class SharedReplayBuffer(UniformReplayBuffer):
         folder: Folder of "memmap". A missing one is made; the buffer of an existing one is resumed.
 
     Raises:
-        BufferMisuseError: An argument that does not fit.
+        BufferMisuseError: An argument does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
 
     >>> import numpy as np
@@ -600,7 +600,7 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
         options: As in `SharedReplayBuffer`.
 
     Raises:
-        BufferMisuseError: An argument that does not fit.
+        BufferMisuseError: An argument does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
     """
 

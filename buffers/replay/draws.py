@@ -60,7 +60,7 @@ def _draw_distinct(
     rings = torch.div(places, span, rounding_mode="floor")
     age = (places - begin.index_select(0, rings)).remainder_(span)
     keys.masked_fill_(age >= (end - begin).index_select(0, rings), -1.0)  # rows that hold nothing
-    rows.copy_(keys.topk(len(rows)).indices)  # sorted, else the order is not random
+    rows.copy_(keys.topk(len(rows)).indices)  # sorted by key: a random order
 
 
 @njit(nogil=True, cache=True)

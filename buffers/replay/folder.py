@@ -1,4 +1,4 @@
-"""Rows in files: a folder of `.npy` files, mapped into memory, and a header written last.
+"""Rows in files: a folder of memory-mapped `.npy` files, and a header, written after them.
 
     header.json      settings of the buffer, and which rows are on the disk for certain
     rows.npy         uint8 (num_rows, stride)        rings.npy, envs.npy   counts, environments

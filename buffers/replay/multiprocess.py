@@ -51,7 +51,7 @@ __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 _CPU = torch.device("cpu")
 _MAX_WRITERS = 4096
 _TRIES = 16  # draws between two looks at the clock, if rows are overwritten
-_LOCK_TIMEOUT = 10.0  # seconds for what takes microseconds
+_LOCK_TIMEOUT = 10.0  # seconds; the lock is held for microseconds
 _LINE = 128  # bytes, so that no two writers share a cache line
 SLOT = np.dtype({
     "names": ["begun", "committed", "pid", "start"], "formats": ["<i8"] * 4, "itemsize": _LINE,
@@ -59,7 +59,7 @@ SLOT = np.dtype({
 
 
 class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
-    """The newest transitions of several processes, in memory that they share with a learner.
+    """The newest transitions of several processes, in memory shared with a learner.
 
     The process that makes the buffer draws from it. The buffer can be passed to other processes,
     which draw with random streams of their own. Processes add through a `ReplayWriter`: call
@@ -84,7 +84,7 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
             `env_ids` of batches are writer * num_envs + environment.
 
     Raises:
-        BufferMisuseError: An argument that does not fit, or a system other than Linux.
+        BufferMisuseError: An argument does not fit, or a system other than Linux.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
     """
 
@@ -432,7 +432,7 @@ def _places(plan: Plan) -> tuple[int, int]:
 
 
 def shared_bytes(plan: Plan) -> int:
-    """Bytes of the memory."""
+    """Size of the memory in bytes."""
     return _places(plan)[1] + plan.num_rows * plan.layout.stride
 
 

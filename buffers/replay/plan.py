@@ -78,7 +78,7 @@ class RowOptions(TypedDict, total=False):
 
 
 class ReplayOptions(RowOptions, total=False):
-    """All arguments of replay buffers of one process besides sizes and spaces."""
+    """Arguments of single-process replay buffers, besides sizes and spaces."""
 
     device: torch.device | str
     seed: int | None
@@ -178,7 +178,7 @@ def plan_replay(
     """Check the arguments of a replay buffer.
 
     Raises:
-        BufferMisuseError: One of them is wrong, or two do not go together.
+        BufferMisuseError: An argument is wrong, or two contradict each other.
         TypeError: An option is not in `RowOptions`.
     """
     given = read_options("a replay buffer", options, ROW_DEFAULTS)

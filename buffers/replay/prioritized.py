@@ -1,4 +1,4 @@
-"""PrioritizedReplayBuffer: transitions drawn in proportion to a power of their priority."""
+"""PrioritizedReplayBuffer: draws transitions in proportion to priority ** alpha."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         beta: The argument; may be assigned, and is part of the state.
 
     Raises:
-        BufferMisuseError: An argument that does not fit.
+        BufferMisuseError: An argument does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
     """
 
@@ -83,7 +83,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._sums: Any = DeviceValues(*there) if self._is_staged else SumTree(plan.span)
 
     def memory(self) -> dict[str, int]:
-        """Bytes held now, by what they are for, host and device together; batches not included."""
+        """Bytes held now, by purpose, on host and device together, without batches."""
         return {**super().memory(), "priorities": self._sums.nbytes}
 
     @property

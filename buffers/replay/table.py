@@ -49,8 +49,8 @@ __all__ = ["ENVS", "RINGS", "Memory", "Table", "fence", "wait_for"]
 
 RINGS = np.dtype([("begun", np.int64), ("committed", np.int64)])
 ENVS = np.dtype([("last", np.int64), ("is_open", np.bool_)], align=True)
-_MANY = 256  # rows from which on an item of a column is copied as one piece
-_LINKS = ("link", OLDER)  # fields that are written when rows are committed
+_MANY = 256  # from this many rows on, each item is copied as one piece
+_LINKS = ("link", OLDER)  # fields that `_commit` writes
 _PAUSE = 0.001  # seconds between two polls
 _fence = threading.Lock()
 
@@ -192,7 +192,7 @@ class Table:
         return int(self.committed.sum())
 
     def oldest_first(self) -> np.ndarray:
-        """int64, the rows that hold transitions, ring by ring from the oldest to the newest."""
+        """Rows that hold transitions, int64, ring by ring, from the oldest to the newest."""
         span, lives = self.plan.span, zip(*self.live(), strict=True)
         return np.concatenate([
             ring * span + np.arange(begin, end) % span for ring, (begin, end) in enumerate(lives)
@@ -228,12 +228,12 @@ class Table:
 
     @property
     def links(self) -> np.ndarray:
-        """int32 (num_rows,), on the host."""
+        """Links of all rows, int32 (num_rows,), on the host."""
         return self._mirror("link")
 
     @property
     def row_envs(self) -> np.ndarray:
-        """int32 (num_rows,), env ids, on the host."""
+        """Env ids of all rows, int32 (num_rows,), on the host."""
         return self._mirror("env_ids")
 
     def _mirror(self, path: str) -> np.ndarray:

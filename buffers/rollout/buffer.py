@@ -66,7 +66,7 @@ class EpisodeStats(NamedTuple):
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a rollout has come."""
+    """Progress of a rollout."""
 
     open_steps: int  # T while steps may be written, else 0: checks both the range and the time
     put: dict[str, set[int]] = field(default_factory=dict)  # by column, the steps that were `put`
@@ -141,7 +141,7 @@ class RolloutBuffer(StatefulBuffer):
         agents_per_game: A, the number of neighbouring rows of a step that form one game.
 
     Raises:
-        BufferMisuseError: An argument that does not fit.
+        BufferMisuseError: An argument does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
 
     >>> from gymnasium.spaces import Box, Discrete
@@ -159,7 +159,7 @@ class RolloutBuffer(StatefulBuffer):
     >>> rollout.advance()
     """
 
-    _is_apart = False  # tests on the CPU set it, for host pages of their own as on other devices
+    _is_apart = False  # tests set it, to have separate host pages on the CPU, too
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class RolloutBuffer(StatefulBuffer):
         self._begin()
 
     def _begin(self) -> None:
-        """Open all steps for writing; the device has been waited for."""
+        """Open all steps for writing; the caller must have waited for the device."""
         self._storage.begin()
         self._is_started, self._at = True, _Progress(self.num_steps)
 
@@ -510,7 +510,7 @@ class RolloutBuffer(StatefulBuffer):
         fixed: bool = False,
         normalize_advantages: bool = False,
     ) -> Iterator[RolloutBatch]:
-        """Go once through all valid rows in random order.
+        """Iterate once over all valid rows, in random order.
 
         The batches of one pass differ in size by one row at most. With `fixed`, all batches of all
         rollouts have the size T * N / num_minibatches, rounded up, so that a compiled learner sees
@@ -550,7 +550,7 @@ class RolloutBuffer(StatefulBuffer):
         initial_states: Sequence[str] = (),
         normalize_advantages: bool = False,
     ) -> Iterator[RolloutBatch]:
-        """Go once through the rollout in sequences of steps of one environment, in random order.
+        """Iterate once over the rollout in sequences of steps of one env, in random order.
 
         The rollout is cut every `length` steps. All batches of all rollouts have the same shape,
         (L, S, ...): a short sequence repeats its last step, and some sequences are repeated if

@@ -58,16 +58,16 @@ class RolloutBatch(Batch):
 
 
 class _Plan(NamedTuple):
-    """How one pass goes through the rows."""
+    """Plan of one pass over the rows."""
 
     paths: list[str]  # of the columns to gather
-    states: tuple[str, ...]  # of which sequences have the first row
-    row_bytes: int  # of a batch
-    number: int  # of batches, at most
-    size: int  # of a batch, at most
+    states: tuple[str, ...]  # columns of which sequences have only the first row
+    row_bytes: int  # bytes of a row of a batch
+    number: int  # largest number of batches
+    size: int  # largest size of a batch
     length: int | None  # of sequences; None: batches have single rows
     is_fixed: bool  # batches of one size, whatever rows are valid
-    normalizes: bool  # advantages, each batch by itself
+    normalizes: bool  # normalise advantages, in each batch
 
 
 class Sampler:
@@ -212,7 +212,7 @@ class Sampler:
         return [size] * number, [*_pad(rows, count, number, size)]
 
     def _sequences(self, number: int, size: int, length: int) -> tuple[list[int], list[Tensor]]:
-        """The rows of sequences that have a valid one, in random order, in batches of one size.
+        """The rows of sequences with a valid row, in random order, in batches of one size.
 
         Returns sizes, rows and weights like `_order`, each batch step after step. A short sequence
         repeats its last row with weight 0; rows that are not valid have weight 0 too.

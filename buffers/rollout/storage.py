@@ -3,8 +3,8 @@
 ::
 
     envs on the CPU, device "cpu"       one memory: arrays for the envs, tensors for the learner
-    envs on the CPU, another device     host pages for the envs; tensors on the device, copied to
-    envs on the device                  one memory: tensors there for both
+    envs on the CPU, another device     host pages for the envs, copied to tensors on the device
+    envs on the device                  one memory: tensors on the device for both
 
 Valid rows, episodes and faults are computed by torch in the memory that envs write to. On a device
 nothing is read back, so a CUDA graph can capture it; faults are noted there until `raise_faults`.
@@ -53,7 +53,7 @@ _FAULTS = (
     f"no values; {_PUT}",
 )
 
-_MAX_ROWS = 2**31 - 1  # the shuffle draws 32-bit words
+_MAX_ROWS = 2**31 - 1  # the shuffle draws numbers below 2**31
 
 # Names that no extra column may have: other columns, entries of batches and of `memory`, and
 # parameters of `put`.
@@ -145,7 +145,7 @@ def plan_rollout(
 
 
 def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    """The mode of an enum member, or of its name or value; raise BufferMisuseError for others."""
+    """Convert a member, name or value of the enum; raise BufferMisuseError for others."""
     try:
         return read_autoreset_mode(mode)
     except ValueError as error:
@@ -194,7 +194,7 @@ class RolloutStorage:
         slots: T slots, of arrays or, on the device, tensors.
         action_rows: T views (N, *action_shape) of actions as envs take them.
         rows: Views of the learner's tensors, one for each step.
-        acting: uint8 (T, N), which rows acted, as envs with agents write it: 0, 1 or
+        acting: uint8 (T, N), whether rows acted, written by envs with agents: 0, 1 or
             `UNWRITTEN_FLAG`.
         has_final: bool (T, N), rows whose final value was given; None under NEXT_STEP.
         num_valid: int64 (), valid rows of the last computed rollout.
@@ -296,7 +296,7 @@ class RolloutStorage:
             self.upload(path, slice(t, t + 1))
 
     def upload(self, name: str, steps: slice = slice(None)) -> None:
-        """Enqueue the copy of a column from host pages to the device, if these are apart."""
+        """Enqueue the copy of a column from host pages to the device, if they are separate."""
         if self.is_apart:
             self.columns[name].upload(steps)
 
@@ -306,7 +306,7 @@ class RolloutStorage:
             torch.cuda.synchronize(self.device)
 
     def start(self) -> None:
-        """Forget episodes under way, as after a reset of all envs."""
+        """Drop unfinished episodes, after a reset of all envs."""
         for tensor in (self._over_before, *self._running):
             tensor.zero_()
         self._is_first[0] = True
@@ -324,7 +324,7 @@ class RolloutStorage:
         See `RolloutBuffer.is_first_at`. `start` and `advance` write it for step 0.
         """
         rows = self._is_first[first:stop]
-        lag = 2 if self._is_next_step else 1  # under NEXT_STEP a step in between only resets
+        lag = 2 if self._is_next_step else 1  # a NEXT_STEP reset takes a step
         steps = slice(max(first - lag, 0), stop - lag)
         begins = self._ends[steps] | self._cuts[steps]
         if first < lag:  # the flags of the last step of the rollout before
