@@ -1,6 +1,6 @@
-"""Preallocated memory for reinforcement learning: rollouts and their advantages.
+"""Preallocated buffers for reinforcement learning: rollouts, replay, episodes, trajectories.
 
-Works with any Gymnasium vector env; nothing here knows what an environment is.
+They work with any Gymnasium vector env, and import no environment.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 try:
     import torch as _torch  # noqa: F401  # to say what to install
 except ModuleNotFoundError as _error:
-    if _error.name != "torch":  # torch is there, and lacks something
+    if _error.name != "torch":  # torch is installed, but one of its imports is missing
         raise
     _needed = 'buffers needs torch, which is not installed: pip install "vecenv[torch]"'
     raise ModuleNotFoundError(_needed, name="torch") from None

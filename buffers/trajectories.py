@@ -1,4 +1,4 @@
-"""TrajectoryBuffer: trajectories of several workers laid one behind the other, in place."""
+"""TrajectoryBuffer: trajectories of several workers, one after the other, in reused memory."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ _TAKEN = frozenset((
 
 
 class TrajectoryStats(NamedTuple):
-    """What `update` laid in."""
+    """Statistics of the steps that `update` stored."""
 
     num_steps: int
     mean_reward: float
 
 
 class TrajectoryBuffer:
-    """The steps of one update, as trajectories of different lengths, in memory used again.
+    """The steps of one update, as trajectories of different lengths, in reused memory.
 
-    `update` replaces what was there. Trajectory after trajectory is copied to its place; nothing is
-    transposed, concatenated or allocated, except that memory that is too small is given back and
+    `update` replaces all steps: it copies one trajectory after the other to its place, without
+    transposing, concatenating or allocating. Only if the memory is too small, it is freed and
     replaced by at least twice as much.
 
     Args:
-        capacity: Steps there is memory for from the start.
+        capacity: Number of steps to allocate memory for at first.
         observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
             Dict and Tuple of these.
         action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
@@ -56,10 +56,10 @@ class TrajectoryBuffer:
         device: Where the steps live.
 
     Attributes:
-        capacity: Steps there is memory for now.
+        capacity: Number of steps that there is memory for now.
 
     Raises:
-        BufferMisuseError: An argument that does not fit.
+        BufferMisuseError: An argument does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
 
     >>> from gymnasium.spaces import Box, Discrete
@@ -96,13 +96,13 @@ class TrajectoryBuffer:
         self._allocate(check_count("capacity", capacity))
 
     def memory(self) -> dict[str, int]:
-        """Bytes held now by name of column."""
+        """Bytes held now, by column."""
         leaves = zip(self._leaves, self._storage, strict=True)
         return {leaf.path: column.nbytes for leaf, column in leaves}
 
     @property
     def offsets(self) -> np.ndarray:
-        """int64 (W + 1,): trajectory w has the steps from offsets[w] to below offsets[w + 1]."""
+        """int64 (W + 1,): trajectory w has the steps from offsets[w] to offsets[w + 1] - 1."""
         return self._offsets.copy()
 
     def __len__(self) -> int:
@@ -110,7 +110,7 @@ class TrajectoryBuffer:
         return int(self._offsets[-1])
 
     def __getitem__(self, name: str) -> Any:
-        """All steps of a column (num_steps, ...), as views that the next update overwrites.
+        """Return all steps of a column (num_steps, ...), as views that the next update overwrites.
 
         Columns are "obs", nested like the space, "actions", "rewards" float32, "terminations" and
         "truncations" bool, and the extra columns.
@@ -124,13 +124,13 @@ class TrajectoryBuffer:
 
     @torch.no_grad()
     def update(self, trajectories: Sequence[Mapping[str, Any]]) -> TrajectoryStats:
-        """Replace all steps by those of some trajectories.
+        """Replace all steps by those of the trajectories.
 
         Args:
             trajectories: One dict per worker: `obs` (T, *obs_shape), nested like the space,
                 `actions` (T, *action_shape), `rewards`, `terminations`, `truncations` (T,) and the
                 extra columns (T, ...); arrays, or tensors on the CPU or on `device`. T may differ
-                and may be 0. Copied. With `valid` bool (T,) only the steps where it is True.
+                and may be 0. If there is `valid` bool (T,), only steps where it is True. Copied.
 
         Returns:
             The number of steps and the mean of their rewards (0 for none).
@@ -138,8 +138,8 @@ class TrajectoryBuffer:
         Raises:
             BufferMisuseError: A column is missing, unknown or does not fit, or a reward is not
                 finite as float32; nothing was changed.
-            BufferMemoryError: Larger memory is needed than is free. The old steps are kept, unless
-                the system refuses the memory later.
+            BufferMemoryError: More memory is needed than is free. The old steps are kept, unless
+                the system refuses the memory after they were freed.
         """
         columns = [self._read(*numbered) for numbered in enumerate(trajectories)]
         rewards = [column[self._num_obs + 1] for column in columns]
@@ -155,7 +155,7 @@ class TrajectoryBuffer:
         for column, parts in zip(self._storage, zip(*columns, strict=True), strict=bool(columns)):
             for target, part in zip(column[:num_steps].split(lengths), parts, strict=True):
                 target.copy_(part, non_blocking=True)
-        if self.device.type == "cuda":  # pinned memory may be reused by the caller from now on
+        if self.device.type == "cuda":  # the caller may now overwrite pinned memory
             torch.cuda.current_stream(self.device).synchronize()
         self._offsets = offsets
         return TrajectoryStats(num_steps, total / num_steps if num_steps else 0.0)
@@ -184,7 +184,7 @@ class TrajectoryBuffer:
         return found
 
     def _allocate(self, capacity: int) -> None:
-        """Replace the storage; what was in it need not be kept, so it is given back first."""
+        """Replace the storage; frees the old one first, as its steps are not needed."""
         step = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in self._leaves)
         needed = capacity * step - sum(column.nbytes for column in self._storage)
         what, advice = f"a trajectory buffer of {capacity} steps", "lay in fewer steps at once"

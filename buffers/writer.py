@@ -1,4 +1,4 @@
-"""TransitionWriter: what a vector env returned, as transitions in a replay buffer."""
+"""TransitionWriter: writes the steps of a vector env into a replay buffer as transitions."""
 
 from __future__ import annotations
 
@@ -30,40 +30,40 @@ _FLAGS = ("terminations", "truncations")
 
 
 class TransitionWriter:
-    """Feeds a buffer from a running vector env, whatever resets its environments.
+    """Writes the steps of a running vector env into a buffer, in any autoreset mode.
 
-    It remembers the last observation of each environment, and pairs it with the next:
+    The writer keeps the last observation of each environment and pairs it with the next one:
 
     - NEXT_STEP: the row that only resets is left out; its observation begins the next episode.
-    - SAME_STEP: the next observation of a step that ended is `infos["final_obs"]`; the one returned
-      begins the next episode.
-    - DISABLED: `reset` tells which environments were reset, and what they observed then.
+    - SAME_STEP: if the episode ended, the next observation is `infos["final_obs"]`; the returned
+      observation begins the next episode.
+    - DISABLED: call `reset` with the environments that were reset and their observations.
 
-    Where rows are agents that die before their game ends, or come later, `valid` says which of them
-    acted in a step; the others are left out, and what comes after a step that was left out begins a
-    new episode: of an agent that is back, or of another one in its row. An agent that ends while
-    its game goes on ended with the observation in its row.
+    If rows are agents that die before their game ends, or join late, `valid` says which of them
+    acted in a step. The other rows are left out, and the row after a gap begins a new episode: the
+    agent is back, or another one has its row. If an agent's episode ends while its game goes on,
+    the observation in its row is the final one.
 
-    All it keeps is copied, so vector envs may reuse their memory (`copy=False`).
+    The writer copies what it keeps, so vector envs may reuse their memory (`copy=False`).
 
-    A step of all environments is `step(actions, *envs.step(actions))`. With `send` and `recv` it is
-    `sent(actions, env_ids)` and `received(envs.recv())`. Extra columns of the buffer are given by
-    name: `step(actions, *envs.step(actions), log_probs=log_probs)`, `sent(actions, env_ids,
-    log_probs=log_probs)`; those known only with the results to `received`.
+    Call `step(actions, *envs.step(actions))` for a step of all environments. With `send` and `recv`
+    call `sent(actions, env_ids)` and `received(envs.recv())`. Pass extra columns of the buffer by
+    name, such as `step(actions, *envs.step(actions), log_probs=log_probs)` or `sent(actions,
+    env_ids, log_probs=log_probs)`; columns known only with the results go to `received`.
 
-    Results may be tensors on the device of the envs. They come to the host, where they are checked,
-    unless the buffer is there too, takes them as they are (`buffer.takes_tensors`), and the mode is
-    SAME_STEP: then `step` waits for nothing.
+    Results may be tensors on the device of the envs. They are copied to the host and checked there,
+    except if the mode is SAME_STEP and the buffer is on the same device and stores them as they are
+    (`buffer.takes_tensors`): then `step` does not wait for the device.
 
     Args:
-        envs: The vector env, of Gymnasium's interface, or a group of agents (`envs.groups[name]`).
-            Its `metadata["autoreset_mode"]`, `num_envs` and single spaces are read; it is not kept.
-        buffer: Anything with `add(**columns)`, the columns being `obs, next_obs, actions, rewards,
+        envs: Vector env with Gymnasium's interface, or a group of agents (`envs.groups[name]`). The
+            writer reads `metadata["autoreset_mode"]`, `num_envs` and the single spaces once.
+        buffer: Any object with `add(**columns)`. The columns are `obs, next_obs, actions, rewards,
             terminations, truncations`, and `env_ids` if `add` has a parameter of that name.
 
     Raises:
-        BufferMisuseError: The autoreset mode is missing or unknown, or the buffer is for another,
-            or a space does not fit.
+        BufferMisuseError: The autoreset mode is missing, unknown or not that of the buffer, or a
+            space does not fit.
 
     >>> from gymnasium.spaces import Box, Discrete
     >>> from gymnasium.vector import SyncVectorEnv
@@ -103,30 +103,30 @@ class TransitionWriter:
             )
         self._add, self._buffer = buffer.add, buffer
         self._cut = getattr(buffer, "cut_episodes", None)
-        self._device = getattr(envs, "device", None)  # where their results lie
+        self._device = getattr(envs, "device", None)  # device of the results, if any
         self._passes_ids = "env_ids" in inspect.signature(buffer.add).parameters
-        # The newest observations, where `add` is given them as those before a step.
+        # The newest observations: `obs` of the next `add`.
         self._obs = [np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self._leaves]
-        self._there: torch.Tensor | None = None  # the same on the device, instead
+        self._there: torch.Tensor | None = None  # on the device, instead of `_obs`
         self._all = np.arange(self.num_envs)
         self._is_known, self._is_over, self._is_sent = np.zeros((3, self.num_envs), np.bool_)
-        self._sent: dict[str, np.ndarray] = {}  # (N, ...), what was sent of envs in flight
-        takes_steps = getattr(buffer, "takes_steps", None)  # None: no buffer of ours
+        self._sent: dict[str, np.ndarray] = {}  # (N, ...), columns of envs in flight
+        takes_steps = getattr(buffer, "takes_steps", None)  # None: not a buffer of this library
         is_flat = build_tree(self._space, self._obs) is self._obs[0]
         self._is_checked = takes_steps is not None and is_flat
         self._step_ids = None if takes_steps else self._all
-        self._goes_on = False  # all envs are in the middle of episodes
+        self._goes_on = False  # the fast path of `step` is possible
 
     def reset(self, obs: Any, env_ids: Any = None) -> None:
-        """Take note of the observations of a reset, of all environments or some.
+        """Record the observations of a reset of all or some environments.
 
-        Episodes of these environments that are open in the buffer are cut, if it can do that, also
-        those the writer does not know of, as in a buffer that was loaded.
+        If the buffer has `cut_episodes`, this cuts the open episodes of these environments, also
+        those that were open before the writer was made.
 
         Args:
-            obs: (N, *obs_shape) of all environments, nested like the space, as `envs.reset` returns
-                it also with a mask; copied.
-            env_ids: Those that were reset: int (K,), or a mask bool (N,) as in
+            obs: (N, *obs_shape) of all environments, nested like the space: what `envs.reset`
+                returns, with or without a mask; copied.
+            env_ids: The environments that were reset: int (K,), or a mask bool (N,) as in
                 `options["reset_mask"]`. None for all.
 
         Raises:
@@ -152,12 +152,12 @@ class TransitionWriter:
         self._note_state()
 
     def _take_back_obs(self) -> None:
-        """Let the observations lie on the host again; waits for the device if they did not."""
+        """Move the observations back to the host, if they are on the device; waits for it."""
         if self._there is not None:
             self._obs[0][...], self._there = self._there.cpu().numpy(), None
 
     def _note_state(self) -> None:
-        """Find out whether all envs are in the middle of episodes, and none is in flight."""
+        """Update `_goes_on`: all envs are in the middle of episodes, and none is in flight."""
         is_running = self._is_known.all() and not (self._is_over.any() or self._is_sent.any())
         self._goes_on = bool(is_running) and self._there is None and self._is_checked
 
@@ -176,22 +176,22 @@ class TransitionWriter:
         """Write a step of all environments.
 
         Args:
-            actions: What was passed to `envs.step`, (N, *action_shape).
-            obs: What it returned, like all that follows, with N rows; copied.
+            actions: Argument of `envs.step`, (N, *action_shape).
+            obs: Result of `envs.step`, like the next four, with N rows; copied.
             rewards: float (N,).
             terminations: bool (N,).
             truncations: bool (N,).
-            infos: For `final_obs`, under SAME_STEP.
-            valid: bool (N,), the rows that acted; None for all but those that only reset.
-            extras: The extra columns of the buffer, (N, ...), of the same rows as `actions`.
+            infos: Read for `final_obs`, under SAME_STEP.
+            valid: bool (N,), the rows that acted; None for all except rows that only reset.
+            extras: Extra columns of the buffer, (N, ...), one row per row of `actions`.
 
         Raises:
-            BufferMisuseError: Something does not fit, or an environment was not reset; nothing was
-                changed, neither here nor in the buffer.
+            BufferMisuseError: An argument does not fit, or an environment was not reset; neither
+                the writer nor the buffer was changed.
         """
         if self._goes_on and valid is None and not extras:
             newest = self._obs[0]
-            # Most steps are such, in all autoreset modes; a buffer of ours checks the columns.
+            # The fast path for most steps, in all modes: no episode ends, and `add` checks columns.
             is_plain = obs.__class__ is np.ndarray and obs.shape == newest.shape
             if is_plain and _is_none(terminations) and _is_none(truncations):
                 self._add(
@@ -219,7 +219,7 @@ class TransitionWriter:
     ) -> bool:
         """Add a step whose results are on the device, without waiting; return whether it fits.
 
-        Under SAME_STEP each row is a transition, so that the host need not know its flags.
+        Under SAME_STEP every row is a transition, so the host need not know the flags.
         """
         found: Any = [infos.get(name) for name in ("final_obs", "_final_obs")]
         finals, is_final = found
@@ -241,16 +241,16 @@ class TransitionWriter:
         return True
 
     def sent(self, actions: Any, env_ids: Any = None, **extras: Any) -> None:
-        """Take note of actions that were sent.
+        """Record actions that were sent.
 
         Args:
             actions: (B, *action_shape); copied.
-            env_ids: int (B,), whose; None for all.
-            extras: Extra columns of the buffer, (B, ...), of the same rows as `actions`; the same
-                names in every call. Copied.
+            env_ids: int (B,), their environments; None for all.
+            extras: Extra columns of the buffer, (B, ...), one row per row of `actions`, with the
+                same names in every call; copied.
 
         Raises:
-            BufferMisuseError: Something does not fit, or one of the environments is in flight;
+            BufferMisuseError: An argument does not fit, or one of the environments is in flight;
                 nothing was changed.
         """
         ids = read_distinct_ids(env_ids, self.num_envs, self._device)
@@ -276,17 +276,18 @@ class TransitionWriter:
         self._is_sent[ids], self._goes_on = True, False
 
     def received(self, batch: Any, *, valid: Any = None, **extras: Any) -> None:
-        """Write what `recv` returned for some environments.
+        """Write the results that `recv` returned for some environments.
 
         Args:
             batch: Has `obs`, `rewards`, `terminations`, `truncations`, `infos` with B rows, and
                 `env_ids` int (B,).
             valid: bool (B,), as in `step`; None takes the attribute `valid` of the batch, if any.
-            extras: Extra columns of the buffer that were not given to `sent`, (B, ...), of the rows
-                of the batch.
+            extras: Extra columns of the buffer that were not given to `sent`, (B, ...), one row per
+                row of the batch.
 
         Raises:
-            BufferMisuseError: Something does not fit, or actions are missing; nothing was changed.
+            BufferMisuseError: An argument does not fit, or `sent` got no actions of one of the
+                environments; nothing was changed.
         """
         ids = read_distinct_ids(batch.env_ids, self.num_envs, self._device)
         if not self._is_sent[ids].all():
@@ -317,10 +318,10 @@ class TransitionWriter:
         infos: Mapping[str, Any],
         valid: Any,
     ) -> None:
-        """Add the rows that are transitions, then remember the observations.
+        """Add the rows that are transitions, then keep the observations.
 
-        The envs are int64 (B,), None for all; columns are actions and extra columns that were read,
-        result are rewards and flags, the rest is as of `step`.
+        `env_ids` are int64 (B,), or None for all. `columns` are checked actions and extra columns,
+        `result` has rewards and flags. The other arguments are those of `step`.
         """
         self._take_back_obs()
         ids = self._all if env_ids is None else env_ids
@@ -337,7 +338,7 @@ class TransitionWriter:
         following, goes_on = self._successors(leaves, over, ids, infos, is_valid is not None)
         before = self._obs if env_ids is None else [leaf[env_ids] for leaf in self._obs]
         where_added = ids
-        if is_left.any():  # NEXT_STEP: the row only resets; or an agent that is dead
+        if is_left.any():  # leave out rows that only reset (NEXT_STEP), or whose agent is dead
             rows = np.flatnonzero(~is_left)
             columns = {name: column[rows] for name, column in columns.items()}
             before, following = ([leaf[rows] for leaf in part] for part in (before, following))
@@ -349,8 +350,8 @@ class TransitionWriter:
             self.num_transitions += len(where_added)
         for target, leaf in zip(self._obs, leaves, strict=True):
             target[where] = leaf
-        # Under SAME_STEP these agents are not to act before their game was reset. Rows that only
-        # reset, or whose agent is away, have no flags: what comes then is new.
+        # Under SAME_STEP, agents that ended in a game that goes on must not act before it is reset.
+        # Rows that only reset, or whose agent is away, have no flags: the next row is a transition.
         self._is_over[where] = goes_on if self.autoreset_mode is SAME_STEP else over
         if is_valid is not None and self._cut is not None and not is_valid.all():
             self._cut(ids[~is_valid])
@@ -365,15 +366,15 @@ class TransitionWriter:
         infos: Mapping[str, Any],
         has_agents: bool,
     ) -> tuple[list[np.ndarray], np.ndarray]:
-        """The true next observations, under SAME_STEP the final ones where episodes ended.
+        """The true next observations: under SAME_STEP, the final ones where episodes ended.
 
-        And bool (B,), agents that ended while their game goes on: their row has the final
-        observation itself.
+        Returns also bool (B,): agents that ended while their game goes on, whose row of `leaves`
+        is the final observation itself.
         """
         goes_on = np.zeros(len(ids), np.bool_)
         if self.autoreset_mode is not SAME_STEP or not over.any():
             return leaves, goes_on
-        finals, is_given = (  # by one copy from a device
+        finals, is_given = (  # one copy from a device, instead of one per row
             found.cpu() if isinstance(found, torch.Tensor) else found
             for found in (infos.get("final_obs"), infos.get("_final_obs"))
         )
@@ -420,14 +421,14 @@ class TransitionWriter:
 
 
 def _is_none(flags: Any) -> bool:
-    """Whether flags are an array of bools, none of which is set."""
+    """Whether flags are a NumPy array of bools without a True."""
     return flags.__class__ is np.ndarray and flags.dtype is _BOOL and b"\x01" not in flags.tobytes()
 
 
 def _read_extras(
     extras: Mapping[str, Any], count: int, device: torch.device | None
 ) -> dict[str, np.ndarray]:
-    """Extra columns as arrays of one row per environment; the buffer checks the rest."""
+    """Extra columns as arrays with one row per environment; the buffer checks dtypes and shapes."""
     columns = {name: as_array(name, given, device) for name, given in extras.items()}
     for name, column in columns.items():
         if column.shape[:1] != (count,):
@@ -439,7 +440,7 @@ def _read_extras(
 
 
 def _row_of(finals: Any, row: int) -> Any:
-    """One environment's part of `infos["final_obs"]`: an array of objects or rows, or a nest."""
+    """One row of `infos["final_obs"]`, which is an array of objects or rows, or a nest of them."""
     if finals is None:
         return None
     if isinstance(finals, Mapping):

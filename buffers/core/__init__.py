@@ -1,1 +1,1 @@
-"""What the buffers share: memory, rows, batches, reading of arguments, checkpoints."""
+"""Code that all buffers share: memory, rows, batches, checks of arguments, checkpoints."""

@@ -1,4 +1,4 @@
-"""The one reader of what users hand to a buffer: every buffer gives the same answer to the same.
+"""Checks of user arguments, the same for all buffers.
 
 Each function returns its argument in the form to be stored, or raises BufferMisuseError.
 """
@@ -26,21 +26,21 @@ __all__ = [
     "read_valid", "resolve_device", "tree_leaves",
 ]  # fmt: skip
 
-MAX_COUNT = 2**31 - 1  # of rows that are drawn at once, and of whatever is counted in 32 bits
+MAX_COUNT = 2**31 - 1  # largest number of rows per draw, and of other 32-bit counts
 
 _BOOL, _FLOAT32 = np.dtype(np.bool_), np.dtype(np.float32)
-_FLOATS = (np.dtype(np.float64), _FLOAT32)  # of rewards; the first is what envs return
+_FLOATS = (np.dtype(np.float64), _FLOAT32)  # accepted as rewards; envs return the first
 _FLAGS = ("terminations", "truncations")
-# K rows to store: arrays (K, ...) by path; env ids int64 (K,), or (0,) for whole steps, or where
-# envs are not told apart; bool (K,), rows after which their env is interrupted; and int64 (C,),
-# envs that are interrupted before their first row.
+# K rows to store: arrays (K, ...) by path; env ids int64 (K,), or (0,) for whole steps or buffers
+# that don't track envs; stops bool (K,), the episode of the row's env ends after it; and cuts int64
+# (C,), envs whose episode ends before their first row.
 Transitions = tuple[Mapping[str, np.ndarray], np.ndarray, np.ndarray | None, np.ndarray | None]
 _NO_IDS = np.zeros(0, np.int64)
-_SMALL = 1e30  # a sum of squares of numbers that float32 has
+_SMALL = 1e30  # a sum of squares below this has only terms that fit into float32
 
 
 def resolve_device(device: torch.device | str) -> torch.device:
-    """The device as tensors name it: "cuda" becomes the current one, say cuda:0."""
+    """The device as tensors name it: "cuda" becomes the current device, such as cuda:0."""
     try:
         asked = torch.device(device)
         if asked.type == "cpu":
@@ -54,7 +54,7 @@ def resolve_device(device: torch.device | str) -> torch.device:
 
 
 def check_place(name: str, tensor: torch.Tensor, device: torch.device | None) -> None:
-    """Raise BufferMisuseError unless a tensor lies on the CPU or on a resolved device."""
+    """Raise BufferMisuseError unless a tensor is on the CPU or on a resolved device."""
     if tensor.device.type != "cpu" and tensor.device != device:
         where = "" if device is None or device.type == "cpu" else f" or {device}"
         raise BufferMisuseError(f"{name} lies on {tensor.device}, expected the CPU{where}; move it")
@@ -72,12 +72,12 @@ def _check_names(given: Mapping[str, Any], required: Set[str], optional: Set[str
 
 
 def as_array(name: str, given: Any, device: torch.device | None = None) -> np.ndarray:
-    """An array on the host, of whatever shape and dtype; bfloat16, which NumPy lacks, as float32.
+    """Convert to an array on the host, of any shape and dtype; bfloat16 becomes float32.
 
     Args:
-        name: Of the argument, for messages, here and below.
+        name: Name of the argument, for messages, here and below.
         given: Array, tensor or nested list.
-        device: Where tensors may lie besides the CPU.
+        device: Device that tensors may be on, besides the CPU.
     """
     if type(given) is np.ndarray:
         return given
@@ -95,12 +95,12 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
 
 
 def as_tensor(name: str, given: Any) -> torch.Tensor:
-    """A plain tensor, of whatever shape and dtype, where it lies; without gradients."""
+    """Convert to a plain tensor without gradients, of any shape, dtype and device."""
     if isinstance(given, torch.Tensor):
         plain = given if type(given) is torch.Tensor else given.as_subclass(torch.Tensor)
         return plain.detach()
     array = as_array(name, given)
-    # What torch does not take, or not in silence: other byte orders, steps back, read-only memory.
+    # torch rejects other byte orders and negative strides, and warns of read-only memory.
     if not (array.dtype.isnative and array.flags.carray):
         array = np.array(array, array.dtype.newbyteorder("="), order="C")
     try:
@@ -113,7 +113,7 @@ def as_tensor(name: str, given: Any) -> torch.Tensor:
 
 
 def check_count(name: str, number: Any, most: int | None = None) -> int:
-    """The number as an int; raise BufferMisuseError unless it is a positive integer up to most."""
+    """Convert to an int; raise BufferMisuseError unless it is an integer from 1 to `most`."""
     count = 0
     with contextlib.suppress(TypeError):
         count = operator.index(number)
@@ -125,7 +125,7 @@ def check_count(name: str, number: Any, most: int | None = None) -> int:
 
 
 def read_columns(columns: Any, known: Sequence[str]) -> frozenset[str] | None:
-    """The names of the columns to draw, one at least, out of `known`; or None for all."""
+    """Names of columns to draw, at least one, all in `known`; None for all columns."""
     if columns is None:
         return None
     is_listed = isinstance(columns, Iterable) and not isinstance(columns, str | bytes | Mapping)
@@ -138,7 +138,7 @@ def read_columns(columns: Any, known: Sequence[str]) -> frozenset[str] | None:
 
 
 def read_number(name: str, number: Any, most: float = 1.0) -> float:
-    """The number as a float; raise BufferMisuseError unless it is finite and from 0 to most."""
+    """Convert to a float; raise BufferMisuseError unless it is finite and from 0 to `most`."""
     value = math.nan
     if not isinstance(number, str | bytes | bytearray) and getattr(number, "ndim", 0) == 0:
         with contextlib.suppress(TypeError, ValueError, OverflowError):
@@ -153,10 +153,10 @@ def read_array(
     name: str, given: Any, shape: tuple[int, ...], dtype: np.dtype,
     device: torch.device | None = None,
 ) -> np.ndarray:  # fmt: skip
-    """An array of exactly this shape whose values the dtype can hold.
+    """Return an array of exactly this shape whose values the dtype can hold.
 
-    Floats may lose precision, integers no value; flags may be integers 0 and 1, and come back as
-    bool. A tensor may lie on the device, too.
+    Floats may lose precision; integers must fit exactly. Flags may be integers 0 and 1, and are
+    returned as bool. A tensor may be on `device`, too.
     """
     array = as_array(name, given, device)
     if array.shape != tuple(shape):
@@ -172,9 +172,9 @@ def read_array(
 
 
 def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A plain tensor of exactly this shape whose values the dtype can hold, as `read_array` says.
+    """Return a plain tensor of exactly this shape whose values the dtype can hold.
 
-    One that has to be looked at comes to the host.
+    The rules are those of `read_array`. If values must be checked, they are copied to the host.
     """
     tensor = as_tensor(name, given)
     is_held = tensor.dtype is dtype or (dtype.is_floating_point and not tensor.is_complex())
@@ -185,7 +185,7 @@ def read_tensor(name: str, given: Any, shape: Sequence[int], dtype: torch.dtype)
 
 
 def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
-    """Whether a dtype can hold the values of an array: floats rounded, integers as they are."""
+    """Whether a dtype can hold the values of an array: floats rounded, integers exactly."""
     if array.dtype == dtype:
         return True
     if dtype.kind not in "iu" or array.dtype.kind not in "iu":
@@ -195,8 +195,8 @@ def _holds_values(dtype: np.dtype, array: np.ndarray) -> bool:
 
 
 def read_flags(name: str, given: Any) -> Any:
-    """Bools, where they lie, of a tensor or array that has bools, or integers 0 and 1."""
-    if isinstance(given, torch.Tensor):  # which does not compare all unsigned integers
+    """Convert bools, or integers 0 and 1, to bools, on the same device."""
+    if isinstance(given, torch.Tensor):  # torch can't compare all unsigned integers
         given = given if given.dtype is torch.bool else given.to(torch.int64)
         flags: Any = given.bool()
     else:
@@ -208,8 +208,8 @@ def read_flags(name: str, given: Any) -> Any:
 
 
 def check_rewards(rewards: np.ndarray, what: str = "") -> None:
-    """Raise an error that begins with `what` unless all of float (K,) are finite as float32."""
-    # Unlike `dot`, `vdot` does not warn of sums that are not finite.
+    """Raise BufferMisuseError, beginning with `what`, unless rewards (K,) are finite as float32."""
+    # One fast pass for the usual case. Unlike `dot`, `vdot` does not warn of infinite sums.
     if rewards.ndim == 1 and np.vdot(rewards, rewards) < _SMALL:
         return
     stored = _stored(rewards, _FLOAT32)
@@ -238,7 +238,7 @@ def _read_ids(
     env_ids: Any, device: torch.device | None, num_rows: int | None, num_envs: int | None,
     expected: str,
 ) -> np.ndarray:  # fmt: skip
-    """Integers int64 (K,) below num_envs, a copy; of K rows; either if it is given."""
+    """Copy ids as int64 (K,); check K == num_rows and ids < num_envs, unless these are None."""
     ids = as_array("env_ids", env_ids, device)
     is_shaped = ids.ndim == 1 and num_rows in (None, len(ids))
     if not is_shaped or (ids.size and ids.dtype.kind not in "iu"):
@@ -254,9 +254,9 @@ def _read_ids(
 def read_distinct_ids(
     env_ids: Any, num_envs: int, device: torch.device | None = None
 ) -> np.ndarray:
-    """Environment ids int64 (B,), from different numbers 0 to N - 1 or a mask bool (N,); None: all.
+    """Environment ids int64 (B,), from distinct ids 0 to N - 1, a mask bool (N,), or None for all.
 
-    A tensor may lie on `device`.
+    A tensor may be on `device`.
     """
     if env_ids is None:
         return np.arange(num_envs)
@@ -271,12 +271,12 @@ def read_distinct_ids(
 
 
 def read_valid(valid: Any, num_rows: int, device: torch.device | None = None) -> np.ndarray:
-    """Which of some rows acted, so that they are transitions: bool (K,), nobody else's."""
+    """Whether each row acted, so that it is a transition: bool (K,), a copy."""
     return np.array(read_array("valid", valid, (num_rows,), _BOOL, device), np.bool_)
 
 
 def tree_leaves(space: Space, tree: Any, name: str) -> list[Any]:
-    """List what lies at the leaves of a nest that must be shaped like the space."""
+    """List the leaves of a nest, which must have the structure of the space."""
     parts: Mapping[Any, Space]
     nest: Any = tree
     if isinstance(space, spaces.Dict):
@@ -302,9 +302,9 @@ def read_nest(
     name: str, given: Any, space: Space, leaves: Sequence[Leaf | Field], count: int,
     device: torch.device | None = None,
 ) -> list[np.ndarray]:  # fmt: skip
-    """Observations, nested like the space, of K rows as arrays (K, *shape), in its order.
+    """Convert K observations, nested like the space, to arrays (K, *shape), one per leaf.
 
-    `leaves` are those of the space, with the name "obs".
+    `leaves` are the leaves of the space under the name "obs".
     """
     values = zip(leaves, tree_leaves(space, given, name), strict=True)
     return [
@@ -316,22 +316,22 @@ def read_nest(
 def _stored(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     if array.dtype == dtype and array.flags.c_contiguous:
         return array
-    with np.errstate(over="ignore"):  # looked for in rewards
+    with np.errstate(over="ignore"):  # overflowing rewards are checked apart
         return np.ascontiguousarray(array, dtype)
 
 
 class ColumnReader:
-    """Reads the columns of steps.
+    """Checks the columns of steps.
 
     Args:
-        layout: Of the rows that they go into.
+        layout: Layout of the rows to be filled.
     """
 
     def __init__(self, layout: RowLayout):
         self._layout = layout
         self._others = ("actions", *_FLAGS, *layout.extras)
         self._names = {"obs", "next_obs", "rewards", *self._others}
-        # What most adds have: an array for each name, of which dtypes are compared as objects.
+        # For the fast path of `_is_stored`: name, shape and dtype, which is compared by `is`.
         is_flat = layout.obs == ["obs"] and layout.frames is None
         kinds = {name: layout.fields[name] for name in ("obs", *self._others)} if is_flat else {}
         kinds |= {"next_obs": kinds["obs"]} if is_flat else {}
@@ -342,12 +342,12 @@ class ColumnReader:
     ) -> Mapping[str, np.ndarray]:
         """Steps as arrays (K, ...) by path, of the dtypes of the rows; rewards may be float64.
 
-        The leaves of next_obs are there too, also where the rows have none.
+        The leaves of next_obs are included, also if rows do not store them.
 
         Args:
-            columns: From the user, by name; None for one that was not given.
-            device: Where tensors may lie besides the CPU.
-            optional: Further columns there may be.
+            columns: Columns of the user, by name; None for a column that was not passed.
+            device: Device that tensors may be on, besides the CPU.
+            optional: Names of further accepted columns.
         """
         if self._is_stored(columns):
             check_rewards(columns["rewards"])
@@ -373,7 +373,7 @@ class ColumnReader:
         return found
 
     def _is_stored(self, columns: Mapping[str, Any]) -> bool:
-        """Whether all columns are arrays as they are stored; a third of the time of asking each."""
+        """Whether all columns are arrays as stored; takes a third of the time of `read`."""
         rewards = columns.get("rewards")
         if not self._flat or len(columns) != len(self._names) or type(rewards) is not np.ndarray:
             return False
@@ -390,13 +390,13 @@ class ColumnReader:
         self, columns: Mapping[str, Any], env_ids: Any, valid: Any, num_envs: int,
         device: torch.device,
     ) -> Transitions:  # fmt: skip
-        """Read what `add` of a ring takes, without the rows that are not valid.
+        """Check the arguments of `add` of a replay buffer; leave out rows that are not valid.
 
-        `num_envs` is 0 if the buffer keeps no track of envs.
+        `num_envs` is 0 if the buffer does not track envs.
         """
         arrays, frames, is_valid = self.read(columns, device), self._layout.frames, None
         count = len(arrays["rewards"])
-        ids = _NO_IDS  # of whole steps, or where nobody asks for them
+        ids = _NO_IDS  # whole steps, or envs are not tracked
         if env_ids is not None:
             expected = f"integers ({count},)" + (f" from 0 to {num_envs - 1}" if num_envs else "")
             ids = _read_ids(env_ids, device, count, num_envs or None, expected)
@@ -426,17 +426,17 @@ class ColumnReader:
 def read_steps(
     columns: Mapping[str, Any], layout: RowLayout, device: torch.device
 ) -> dict[str, np.ndarray]:
-    """As `ColumnReader.read`, with rewards as they are stored, and boundaries if there are some."""
+    """As `ColumnReader.read`, with float32 rewards, and with `boundaries` if given."""
     found = ColumnReader(layout).read(columns, device, {"boundaries"})
     return {**found, "rewards": _stored(found["rewards"], _FLOAT32)}
 
 
 def _find_gaps(env_ids: np.ndarray, is_valid: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where rows of env_ids int64 (K,) that are not valid, bool (K,), interrupt environments.
+    """Find the ends of episodes caused by rows that are left out: `is_valid` bool (K,) is False.
 
     Returns:
-        bool (K,), rows whose environment's next row here is left out; and the environments whose
-        first row here is left out.
+        stops bool (K,), whether the next row of the same env is left out; and cuts int64 (C,), the
+        envs whose first row is left out.
     """
     order = np.argsort(env_ids, kind="stable")
     ids, is_out = env_ids[order], ~is_valid[order]
@@ -453,8 +453,8 @@ def read_episode(
     """A whole episode of T steps.
 
     Returns:
-        Arrays (T, ...) by path (of the observations the first T), one row of the last observation
-        by path, and T.
+        Arrays (T, ...) by path, with the first T observations; the last observation by path, one
+        row; and T.
     """
     if not isinstance(episode, Mapping):
         raise BufferMisuseError(
@@ -478,7 +478,7 @@ def read_episode(
     last = {path: found[f"next_{path}"][-1:] for path in layout.obs}
     for path in layout.obs:
         array, following = found[path][1:], found.pop(f"next_{path}")[:-1]
-        same = (array == following) | (array != array)  # or NaN
+        same = (array == following) | (array != array)  # NaN equals NaN here
         wrong = np.flatnonzero(~same.all(axis=tuple(range(1, same.ndim))))
         if len(wrong):
             raise BufferMisuseError(

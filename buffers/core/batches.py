@@ -1,4 +1,4 @@
-"""Batches, whatever buffer they were drawn from."""
+"""Base class of the batches of all buffers."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ __all__ = ["Batch", "each_tensor"]
 class Batch:
     """Columns of tensors, one row per transition, step or sequence.
 
-    Built-in columns are attributes, such as ``batch.obs``. Columns that the user declared by
-    `extra_columns` are in the dict ``batch.extras`` (``batch.extras["costs"]``, and as an attribute
-    too). Unpacking gives the built-in columns that every batch of the class has, in the order in
-    which it lists them: ``obs, actions, *_ = batch``. Other entries (`indices`, `weights`,
-    `env_ids`, `extras`) are reached by name only. ``len(batch)`` is the number of rows. A batch
-    drawn with `columns=` has those alone: others raise AttributeError, and so does unpacking.
+    Built-in columns are attributes, such as ``batch.obs``. Columns declared by `extra_columns` are
+    in the dict ``batch.extras`` (``batch.extras["costs"]``), and are attributes too. Unpacking
+    yields the built-in columns that every batch of the class has, in the order of the class: ``obs,
+    actions, *_ = batch``. Other entries (`indices`, `weights`, `env_ids`, `extras`) are accessible
+    by name only. ``len(batch)`` is the number of rows. A batch drawn with `columns=` has only these
+    columns: access to others, and unpacking, raise AttributeError.
 
-    Batches can be copied (`copy.copy`, `copy.deepcopy`) and pickled: a copy has tensors of its own,
-    and is no `out` for the buffer.
+    Batches can be copied (`copy.copy`, `copy.deepcopy`) and pickled. A copy has tensors of its own,
+    and the buffer does not accept it as `out`.
     """
 
     __slots__ = ()
 
-    _fields: ClassVar[tuple[str, ...]]  # what unpacking gives, in order
-    _others: ClassVar[tuple[str, ...]] = ()  # further columns, None where there is none
-    _counted: ClassVar[str] = "actions"  # one that every batch has, whatever columns were drawn
+    _fields: ClassVar[tuple[str, ...]]  # columns that unpacking yields, in order
+    _others: ClassVar[tuple[str, ...]] = ()  # further columns; None if missing
+    _counted: ClassVar[str] = "actions"  # column that every batch has, whatever was drawn
 
     actions: torch.Tensor
     extras: dict[str, torch.Tensor]
 
     def __iter__(self) -> Iterator[Any]:
-        """Go through the built-in columns, as unpacking does."""
+        """Iterate over the built-in columns; unpacking uses this."""
         return iter([getattr(self, name) for name in self._fields])
 
     def __len__(self) -> int:
@@ -42,7 +42,7 @@ class Batch:
         return len(getattr(self, self._counted))
 
     def __getattr__(self, name: str) -> torch.Tensor:
-        """A column the user added."""
+        """Return an extra column."""
         if not name.startswith("_") and name not in self._names() and name in self.extras:
             return self.extras[name]
         extras = [] if name in self._names() else [*getattr(self, "extras", ())]
@@ -57,12 +57,12 @@ class Batch:
         return f"{type(self).__name__}({len(self)} rows of {', '.join(self._asdict())})"
 
     def _asdict(self) -> dict[str, Any]:
-        """The columns by name, without the extra ones; those that are None are left out."""
+        """Built-in columns by name, without those that are None."""
         found = {name: getattr(self, name, None) for name in (*self._fields, *self._others)}
         return {name: column for name, column in found.items() if column is not None}
 
     def _replace(self, **columns: Any) -> Self:
-        """A batch of the same tensors but for some columns; the given one is not changed."""
+        """Return a batch with some columns replaced; this batch is not changed."""
         unknown = set(columns) - {*self._fields, *self._others, "extras"}
         if unknown:
             raise ValueError(f"a {type(self).__name__} has no columns {sorted(unknown)}")
@@ -74,7 +74,7 @@ class Batch:
         return cls.__slots__
 
     def _contents(self) -> dict[str, Any]:
-        """What a copy takes over: all but the memory that `out=` writes into."""
+        """Attributes of a copy: all but `memory`, which `out=` needs."""
         names = [name for name in self._names() if name != "memory" and hasattr(self, name)]
         return {name: getattr(self, name) for name in names}
 
@@ -88,14 +88,14 @@ class Batch:
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the tensors alone, each without the memory around it: that is saved as well."""
+        """Pickle clones of the tensors: a view would be pickled with its whole storage."""
         keep = torch.contiguous_format
         own = each_tensor(self._contents(), lambda t: t.detach().clone(memory_format=keep))
         return type(self)._made_of, (own,)
 
 
 def each_tensor(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """The same nest of dicts, tuples and lists with what the function returns for each tensor."""
+    """Map a function over the tensors in a nest of dicts, tuples and lists."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):

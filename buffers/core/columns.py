@@ -18,12 +18,12 @@ Allocate = Callable[..., Any]  # allocate(shape, dtype) -> zeroed array, or tens
 
 
 class ColumnSpec(NamedTuple):
-    """What a column will be, before it is allocated.
+    """Description of a column to be allocated.
 
-    place: Where it lives if the device is not the CPU: "host" only, "device" only, or "both". On
-        the CPU it lives once, whatever this says.
-    is_shared: The environment reads or writes it, so `allocate` may say where it lies.
-    is_on_device: That memory is on the device, and host pages, if any, are a copy for us.
+    place: Where the column lives if the device is not the CPU: "host" only, "device" only, or
+        "both". On the CPU there is one copy in any case.
+    is_shared: The environment reads or writes the column, so `allocate` may provide its memory.
+    is_on_device: This memory is on the device; host pages, if any, are a copy of the buffer.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Column:
     """One array of a buffer.
 
     Attributes:
-        spec: What it is.
-        tensor: Over the same memory as `host`, or of its own on another device.
-        host: The NumPy pages, or None if it lives on the device only.
-        is_twofold: Host and device hold a copy each.
+        spec: Its description.
+        tensor: Shares the memory of `host`, or has memory of its own on another device.
+        host: The NumPy pages; None if the column is on the device only.
+        is_twofold: Host and device have one copy each.
         nbytes: Bytes held, on host and device together.
     """
 
@@ -59,10 +59,10 @@ class Column:
             if given is not None and not spec.is_on_device:
                 self.host = _checked(spec, given(spec.shape, spec.dtype), None)
             elif device.type == "cuda" and spec.place == "both":
-                # Pinned memory can be copied without waiting.
+                # Only pinned memory is copied asynchronously.
                 pinned = torch.zeros(spec.shape, dtype=dtype, device="cpu", pin_memory=True)
                 self.host = pinned.numpy()
-            else:  # memory of torch is aligned to cache lines
+            else:  # torch's allocator aligns to cache lines
                 self.host = zeroed_bytes(spec.nbytes).numpy().view(spec.dtype).reshape(spec.shape)
         self._there: Any = None if self.host is None else torch.from_numpy(self.host)
         self.is_twofold = self._there is not None and staged and spec.place == "both"
@@ -75,13 +75,13 @@ class Column:
         self.nbytes = spec.nbytes * (2 if self.is_twofold else 1)
 
     def upload(self, where: slice = slice(None)) -> None:
-        """Enqueue the copy of the host pages, or some rows, to the device, if there are two."""
+        """Enqueue the copy of host pages, or of some rows, to the device, if both have memory."""
         if self.is_twofold:
             self.tensor[where].copy_(self._there[where], non_blocking=True)
 
 
 def _checked(spec: ColumnSpec, given: Any, device: torch.device | None) -> Any:
-    """What `allocate` returned, an array, or a tensor on a device; raise BufferMisuseError else."""
+    """Check that `allocate` returned an array, or a tensor on `device`, as described by `spec`."""
     dtype = spec.dtype if device is None else torch_dtype(spec.dtype)
     if isinstance(given, np.ndarray):
         there, is_whole = None, given.flags.carray
@@ -101,7 +101,7 @@ def _checked(spec: ColumnSpec, given: Any, device: torch.device | None) -> Any:
 
 
 def torch_dtype(dtype: np.dtype) -> torch.dtype:
-    """The dtype of torch for one of NumPy."""
+    """The torch dtype of a NumPy dtype."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -111,11 +111,11 @@ def allocate_columns(
 ) -> dict[str, Column]:  # fmt: skip
     """Allocate all columns, zeroed, after comparing their size with the free memory.
 
-    If `staged`, host and device have memory of their own, as always if the device is not the CPU.
+    If `staged`, host and device have separate memory; required if the device is not the CPU.
 
     Raises:
-        BufferMemoryError: More is needed than is free; nothing was allocated.
-        BufferMisuseError: `allocate` returned something else than asked for.
+        BufferMemoryError: More memory is needed than is free; nothing was allocated.
+        BufferMisuseError: `allocate` returned other memory than requested.
     """
     specs = list(specs)
     host_bytes = sum(spec.nbytes for spec in specs if not staged or spec.place != "device")

@@ -1,4 +1,4 @@
-"""What buffers have in common whose batches are drawn by a generator of their own."""
+"""Base class of buffers that draw batches by a generator of their own."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["DrawnBuffer"]
 
 
 class DrawnBuffer(SavedBuffer):
-    """Gives a buffer new states of sequences, and what is known of its memory and generator.
+    """Mixin with `refresh_states`, `generator` and `nbytes`.
 
-    A class has the attributes and methods that are declared here.
+    A class must have the attributes and methods declared here.
     """
 
     device: torch.device
-    _generator: Any  # of the draws, another one after some loads
-    memory: Callable[[], dict[str, int]]  # bytes held now, by what they are for
-    _check_sequences: Callable[[Any], Any]  # what is known of a batch; raises if it is not ours
-    # int64 (K,) on the device: the steps of a batch (B * L) whose rows hold them still.
+    _generator: Any  # of the draws; loading a state may replace it
+    memory: Callable[[], dict[str, int]]  # bytes held now, by purpose
+    _check_sequences: Callable[[Any], Any]  # memory of a batch; raises if another buffer drew it
+    # Steps 0 .. B * L - 1 of a batch whose rows still hold them, int64 (K,) on the device.
     _alive_steps: Callable[[SequenceBatch, Any], torch.Tensor]
     # The layout of rows, and views of all rows by the names of extra columns.
     _columns_of_rows: Callable[[], tuple[RowLayout, Mapping[str, torch.Tensor]]]
@@ -50,15 +50,15 @@ class DrawnBuffer(SavedBuffer):
     def refresh_states(self, batch: SequenceBatch, **states: Any) -> None:
         """Replace recurrent states, or other extra columns, in the rows of sequences.
 
-        Rows that were overwritten since the batch was drawn are left out, and so is what lies
-        behind the end of a sequence. Of a row in several sequences one of the values stays.
+        Rows that were overwritten after the draw are skipped, and so are steps behind the end of a
+        sequence. If a row is in several sequences, one of its values is stored.
 
         Args:
-            batch: What `sample_sequences` returned, no copy.
+            batch: Returned by `sample_sequences`, not a copy.
             states: New values by name, (B, L, ...), of the dtype of the column or one that fits.
 
         Raises:
-            BufferMisuseError: The batch is of another buffer, there is no such extra column, or a
+            BufferMisuseError: The batch is of another buffer, an extra column is unknown, or a
                 shape or dtype does not fit; nothing was changed.
         """
         memory, (layout, columns) = self._check_sequences(batch), self._columns_of_rows()

@@ -1,4 +1,4 @@
-"""Errors of buffers: misuse, memory that is not there, and a learner that is not."""
+"""Errors of buffers: misuse, missing memory, damaged checkpoints and closed buffers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ __all__ = ["BufferClosedError", "BufferMemoryError", "BufferMisuseError", "Check
 
 
 class BufferMisuseError(ValueError):
-    """An argument of wrong shape, dtype or layout, or a call out of order; nothing was changed."""
+    """An argument is wrong, or a call out of order; nothing was changed."""
 
 
 class BufferMemoryError(MemoryError):
-    """The buffer asked for does not fit into free memory; nothing was allocated."""
+    """The requested memory is not free; nothing was allocated."""
 
 
 class CheckpointError(BufferMisuseError):
-    """A checkpoint is damaged, cut off, or of another buffer; nothing was changed."""
+    """A checkpoint is damaged, truncated, or of another buffer; nothing was changed."""
 
 
 class BufferClosedError(BufferMisuseError):
-    """The learner has closed the buffer, or its process has ended: writers can end, too."""
+    """The learner has closed the buffer, or its process has ended; the writer can stop."""

@@ -20,30 +20,30 @@ class HostGenerator:
         seed: None takes entropy of the system.
 
     Attributes:
-        words: uint64 (2,), see `core.kernels`; kernels move it on.
+        words: uint64 (2,), key and counter, see `core.kernels`; kernels advance the counter.
     """
 
     def __init__(self, seed: int | None):
         self.words = np.array([_seed_word(seed), 0], np.uint64)
 
     def get_state(self) -> np.ndarray:
-        """Where it stands, uint64 (2,); a copy."""
+        """Return the state, uint64 (2,); a copy."""
         return self.words.copy()
 
     def accepts_state(self, state: np.ndarray) -> bool:
-        """Whether `set_state` would take it."""
+        """Whether `set_state` accepts the state."""
         return (state.dtype, state.shape) == (self.words.dtype, self.words.shape)
 
     def set_state(self, state: np.ndarray) -> None:
-        """Continue where another generator stood."""
+        """Continue from a state of `get_state`."""
         self.words[:] = state
 
 
 class DeviceGenerator:
-    """The random stream of a device; the methods are those of the other.
+    """The random stream of a device, with the methods of `HostGenerator`.
 
     Attributes:
-        torch: The generator itself.
+        torch: The generator of torch.
     """
 
     def __init__(self, seed: int | None, device: torch.device):
@@ -51,13 +51,13 @@ class DeviceGenerator:
         self.torch.manual_seed(int(_seed_word(seed) >> np.uint64(1)))
 
     def get_state(self) -> np.ndarray:
-        """As of the other, uint8 (K,)."""
+        """Return the state, uint8 (K,); a copy."""
         return self.torch.get_state().numpy().copy()
 
     def accepts_state(self, state: np.ndarray) -> bool:
-        """As of the other.
+        """Whether `set_state` accepts the state.
 
-        On the CPU torch does not look at where in its 624 words the next one is taken from.
+        On the CPU torch does not check the place of the next word among its 624 words; this does.
         """
         own = self.get_state()
         if (state.dtype, state.shape) != (own.dtype, own.shape):
@@ -69,12 +69,12 @@ class DeviceGenerator:
         if self.torch.device.type != "cpu":
             return True
         _, left, is_seeded, place = np.frombuffer(state.tobytes(), _MT19937, 1)[0].tolist()
-        # All are used up, or the place says how many are left; `left` counts the next one, too.
+        # All words are used, or place and number of words left agree; `left` counts the next one.
         fits = 1 <= left <= _NUM_WORDS and place == _NUM_WORDS + 1 - left
         return is_seeded == 1 and (fits or (left, place) == (1, 0))
 
     def set_state(self, state: np.ndarray) -> None:
-        """As of the other."""
+        """Continue from a state of `get_state`."""
         self.torch.set_state(torch.from_numpy(state.copy()))
 
 
@@ -83,7 +83,7 @@ def _seed_word(seed: int | None) -> np.uint64:
 
 
 def other_generator() -> BufferMisuseError:
-    """The error for a state with a generator that ours cannot go on from."""
+    """Return the error for a state whose generator can't be restored here."""
     return BufferMisuseError(
         "state has a generator of another device, or none that works; load it into a buffer on the "
         "device it was made on"

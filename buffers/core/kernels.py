@@ -1,14 +1,14 @@
-"""What the kernels of all buffers are built from: copies of bytes, prefetches, random words.
+"""Building blocks of the kernels of all buffers: copies of bytes, prefetches, random words.
 
-Copies and prefetches are single machine operations; called from plain Python they do the same on
-arrays, so that kernels run without the compiler too.
+Copies and prefetches compile to single machine operations. They also work from plain Python, so
+kernels run without the compiler, too.
 
-Random words come from a counter. Word number c of a key is
+Random words are a function of key and counter. Word number c of a key is
 
     mix(rotated key + c * (key | 1))
 
-with the finaliser of SplitMix64 as `mix`. The state of a generator is uint64 (2,): key and number
-of the next word, so it fits into a checkpoint and can be continued anywhere.
+where `mix` is the finaliser of SplitMix64. The state of a generator is uint64 (2,), the key and the
+number of the next word, so a checkpoint can hold it and any machine can continue it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vecenv.core.compiling import cached_njit
 __all__ = ["address_of", "bounded", "copy_item_at", "njit", "prefetch", "random_word", "unit_float"]
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
-_SECOND_CACHE = 2  # as LLVM says where a line is put; more requests wait there than in the first
+_SECOND_CACHE = 2  # locality of LLVM: more requests can wait at the second cache than at the first
 _BYTES = ir.IntType(8).as_pointer()
 _ONE, _HALF = np.uint64(1), np.uint64(32)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -37,17 +37,17 @@ _UNIT = 2.0**-53
 
 
 def njit(*, cache: bool = True, **options: Any) -> Callable[[Any], Any]:
-    """Compile a function by `cached_njit`, which keeps code on disk, with options of Numba's."""
+    """Compile a function by `cached_njit`, which caches code on disk, with options of Numba."""
     return functools.partial(cached_njit, **options)
 
 
 def address_of(array):
-    """Where the memory of an array begins."""
+    """Address of the first byte of an array."""
     return array.ctypes.data
 
 
 def prefetch(source, offset):
-    """Ask for the cache line at a byte offset of an array; a hint without effect on results."""
+    """Prefetch the cache line at a byte offset of an array; has no effect on results."""
 
 
 def copy_at(target, source, count):
@@ -76,7 +76,7 @@ def _prefetch(context, builder, signature, args):
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [_BYTES, number, number, number])
     function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
-    options = number(0), number(_SECOND_CACHE), number(1)  # to be read
+    options = number(0), number(_SECOND_CACHE), number(1)  # 0: for a read; 1: data
     builder.call(function, [builder.gep(start, [args[1]]), *options])
     return context.get_dummy_value()
 
@@ -89,14 +89,14 @@ def _copy_at(context, builder, signature, args):
     return context.get_dummy_value()
 
 
-# What the cache of compiled kernels looks at, as their own code only calls these.
+# The cache of compiled kernels checks these for changes, as the code of a kernel only calls them.
 for _made in ((address_of, _address_of), (prefetch, _prefetch), (copy_at, _copy_at)):
     setattr(_made[0], "compiled_as", _made[1])  # noqa: B010
 
 
 @njit(nogil=True, cache=True, forceinline=True)
 def copy_item_at(target, source, count):
-    """As `copy_at`; sizes up to 512 become a few moves, of which the last two may overlap."""
+    """Copy like `copy_at`; up to 512 bytes by a few moves, of which the last two may overlap."""
     if count > _MAX_INLINE:
         copy_at(target, source, count)
     elif count >= 32:
@@ -114,7 +114,7 @@ def copy_item_at(target, source, count):
 
 @njit(nogil=True, cache=True)
 def random_word(key, counter):
-    """Word uint64 number `counter` uint64 of the sequence `key` uint64."""
+    """Return word number `counter` of the sequence `key`; all are uint64."""
     start = (key << _HALF) | (key >> _HALF)
     word = np.add(start, np.multiply(counter, key | _ONE))
     word = np.multiply(word ^ (word >> np.uint64(30)), _MIX_1)

@@ -1,7 +1,6 @@
-"""Packed rows: how the fields of one step lie in a row of bytes, as arithmetic, and views of them.
+"""Packed rows: the layout of the fields of one step in a row of bytes, and views of them.
 
-One row holds everything that is known of a step, so that drawing it costs one miss of the cache
-instead of one per field.
+A row holds all fields of a step, so that a draw costs one cache miss instead of one per field.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _LINE = 64
 
 
 class Field(NamedTuple):
-    """One array of a step, and where in the row it lies."""
+    """One array of a step, and its place in the row."""
 
     path: str  # "next_obs['camera']"
     shape: tuple[int, ...]
@@ -39,9 +38,9 @@ class Field(NamedTuple):
 
 
 class FrameLayout(NamedTuple):
-    """Stacked observations whose frames are stored once, and how the frames lie in a stack.
+    """Layout of stacked observations whose frames are stored once.
 
-    A row has the newest frame of its observation alone then.
+    A row has only the newest frame of its observation.
     """
 
     num_frames: int  # F
@@ -64,7 +63,7 @@ class FrameLayout(NamedTuple):
         return _move_axis(stacks, 1, self.axis + 1)
 
     def first_break(self, obs: np.ndarray, next_obs: np.ndarray) -> int | None:
-        """The first row of split stacks whose next_obs is not obs moved on by a frame, or None."""
+        """The first row of split stacks whose next_obs is not obs shifted by one frame, or None."""
         before, after = (
             np.ascontiguousarray(x).reshape(len(x), self.num_frames, self.nbytes // x.itemsize)
             for x in (obs, next_obs)
@@ -79,17 +78,17 @@ def _move_axis(values: Any, source: int, target: int) -> Any:
 
 
 class RowLayout(NamedTuple):
-    """A row: its fields, and how many bytes apart rows lie."""
+    """A row: its fields, and the distance of rows in bytes."""
 
     observation_space: Space
     fields: dict[str, Field]  # by path
     obs: list[str]  # paths of the leaves of obs, in the order of the space
-    next_obs: list[str]  # those of next_obs; none if observations are stored once
+    next_obs: list[str]  # paths of the leaves of next_obs; empty if observations are stored once
     extras: list[str]
-    obs_at: int  # byte where the observation begins, whose leaves lie side by side
+    obs_at: int  # first byte of the observation, whose leaves are adjacent
     obs_bytes: int
     stride: int
-    frames: FrameLayout | None = None  # if frames are stored once; the row has the newest of obs
+    frames: FrameLayout | None = None  # if frames are stored once; then obs is the newest one
 
     @property
     def num_words(self) -> int:
@@ -97,7 +96,7 @@ class RowLayout(NamedTuple):
         return self.stride // 8
 
     def describe(self) -> dict[str, str]:
-        """What is known of each field, by path; JSON has all of it."""
+        """Describe each field, by path; valid in JSON."""
         fields = self.fields.values()
         return {path: f"{dtype} {shape} at byte {at}" for path, shape, dtype, at in fields}
 
@@ -107,11 +106,11 @@ class RowLayout(NamedTuple):
 
 
 class RowPacker:
-    """Lays blocks of fields behind one another.
+    """Lays out blocks of fields one after the other.
 
     Attributes:
-        fields: Those laid so far, by path.
-        end: The byte after them.
+        fields: Fields so far, by path.
+        end: The byte after the last field.
     """
 
     def __init__(self):
@@ -119,14 +118,14 @@ class RowPacker:
         self.end = 0
 
     def align(self, grain: int) -> int:
-        """Go on at a multiple of so many bytes, and return it."""
+        """Pad `end` to a multiple of `grain` bytes, and return it."""
         self.end += -self.end % grain
         return self.end
 
     def add(self, leaves: Iterable[Leaf], grain: int | None = None) -> int:
-        """Append fields in this order, each at a multiple of its item; return where they begin.
+        """Append fields in this order, each aligned to its item size; return the first byte.
 
-        Begin and end of the block are multiples of `grain`, if None of its largest item.
+        Start and end of the block are multiples of `grain`; None takes the largest item size.
         """
         leaves = list(leaves)
         if grain is None:
@@ -140,7 +139,7 @@ class RowPacker:
 
 
 def row_stride(size: int, grain: int) -> int:
-    """Distance of rows of `size` bytes: whole cache lines where that costs an eighth at most.
+    """Distance of rows of `size` bytes: whole cache lines if padding is at most an eighth.
 
     Rows that begin at a cache line are read a third faster.
     """
@@ -149,7 +148,7 @@ def row_stride(size: int, grain: int) -> int:
 
 
 def view_fields(rows: torch.Tensor, fields: Mapping[str, Field]) -> dict[str, torch.Tensor]:
-    """Fields (*K, *shape) of rows uint8 (*K, stride), by path; not copies."""
+    """Views (*K, *shape) of the fields of rows uint8 (*K, stride), by path."""
     found, (*lead, _) = {}, rows.shape
     for path, (_, shape, dtype, offset) in fields.items():
         typed, size = rows.view(torch_dtype(dtype)), dtype.itemsize
@@ -161,7 +160,7 @@ def view_fields(rows: torch.Tensor, fields: Mapping[str, Field]) -> dict[str, to
 
 
 def row_views(words: np.ndarray, fields: Mapping[str, Field]) -> dict[str, np.ndarray]:
-    """Arrays (K, *shape) over the fields of rows int64 (K, words), by path; not copies."""
+    """Views (K, *shape) of the fields of rows int64 (K, words), by path."""
     pages, views = words.view(np.uint8), {}
     for path, field in fields.items():
         view = pages[:, field.offset : field.offset + field.nbytes].view(field.dtype)

@@ -1,9 +1,9 @@
-"""Sequences of steps for recurrent networks: which there are, and batches of them.
+"""Sequences of steps for recurrent networks: their options and batches.
 
-A sequence is L steps that follow one another in an episode. Any step may be the first, or, with an
-overlap, every (L - overlap)-th from the start of its episode. The first `burn_in` steps bring a
-recurrent state up to date and are not learned from, unless the sequence begins with its episode.
-With `pad` a sequence may run out before L steps, as long as one is left to learn from.
+A sequence is L consecutive steps of an episode. Any step may be the first; with an overlap, only
+every (L - overlap)-th step from the start of the episode. The first `burn_in` steps update a
+recurrent state and are not learned from, unless the sequence begins with its episode. With `pad` a
+sequence may end before L steps, if at least one is left to learn from.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 
 @dataclass(slots=True, repr=False, eq=False)
 class SequenceBatch(Batch):
-    """B runs of L steps, each within one episode."""
+    """B sequences of L steps, each within one episode."""
 
     obs: Any  # (B, L, *obs_shape)
     next_obs: Any  # (B, L, *obs_shape)
@@ -34,16 +34,16 @@ class SequenceBatch(Batch):
     rewards: torch.Tensor  # float32 (B, L)
     terminations: torch.Tensor  # bool (B, L)
     truncations: torch.Tensor  # bool (B, L)
-    boundaries: torch.Tensor  # bool (B, L); False in rings, which keep none
+    boundaries: torch.Tensor  # bool (B, L); always False in replay buffers
     steps: torch.Tensor  # int32 (B, L), counted from 0 in the episode
-    mask: torch.Tensor  # bool (B, L), False where the steps have run out, where all is zero
+    mask: torch.Tensor  # bool (B, L), False behind the last step, where all is zero
     extras: dict[str, torch.Tensor]  # (B, L, ...), without those of `initial_states`
     learn_mask: Any = None  # bool (B, L), the steps to learn from: `mask` without the burn-in
     is_first: Any = None  # bool (B, L), the first step of an episode
-    indices: Any = None  # int64 (B, L), rows of the buffer; -1 where the steps have run out
+    indices: Any = None  # int64 (B, L), rows of the buffer; -1 behind the last step
     weights: Any = None  # float32 (B,), of prioritized sampling, else None
     initial_states: dict[str, torch.Tensor] = field(default_factory=dict)  # (B, ...), at step 0
-    memory: Any = None  # what the buffer knows its sequences by; None in copies
+    memory: Any = None  # identifies the draw to the buffer; None in copies
 
     _fields = (
         "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "boundaries",
@@ -54,11 +54,11 @@ class SequenceBatch(Batch):
 
 
 class SequenceOptions(NamedTuple):
-    """Which sequences there are."""
+    """Options that define the sequences."""
 
     length: int  # L
     burn_in: int
-    period: int  # of the first steps of sequences, counted from the start of the episode
+    period: int  # between first steps of sequences, from the start of the episode
     pad: bool
 
     def __str__(self) -> str:
@@ -69,23 +69,23 @@ class SequenceOptions(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """Steps that have to be there from the first one on, unless that begins its episode."""
+        """Fewest steps of a sequence that does not begin with its episode."""
         return self.burn_in + 1 if self.pad else self.length
 
     @property
     def needed_at_start(self) -> int:
-        """The same where the sequence begins with its episode."""
+        """Fewest steps of a sequence that begins with its episode."""
         return 1 if self.pad else self.length
 
     def masks(self, mask: torch.Tensor, steps: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Which steps are first ones, and to be learned from, of (B, L) that are there."""
+        """Masks (B, L) of first steps, and of steps to learn from."""
         is_first, learn = mask & (steps == 0), mask.clone()
         learn[:, : self.burn_in] &= is_first[:, :1]
         return {"learn_mask": learn, "is_first": is_first}
 
 
 def read_sequences(length: Any, burn_in: Any, overlap: Any, pad: Any) -> SequenceOptions:
-    """Check the arguments; raise BufferMisuseError if one is wrong, or they contradict another."""
+    """Check the arguments; raise BufferMisuseError if one is wrong or two are contradictory."""
     length = check_count("sequence_length", length, MAX_COUNT)
     burn_in = check_count("burn_in", burn_in) if burn_in != 0 else 0
     overlap = length - 1 if overlap is None else overlap
@@ -112,7 +112,7 @@ def read_states(names: Sequence[str] | str, extras: Sequence[str]) -> tuple[str,
 
 
 def memory_of(batch: Any, owner: object) -> Any:
-    """What the buffer knows a batch by; raise BufferMisuseError if `owner` has not drawn it."""
+    """Return `batch.memory`; raise BufferMisuseError unless `owner` has drawn the batch."""
     memory = batch.memory if isinstance(batch, SequenceBatch) else None
     if memory is None or memory.owner is not owner:
         raise BufferMisuseError(

@@ -23,7 +23,7 @@ _ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.Multi
 
 
 class Leaf(NamedTuple):
-    """One array of a space: where it lies in the nest, and what one environment contributes."""
+    """One array of a space: its path in the nest, and its shape and dtype for one environment."""
 
     path: str  # "obs['camera'][0]"
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ def space_leaves(space: Space, name: str) -> list[Leaf]:
     """List the leaves of a space of fixed-size arrays, in the order of the space.
 
     Raises:
-        BufferMisuseError: A leaf is no array of fixed size, or of a dtype torch does not have.
+        BufferMisuseError: A leaf is no array of fixed size, or has a dtype that torch lacks.
 
     >>> space = spaces.Dict({"speed": spaces.Box(0, 1, (3,)), "gear": spaces.Discrete(5)})
     >>> [(leaf.path, leaf.shape, str(leaf.dtype)) for leaf in space_leaves(space, "obs")]
@@ -63,17 +63,17 @@ def space_leaves(space: Space, name: str) -> list[Leaf]:
 
 
 def obs_leaves(space: Space) -> list[Leaf]:
-    """List the leaves of an observation space, one at least; see `space_leaves`."""
+    """List the leaves of an observation space, at least one; see `space_leaves`."""
     if leaves := space_leaves(space, "obs"):
         return leaves
     raise BufferMisuseError(f"observation_space {space} holds no array at all")
 
 
 def action_leaf(space: Space) -> Leaf:
-    """The one array an action space consists of.
+    """Return the single leaf of an action space.
 
     Raises:
-        BufferMisuseError: Not a Box, Discrete, MultiDiscrete or MultiBinary space.
+        BufferMisuseError: It is not a Box, Discrete, MultiDiscrete or MultiBinary space.
     """
     if not isinstance(space, _ARRAY_SPACES):
         raise BufferMisuseError(
@@ -86,7 +86,7 @@ def action_leaf(space: Space) -> Leaf:
 def extra_leaves(
     extra_columns: Mapping[str, Space] | None, taken: Set[str], what: str = "extra column"
 ) -> list[Leaf]:
-    """The extra columns of a buffer, each a single array under its name; `what` names them.
+    """List the extra columns, each a single array; `what` is their name in messages.
 
     Raises:
         BufferMisuseError: A name is taken or no identifier, or a space is no single array.
@@ -105,7 +105,7 @@ def extra_leaves(
 
 
 def build_tree(space: Space, leaves: Iterable[Any]) -> Any:
-    """Nest leaves, listed in the order of the space, in dicts and tuples like the space."""
+    """Nest leaves, in the order of the space, in dicts and tuples like the space."""
     ordered = iter(leaves)
     if isinstance(space, spaces.Dict):
         return {key: build_tree(child, ordered) for key, child in space.spaces.items()}
@@ -115,7 +115,7 @@ def build_tree(space: Space, leaves: Iterable[Any]) -> Any:
 
 
 def describe_space(space: Space) -> list[Any]:
-    """A space of arrays as lists, strings, numbers and tensors: its kind, and what it is made of.
+    """Describe a space of arrays by lists, strings, numbers and tensors: its kind and arguments.
 
     >>> describe_space(spaces.Discrete(3))
     ['Discrete', 3, 0, 'int64']
@@ -134,10 +134,10 @@ def describe_space(space: Space) -> list[Any]:
 
 
 def space_of(described: Any) -> Space:
-    """The space that `describe_space` described.
+    """Make the space that `describe_space` described.
 
     Raises:
-        ValueError, TypeError, and what the spaces raise: It describes none.
+        ValueError, TypeError, and errors of the spaces: The description is wrong.
     """
     kind, first, *others = described
     if kind == "Dict":
@@ -154,5 +154,5 @@ def space_of(described: Any) -> Space:
         raise ValueError(f"there is no {kind!r:.99} space of {dtype!r:.99}")
     if kind == "MultiDiscrete":
         return spaces.MultiDiscrete(first.numpy(), dtype, start=second.numpy())
-    other = {} if dtype == "int64" else {"dtype": dtype}  # Gymnasium 1.1 has no other
+    other = {} if dtype == "int64" else {"dtype": dtype}  # Gymnasium 1.1 has only int64
     return spaces.Discrete(first, start=second, **other)

@@ -1,8 +1,8 @@
-"""States of buffers, as a dict, as a file or in a copy; what is loaded is checked before.
+"""States of buffers, as a dict, a file or a copy; a state is checked before it is loaded.
 
-Sizes, ranges and places in a state are looked at, so that none can make a buffer read or write
-other memory; whether transitions follow one another as they say is not. Files are written by
-`torch.save`, aside and then renamed; nothing in them is executed.
+Sizes, ranges and row numbers of a state are checked, so that it can't make a buffer read or write
+other memory. Whether transitions really follow one another is not checked. `torch.save` writes
+files under a temporary name, which is then changed; nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -41,32 +41,32 @@ Wanted = dict[str, tuple[np.dtype, tuple[int | None, ...]]]
 
 
 class LoadedState(NamedTuple):
-    """A state that is about to be taken over."""
+    """A state to be restored, after checks of names, dtypes and shapes."""
 
-    small: dict[str, np.ndarray]  # copies of all arrays but the large ones
-    large: Mapping[str, Sequence[np.ndarray]]  # those, as blocks that follow one another
+    small: dict[str, np.ndarray]  # copies of all arrays except the large ones
+    large: Mapping[str, Sequence[np.ndarray]]  # the large arrays, each as consecutive blocks
 
 
 class StatefulBuffer:
-    """Gives a buffer `state_dict` and `load_state_dict`.
+    """Mixin with `state_dict` and `load_state_dict`.
 
-    A class says what its state is by the methods that raise NotImplementedError here. For copies,
-    by `copy` and pickle, it calls `self._remember(TheClass, *arguments)` at the end of its
-    constructor, with those, also by name, that make an empty buffer of the same kind, but for
-    `seed`: a copy is made anew and filled, so that all views of its memory are of the same memory
-    again, and none of the old one's. It lacks attributes that were added.
+    A class defines its state by the methods that raise NotImplementedError here. For `copy` and
+    pickle, its constructor ends with `self._remember(TheClass, *arguments, **options)`: the
+    arguments, without `seed`, that make an empty buffer of the same kind. A copy is a new buffer
+    that is then filled, so that all of its views are views of its own memory. Attributes that a
+    user has added are not copied.
     """
 
     _made_by: tuple[type, tuple[Any, ...], dict[str, Any]]
 
-    _large: tuple[str, ...] = ()  # arrays of which there are no copies besides
-    _growing: tuple[str, ...] = ()  # arrays of no certain length
+    _large: tuple[str, ...] = ()  # names of arrays that are too large to copy while loading
+    _growing: tuple[str, ...] = ()  # names of arrays of any length
 
     def _remember(self, maker: type, *arguments: Any, **options: Any) -> None:
         self._made_by = maker, arguments, options
 
     def _check_copyable(self) -> None:
-        """Raise if what the object holds is not copied."""
+        """Raise if the object can't be copied."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_copyable()
@@ -76,7 +76,7 @@ class StatefulBuffer:
         self._take_state(state)
 
     def _described(self) -> dict[str, Any]:
-        """What is saved beside arrays: version, settings, fields; JSON has all of it."""
+        """Entries of a state besides arrays: version, settings, fields; all valid in JSON."""
         raise NotImplementedError
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ class StatefulBuffer:
         check_settings(meta, self._described())
 
     def _saved_arrays(self) -> dict[str, list[Block]]:
-        """The arrays by name, each as blocks that follow one another; views of memory will do."""
+        """Arrays by name, each as consecutive blocks; may be views."""
         raise NotImplementedError
 
     def _wanted_arrays(self) -> Wanted:
@@ -96,15 +96,15 @@ class StatefulBuffer:
         return wanted
 
     def _check_arrays(self, state: LoadedState) -> None:
-        """Raise BufferMisuseError unless a state fits this buffer, and its parts one another."""
+        """Raise BufferMisuseError unless a state fits this buffer and is consistent."""
         raise NotImplementedError
 
     def _take(self, state: LoadedState) -> None:
-        """Take over a state that was checked; raise BufferMemoryError, having changed nothing."""
+        """Take over a checked state; raise BufferMemoryError before anything is changed."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """All that is held, as copies: tensors, numbers, strings, lists, dicts."""
+        """Copy the contents of the buffer: a dict of tensors, numbers, strings, lists and dicts."""
         state = self._copied_blocks()
         return {
             name: torch.from_numpy(np.concatenate(value)) if _is_array(value) else value
@@ -112,17 +112,17 @@ class StatefulBuffer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where the buffer stood that `state_dict` was called on.
+        """Restore a state that `state_dict` returned.
 
         Raises:
-            BufferMisuseError: The state is of another kind of buffer, version or device, or of one
-                made with other spaces, sizes or options, which are listed, or it contradicts
-                itself; nothing was changed.
+            BufferMisuseError: The state is of another kind of buffer, version or device, of a
+                buffer with other spaces, sizes or options (the message lists them), or
+                inconsistent; nothing was changed.
         """
         self._take_state(state)
 
     def _copied_blocks(self) -> dict[str, Any]:
-        """As `state_dict`, of lists of arrays, over the memory itself where that is on the host."""
+        """As `state_dict`, with lists of arrays; on the host they are views, not copies."""
         saved = self._saved_arrays().items()
         return {**self._described(), **{name: [*map(_on_host, blocks)] for name, blocks in saved}}
 
@@ -145,25 +145,25 @@ class StatefulBuffer:
 def _rebuild(
     cls: type[Any], maker: type[Any], arguments: tuple[Any, ...], options: Mapping[str, Any]
 ) -> Any:
-    """An object of a class, as the constructor of `maker`, one of its bases, leaves it."""
+    """Make an object of `cls` by the constructor of `maker`, which is one of its bases."""
     made = object.__new__(cls)
     maker.__init__(made, *arguments, **options)
     return made
 
 
 class SavedBuffer(StatefulBuffer):
-    """Gives a buffer `save` and `load` too.
+    """Mixin that adds `save`, `load` and `from_file`.
 
     Attributes:
-        _kind: Of the class, in files.
-        _options_in_files: Names of those arguments of the constructor that are in files.
+        _kind: Name of the class in files.
+        _options_in_files: Names of the constructor's arguments that are saved in files.
     """
 
     _kind: str
     _options_in_files: frozenset[str]
 
     def _file_state(self) -> dict[str, Any]:
-        """What `save` writes."""
+        """The content of a file of `save`."""
         state = {"kind": self._kind, **self._copied_blocks(), _MADE_WITH: self._made_with()}
         return {n: [*map(torch.from_numpy, v)] if _is_array(v) else v for n, v in state.items()}
 
@@ -174,10 +174,10 @@ class SavedBuffer(StatefulBuffer):
         return _plain(made | {"capacity": int(capacity), "spaces": spaces})
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all that is held into a file, all or nothing.
+        """Write the contents of the buffer into a file, atomically.
 
         Raises:
-            OSError: The disk is full or the folder is not there; a file that was there stays.
+            OSError: The disk is full or the folder is missing; an old file is kept.
         """
         if os.path.exists(path):
             _require_regular(path)
@@ -188,20 +188,20 @@ class SavedBuffer(StatefulBuffer):
                     torch.save(state, file)
                     file.flush()
                     os.fsync(file.fileno())
-            except RuntimeError as error:  # of torch's writer, when the disk refuses
+            except RuntimeError as error:  # torch's writer raises this for a full disk
                 raise OSError(f"{path} can't be written: {str(error).splitlines()[0]}") from error
 
     def load(self, path: str | os.PathLike[str]) -> None:
-        """Continue where the buffer stood that `save` was called on.
+        """Restore the contents that `save` wrote.
 
-        Nothing in a file is believed, but others must not write to it meanwhile.
+        The file is checked before use, but must not be written to meanwhile.
 
         Raises:
-            CheckpointError: The file is damaged, cut off, no checkpoint, or does not fit this
+            CheckpointError: The file is damaged, truncated, no checkpoint, or does not fit this
                 buffer, as in `load_state_dict`; nothing was changed.
-            BufferMemoryError: It has more of what grows than there is memory for; nothing was
-                changed.
-            OSError: It cannot be opened.
+            BufferMemoryError: There is no memory for arrays that have grown in the saved buffer;
+                nothing was changed.
+            OSError: The file cannot be opened.
         """
         self._load(read_state(path, self._kind), os.fspath(path))
 
@@ -215,17 +215,17 @@ class SavedBuffer(StatefulBuffer):
     def from_file(
         cls, path: str | os.PathLike[str], *, device: torch.device | str | None = None
     ) -> Self:
-        """Make a buffer of what `save` wrote: of its size, spaces and options, and filled.
+        """Make a buffer from a file of `save`: with its size, spaces, options and contents.
 
-        Nothing in a file is believed, but others must not write to it meanwhile.
+        The file is checked before use, but must not be written to meanwhile.
 
         Args:
-            path: Of the file.
-            device: Where the buffer is to live; None takes that of the buffer that was saved. Its
-                generator goes on, so that it must be of the same kind.
+            path: The file.
+            device: Device of the new buffer; None takes that of the saved one. It must be of the
+                same kind as the old device, because the generator's state is restored.
 
         Raises:
-            CheckpointError: The file is damaged, cut off, or no checkpoint, or of another class, or
+            CheckpointError: The file is damaged, truncated or no checkpoint, of another class, or
                 of a buffer whose rows are in a folder.
             BufferMemoryError: There is no memory for such a buffer.
             BufferMisuseError: There is no such device.
@@ -251,7 +251,7 @@ class SavedBuffer(StatefulBuffer):
             if given.get("extra_columns") is not None:
                 extras = given["extra_columns"].items()
                 given["extra_columns"] = {column: space_of(found) for column, found in extras}
-            make: Any = cls  # whose constructors have other arguments
+            make: Any = cls  # subclasses have other arguments
             spaces = map(space_of, made["spaces"])
             buffer = make(made["capacity"], *spaces, **{**given, **own_device})
         except _MALFORMED as error:
@@ -274,18 +274,18 @@ def _plain(value: Any) -> Any:
 
 
 def read_state(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
-    """What `save` of a buffer of that kind wrote, mapped into memory; nothing in it is executed.
+    """Map a file that `save` wrote for a buffer of `kind`; nothing in it is executed.
 
     Raises:
-        CheckpointError: It is no such file, or of another kind.
-        OSError: It can't be opened, or is no regular file.
+        CheckpointError: The file is no such checkpoint, or of another kind.
+        OSError: The file can't be opened, or is no regular file.
     """
     path = Path(path)
     _require_regular(path)
-    with path.open("rb"):  # says why it can't be
+    with path.open("rb"):  # raises if it can't be opened
         pass
     try:
-        with zipfile.ZipFile(path) as archive:  # torch does not look at checksums
+        with zipfile.ZipFile(path) as archive:  # torch does not verify checksums
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
                 raise ValueError("it is compressed, which torch.save does not do")
             if (changed := archive.testzip()) is not None:
@@ -296,7 +296,7 @@ def read_state(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
         OSError, RuntimeError, ValueError, KeyError, EOFError, TypeError, AttributeError,
         IndexError, OverflowError, pickle.UnpicklingError, zipfile.BadZipFile,
     ) as error:  # fmt: skip
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of places behind its end
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of offsets past the end
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError(
@@ -308,7 +308,7 @@ def read_state(path: str | os.PathLike[str], kind: str) -> dict[str, Any]:
 
 
 def _require_regular(path: str | os.PathLike[str]) -> None:
-    """Raise OSError for what can't be read as a whole; a pipe is not waited for."""
+    """Raise OSError unless the path is a regular file; opening a pipe would wait."""
     os.stat(path)
     if not os.path.isfile(path):
         why = "is no regular file, which a checkpoint has to be"
@@ -316,10 +316,9 @@ def _require_regular(path: str | os.PathLike[str]) -> None:
 
 
 def check_settings(state: Any, own: Mapping[str, Any]) -> None:
-    """Refuse a state, from a file or not, of a buffer that was made otherwise than this one.
+    """Raise BufferMisuseError, with a list of differences, for a state with other settings.
 
-    `own` are the settings, as JSON gives them back, that the state is to have; raises
-    BufferMisuseError, which lists differences.
+    `own` are the settings that the state must have, in the form in which JSON returns them.
     """
     if not isinstance(state, Mapping):
         kind = type(state).__name__
@@ -348,7 +347,7 @@ def check_bools(
 ) -> None:
     """Raise BufferMisuseError if rows (K, ...) of a state have bools that are neither 0 nor 1.
 
-    `places` say from which byte of a row on bools lie, and how many.
+    `places` are the first byte of bools in a row, and their number; None means to the end.
     """
     places = list(places)
     for block in blocks:
@@ -359,7 +358,7 @@ def check_bools(
 
 
 def contradiction(reason: str) -> BufferMisuseError:
-    """The error for a state whose parts do not fit one another."""
+    """Return the error for an inconsistent state."""
     return BufferMisuseError(f"state contradicts itself; it was changed since: {reason}")
 
 
@@ -376,10 +375,10 @@ def _is_array(value: Any) -> bool:
 def _state_blocks(
     name: str, value: Any, dtype: np.dtype, shape: tuple[int | None, ...]
 ) -> list[np.ndarray]:
-    """An entry of a state as arrays that follow one another, over the same memory if possible.
+    """Convert an entry of a state to consecutive arrays, without copies if possible.
 
     Raises:
-        BufferMisuseError: One is no tensor of this dtype and shape, where None is any length.
+        BufferMisuseError: A block has another dtype or shape; None in `shape` is any length.
     """
     is_list = isinstance(value, list) and value and (len(value) == 1 or shape[0] is None)
     blocks: list[np.ndarray] = []

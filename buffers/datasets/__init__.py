@@ -1,6 +1,6 @@
-"""Episodes recorded before: data sets of other libraries, read into buffers and written from them.
+"""Recorded episodes: data sets of other libraries, read into buffers and written from them.
 
-h5py, pyarrow and minari are imported when the function that needs them is called.
+Functions import h5py, pyarrow and minari when they are called.
 """
 
 from buffers.datasets.dataset import DatasetError, EpisodeDataset

@@ -1,4 +1,12 @@
-"""EpisodeDataset: recorded episodes, read one at a time, checked, and put into buffers."""
+"""EpisodeDataset: recorded episodes, read one at a time, checked, and added to buffers.
+
+```
+#  from_arrays, from_hdf5, from_parquet, from_buffer --> FlatColumns: blocks of steps --.
+#  from_minari, from_buffer ----------------------------> RawEpisode, not checked  <----'
+#                                                             v
+#  to_buffer, fill, to_hdf5, to_parquet, to_minari  <-- EpisodeDataset.__iter__ checks each episode
+```
+"""
 
 from __future__ import annotations
 
@@ -32,30 +40,30 @@ _TAKEN = frozenset((
 
 _DAMAGED = (
     OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError, RuntimeError,
-    EOFError, MemoryError, ArithmeticError,  # sizes that no machine has
+    EOFError, MemoryError, ArithmeticError,  # of sizes that are too large
 )  # fmt: skip
 
 BufferT = TypeVar("BufferT")
 
 
 class DatasetError(BufferMisuseError):
-    """Recorded data that is damaged, incomplete, or of another env; no buffer was changed."""
+    """Recorded data is damaged, incomplete, or of another env; no buffer was changed."""
 
 
 class RawEpisode(NamedTuple):
-    """An episode of T steps as a file has it; nothing is checked."""
+    """An episode of T steps as read from a file, not checked."""
 
     where: str  # file and episode, for messages
     columns: dict[str, Any]  # obs (T + 1, ...) nested, or (T, ...) with next_obs; others (T, ...)
 
 
 def load_library(module: str) -> ModuleType:
-    """Import a module of an optional library; ModuleNotFoundError says how to install it."""
+    """Import a module of an optional library; the ModuleNotFoundError says how to install it."""
     library = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        # Minari says itself, with ImportError, that it lacks h5py.
+        # If h5py is missing, Minari raises ImportError itself.
         missing = (error.name or library).partition(".")[0]
         if missing not in (library, "h5py"):
             raise
@@ -68,7 +76,7 @@ def load_library(module: str) -> ModuleType:
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Turn what libraries raise about damaged files into DatasetError, one sentence."""
+    """Convert exceptions of libraries about damaged files into DatasetError."""
     try:
         yield
     except DatasetError:
@@ -79,16 +87,16 @@ def reading(where: str) -> Iterator[None]:
 
 
 class EpisodeDataset:
-    """Recorded episodes, read one at a time, each time anew; made by the functions `from_...`.
+    """Recorded episodes, made by the functions `from_...`; every iteration reads them again.
 
-    Iterating yields episodes as dicts of what `EpisodicReplayBuffer.add_episode` takes: `obs`
-    (T + 1, *obs_shape), nested like the space, `actions`, `rewards`, `terminations`,
-    `truncations`, `boundaries` and extra columns (T, ...); NumPy arrays, nobody else's unless the
-    source is in memory. Rewards keep their dtype, all else has that of the spaces. Whatever an
-    episode has is checked before it is yielded.
+    Iterating yields one episode at a time, as a dict for `EpisodicReplayBuffer.add_episode`: `obs`
+    (T + 1, *obs_shape), nested like the space, and `actions`, `rewards`, `terminations`,
+    `truncations`, `boundaries` and extra columns (T, ...). They are NumPy arrays; they may share
+    memory with the source only if that is in memory. Rewards keep their dtype; other columns have
+    the dtypes of the spaces. All values are checked before an episode is yielded.
 
     Attributes:
-        name: Of the file or data set, for messages.
+        name: Name of the file or data set, for messages.
         observation_space, action_space: Of a single environment.
         extra_columns: Names and spaces of further values per step.
     """
@@ -120,7 +128,7 @@ class EpisodeDataset:
         """Read, check and yield the episodes in their order.
 
         Raises:
-            DatasetError: An episode does not fit; the message names file, episode, step and field.
+            DatasetError: An episode is wrong; the message names file, episode, step and field.
         """
         for where, columns in self._read():
             try:
@@ -134,9 +142,9 @@ class EpisodeDataset:
                 yield checked
 
     def without_bad(self) -> EpisodeDataset:
-        """Return the same data without the episodes that do not fit, of which a warning tells.
+        """Return the same data without wrong episodes; each gives a warning.
 
-        Files that can't be read, or lack a column, are refused all the same.
+        Files that can't be read, or lack a column, still raise DatasetError.
         """
         other = copy.copy(self)
         other._skips = True
@@ -144,10 +152,10 @@ class EpisodeDataset:
 
     @property
     def episode_lengths(self) -> np.ndarray:
-        """int64 (num_episodes,), steps of each episode; reads and checks all.
+        """Steps of each episode, int64 (num_episodes,); reads and checks all episodes.
 
         Raises:
-            DatasetError: As of iterating, or there is no step.
+            DatasetError: An episode is wrong, or there is no step.
         """
         lengths = np.array([len(episode["rewards"]) for episode in self], np.int64)
         if not len(lengths):
@@ -155,20 +163,20 @@ class EpisodeDataset:
         return lengths
 
     def to_buffer(self, kind: Callable[..., BufferT], **options: Any) -> BufferT:
-        """Make a buffer that holds exactly these steps, and fill it.
+        """Make a buffer of the size of the data, and fill it.
 
         Args:
             kind: `EpisodicReplayBuffer`, or a class of replay buffers.
-            **options: Of its constructor, without spaces. `capacity` is that of the data unless
-                given, and so is `max_episodes`; `num_envs` of replay buffers is 1. Data larger than
-                memory goes into a folder, with storage="memmap".
+            **options: Arguments of its constructor, except spaces. Defaults: `capacity` and
+                `max_episodes` fit the data exactly; `num_envs` of replay buffers is 1. For data
+                larger than memory use a folder, with storage="memmap".
 
         Raises:
-            DatasetError: As of `fill`; no buffer was made.
+            DatasetError: As in `fill`; no buffer was made.
         """
         lengths = self.episode_lengths
         num_envs: Any = options.get("num_envs")
-        is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else it is refused
+        is_number = isinstance(num_envs, int | np.integer) and num_envs > 0  # else `kind` raises
         num_rings = int(num_envs) if hasattr(kind, "counts") and is_number else 1
         if not (hasattr(kind, "add_episode") or hasattr(kind, "order")):
             raise self._not_into(getattr(kind, "__name__", repr(kind)))
@@ -190,10 +198,10 @@ class EpisodeDataset:
         return self._fill(made, lengths)
 
     def fill(self, buffer: BufferT) -> BufferT:
-        """Add all episodes to a buffer, one by one, after all were checked: data is read twice.
+        """Add all episodes to a buffer, one by one, after a first pass that checks all of them.
 
-        Rings that know their envs get episode k as of env k modulo `num_envs`; open episodes of
-        theirs are cut. An episode that ends without a flag counts as cut.
+        In replay buffers that track envs, episode k is added as env k modulo `num_envs`; their open
+        episodes are cut. An episode that ends without a flag is cut, too.
 
         Args:
             buffer: An `EpisodicReplayBuffer`, or a replay buffer without `frame_stack`, with the
@@ -203,7 +211,7 @@ class EpisodeDataset:
             The buffer.
 
         Raises:
-            DatasetError: As of iterating, or there is no step; or the buffer has other spaces,
+            DatasetError: An episode is wrong, or there is no step; or the buffer has other spaces,
                 `frame_stack`, or not enough room. Nothing was changed.
         """
         self._check_spaces(buffer)
@@ -216,14 +224,14 @@ class EpisodeDataset:
             for episode in self:
                 target.add_episode(episode)
             return buffer
-        target.cut_episodes()
+        target.cut_episodes()  # the first episodes must not continue open ones
         for number, episode in enumerate(self):
             leaves = leaves_of(self.observation_space, episode.pop("obs"))
             obs, next_obs = (
                 build_tree(self.observation_space, [leaf[part] for leaf in leaves])
                 for part in (slice(-1), slice(1, None))
             )
-            del episode["boundaries"]  # which rings don't have
+            del episode["boundaries"]  # replay buffers have no boundaries
             ids = None
             if target.num_envs is not None:
                 ids = np.full(len(episode["rewards"]), number % target.num_envs, np.int64)
@@ -277,7 +285,7 @@ class EpisodeDataset:
                 )
 
     def _checked(self, where: str, columns: dict[str, Any]) -> dict[str, Any]:
-        """The episode in the form that is yielded; raise BufferMisuseError if it does not fit."""
+        """Check an episode, and convert it for `__iter__`; raise BufferMisuseError if wrong."""
         rewards = np.asarray(columns["rewards"])
         if rewards.ndim != 1 or rewards.dtype.kind not in "fiub" or not len(rewards):
             raise DatasetError(
@@ -296,7 +304,7 @@ class EpisodeDataset:
             found[leaf.path] = self._stored(where, leaf, array, leaf.path)
         for name in _FLAGS:
             flags = np.asarray(columns.get(name, np.zeros(count, np.bool_)))
-            if flags.dtype.kind == "f" and np.isin(flags, (0.0, 1.0)).all():  # as some formats have
+            if flags.dtype.kind == "f" and np.isin(flags, (0.0, 1.0)).all():  # floats of files
                 flags = flags.astype(np.bool_)
             found[name] = read_array(name, flags, (count,), np.dtype(np.bool_)).astype(np.bool_)
             if name != "boundaries":
@@ -305,7 +313,7 @@ class EpisodeDataset:
         return found
 
     def _observations(self, where: str, columns: dict[str, Any], count: int) -> list[np.ndarray]:
-        """Arrays (T + 1, ...) of the leaves of obs."""
+        """Arrays (T + 1, ...) of the leaves of obs, also from obs and next_obs (T, ...)."""
 
         def read(name: str, rows: int) -> list[np.ndarray]:
             arrays = read_nest(name, columns[name], self.observation_space, self._obs, rows)
@@ -332,7 +340,7 @@ class EpisodeDataset:
         return found
 
     def _stored(self, where: str, leaf: Leaf, array: np.ndarray, name: str) -> np.ndarray:
-        """Values in the dtype of the space; raise DatasetError for those not in it."""
+        """Convert values to the dtype of the space; raise DatasetError for values outside it."""
         with np.errstate(over="ignore"):
             stored = array.astype(leaf.dtype, copy=False)
         wrong, expected = np.zeros(stored.shape, np.bool_), "finite numbers"
@@ -347,10 +355,10 @@ class EpisodeDataset:
 
 
 def joined(read: Callable[[Any], EpisodeDataset], sources: Iterable[Any]) -> EpisodeDataset:
-    """Return what `read` returns for each of some sources as one data set, in their order.
+    """Read each source by `read`, and return one data set of all, in order.
 
     Raises:
-        DatasetError: There is none, or one has other spaces than the first.
+        DatasetError: There is no source, or one has other spaces than the first.
     """
     parts = [*map(read, sources)]
     if not parts:
@@ -370,15 +378,16 @@ def joined(read: Callable[[Any], EpisodeDataset], sources: Iterable[Any]) -> Epi
 
 
 def _as_numbers(column: Any, leaf: Leaf) -> Any:
-    """A column of numbers as files often have it: (T, 1) as (T,), whole floats as integers.
+    """Convert common forms of columns in files: (T, 1) to (T,), whole floats to integers.
 
-    Floats that the integers of the leaf can't hold stay what they are, and are refused.
+    Floats that are not whole, or too large for the integers of the leaf, are kept: `read_array`
+    refuses them.
     """
     array = np.asarray(column)
     if leaf.shape == () and array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.dtype.kind == "f" and leaf.dtype.kind in "iu":
-        info = np.iinfo(leaf.dtype)  # the largest one and 1 is a float, itself it need not be
+        info = np.iinfo(leaf.dtype)  # max + 1 is a power of two, exact as a float; max may not be
         is_held = (array >= np.float64(info.min)) & (array < np.float64(info.max + 1))
         if (is_held & (array == np.floor(array))).all():
             return array.astype(leaf.dtype)
@@ -386,7 +395,7 @@ def _as_numbers(column: Any, leaf: Leaf) -> Any:
 
 
 def _refuse(where: str, name: str, array: np.ndarray, wrong: np.ndarray, expected: str) -> None:
-    """Raise DatasetError for the first of the wrong values (T, ...) of a column, if any."""
+    """Raise DatasetError for the first wrong value (T, ...) of a column, if any."""
     if wrong.any():
         step, *place = (int(axis[0]) for axis in np.nonzero(wrong))
         shown, value = f"{name}{place if place else ''}", array[(step, *place)]
@@ -398,7 +407,7 @@ def _shown(value: Any) -> str:
 
 
 def _outside(space: Space, values: np.ndarray) -> np.ndarray:
-    """Which values (K, ...) are none of a space."""
+    """Whether values (K, ...) are outside a space, elementwise."""
     if isinstance(space, spaces.Box):
         return (values < space.low) | (values > space.high)
     low, high = 0, 1  # MultiBinary
@@ -410,12 +419,12 @@ def _outside(space: Space, values: np.ndarray) -> np.ndarray:
 
 
 def row_layout(buffer: Any) -> RowLayout:
-    """Of the rows of a replay buffer, or an episodic one."""
+    """The layout of the rows of a replay buffer, or an episodic one."""
     return buffer._columns_of_rows()[0]
 
 
 def leaves_of(space: Space, tree: Any) -> list[Any]:
-    """What lies at the leaves of a nest, in the order of the space; of the space itself, too."""
+    """Leaves of a nest, in the order of the space; `tree` may be the space itself."""
     if isinstance(space, spaces.Dict):
         return [x for key, child in space.spaces.items() for x in leaves_of(child, tree[key])]
     if isinstance(space, spaces.Tuple):
@@ -424,5 +433,5 @@ def leaves_of(space: Space, tree: Any) -> list[Any]:
 
 
 def _rows_by_ring(lengths: np.ndarray, num_rings: int) -> np.ndarray:
-    """Steps of each ring, int64 (num_rings,), where episodes go to them in turn."""
+    """Steps of each ring, int64 (num_rings,), if episode k goes to ring k modulo num_rings."""
     return np.bincount(np.arange(len(lengths)) % num_rings, lengths, num_rings).astype(np.int64)

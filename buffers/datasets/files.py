@@ -1,4 +1,4 @@
-"""Flat columns in files: HDF5 as D4RL has it, Parquet as LeRobot's, a row for each frame."""
+"""Flat columns in files, one row per step: HDF5 in D4RL's format, Parquet in LeRobot's."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ def from_hdf5(
     extra_columns: Mapping[str, Space] | None = None,
     check_bounds: bool = True,
 ) -> EpisodeDataset:
-    """Episodes in an HDF5 file like D4RL's, read some MiB at a time; needs h5py.
+    """Make a data set from an HDF5 file in D4RL's format, read some MiB at a time; needs h5py.
 
-    Names of columns, and where episodes end, are those of `from_arrays`: `observations` (a group
-    for Dict and Tuple spaces), `actions`, `rewards`, `terminals`, `timeouts`,
-    `next_observations`; extra columns also from `infos/`.
+    Names of columns and ends of episodes are those of `from_arrays`: `observations` (a group for
+    Dict and Tuple spaces), `actions`, `rewards`, `terminals`, `timeouts`, `next_observations`;
+    extra columns may be in `infos/`.
 
     Args:
         path: The file, or a list of files, read one after the other.
-        observation_space: Of a single environment, like the next.
-        action_space: As of `from_arrays`, like all that follow.
-        columns: Other names.
+        observation_space: Of a single environment.
+        action_space: Of a single environment.
+        columns: Names in the file, as in `from_arrays`.
         extra_columns: Names and spaces of further columns.
         check_bounds: Refuse values that the spaces do not contain.
 
@@ -66,10 +66,10 @@ def from_hdf5(
     if not isinstance(path, str | os.PathLike):
         return joined(partial(from_hdf5, **asked._asdict()), path)
     name = os.fspath(path)
-    there: dict[str, tuple[int, ...]] = {}  # rows and bytes of each
+    there: dict[str, tuple[int, ...]] = {}  # number of rows, and bytes per row
 
     def note(key: Any, item: Any) -> None:
-        if isinstance(key, str) and getattr(item, "ndim", 0):  # names that are no text are bytes
+        if isinstance(key, str) and getattr(item, "ndim", 0):  # bytes if no text
             row_bytes = item.dtype.itemsize * int(np.prod(item.shape[1:]))
             there[key] = len(item), row_bytes
 
@@ -92,20 +92,20 @@ def from_hdf5(
 
 
 def to_hdf5(source: Any, path: str | os.PathLike[str]) -> Path:
-    """Write a buffer, or a data set, into a new HDF5 file like D4RL's; needs h5py.
+    """Write a buffer, or a data set, into a new HDF5 file in D4RL's format; needs h5py.
 
-    It has `next_observations` and, besides D4RL's columns, `episode_index` and `boundaries`, and
-    extra columns under `infos/`; so `from_hdf5` gives back the same episodes, bit for bit, but for
-    one thing: of an episode that ends without a flag, as one that was still open, the last step has
-    `timeouts`. The file appears under its name when it is whole.
+    Besides D4RL's columns, the file has `next_observations`, `episode_index`, `boundaries`, and
+    extra columns under `infos/`. So `from_hdf5` returns the same episodes, bit for bit, with one
+    exception: if an episode ends without a flag, such as an unfinished one, its last step gets
+    `timeouts`. The file gets its name when it is complete.
 
     Args:
-        source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.
-        path: Of the file.
+        source: A buffer, as for `from_buffer`, or an `EpisodeDataset`.
+        path: The new file.
 
     Raises:
         ModuleNotFoundError: h5py is not installed.
-        FileExistsError: There is something of this name.
+        FileExistsError: The path exists.
         DatasetError: The source does not fit; nothing is written.
     """
     h5py: Any = load_library("h5py")
@@ -142,23 +142,24 @@ def from_parquet(
     extra_columns: Mapping[str, Space] | None = None,
     check_bounds: bool = True,
 ) -> EpisodeDataset:
-    """Episodes in Parquet files like LeRobot's, read some MiB at a time; needs pyarrow.
+    """Make a data set from Parquet files in LeRobot's format, some MiB at a time; needs pyarrow.
 
     Columns: `observation.state`, or `observation.KEY` for a Dict space; `action`, `next.reward`,
-    `episode_index`, `frame_index`. Numbers, and lists of a fixed number of them, also nested;
-    pictures in videos are not read. A data set without rewards is read by
-    columns={"rewards": None}. Flags are read from `next.terminated` and `next.truncated`, next
-    observations from `next_observation` or `next_observation.KEY`, which `to_parquet` writes; files
-    of LeRobot have neither, so all of their episodes are cut, unless columns={"terminations": ...}
-    names a column, and the last frame of an episode has no next observation; see `from_arrays`.
+    `episode_index`, `frame_index`. They hold numbers, or lists of fixed length, also nested; images
+    in videos are not read. For data without rewards pass columns={"rewards": None}.
+
+    Flags are read from `next.terminated` and `next.truncated`, next observations from
+    `next_observation` or `next_observation.KEY`, which `to_parquet` writes. LeRobot's own files
+    have neither. So their episodes are cut, unless columns={"terminations": ...} names a column,
+    and the last frame of an episode has no next observation; see `from_arrays`.
 
     Args:
-        path: A file, or a folder with all files below it, in the order of their names; of a folder
-            with `meta/info.json` those below `data`, and the number of frames is compared with
-            what it says. Or a list of these, read one after the other.
-        observation_space: Of a single environment, like the next.
-        action_space: As of `from_arrays`, like all that follow.
-        columns: Other names.
+        path: A file; or a folder, with all files below it in the order of their names. If the
+            folder has `meta/info.json`, the files below `data`, and their number of frames must be
+            that of `info.json`. Or a list of these, read one after the other.
+        observation_space: Of a single environment.
+        action_space: Of a single environment.
+        columns: Names in the files, as in `from_arrays`.
         extra_columns: Names and spaces of further columns.
         check_bounds: Refuse values that the spaces do not contain.
 
@@ -173,7 +174,7 @@ def from_parquet(
     root, info = Path(path), Path(path, "meta", "info.json")
     folder = root / "data" if info.is_file() else root
     found = folder.rglob("*.parquet") if root.is_dir() else [root]
-    files = sorted(file for file in found if not file.name.startswith("."))  # half-written ones
+    files = sorted(file for file in found if not file.name.startswith("."))  # incomplete ones
     if not files:
         raise DatasetError(f"{folder} has no .parquet file")
     keys, num_rows = {}, 0
@@ -220,7 +221,7 @@ def _blocks(file: Path, opened: Any, rows: int, keys: Mapping[str, list[str]]) -
 
 
 def _array(file: Path, key: str, batch: Any, begin: int) -> np.ndarray:
-    """A column as an array (K, ...); lists of lists have as many axes more."""
+    """Convert a column to an array (K, ...); each level of lists is one more axis."""
     column, shape = batch.column(key), [batch.num_rows]
 
     def refuse(is_wrong: np.ndarray, what: str) -> None:
@@ -243,19 +244,20 @@ def _array(file: Path, key: str, batch: Any, begin: int) -> np.ndarray:
 def to_parquet(source: Any, path: str | os.PathLike[str]) -> Path:
     """Write a buffer, or a data set, into a new Parquet file with LeRobot's names; needs pyarrow.
 
-    Columns: `observation.state`, or `observation.KEY` for nested spaces; `next_observation` in the
-    same way, `action`, `next.reward`, `next.terminated`, `next.truncated`, `boundaries`,
-    `episode_index`, `frame_index`, and extra columns by their names; arrays are lists of fixed
-    lengths. So `from_parquet` gives back the same episodes, bit for bit, but that one that ends
-    without a flag has `next.truncated` then. The file appears under its name when it is whole.
+    Columns: `observation.state`, or `observation.KEY` for nested spaces; `next_observation` or
+    `next_observation.KEY`, `action`, `next.reward`, `next.terminated`, `next.truncated`,
+    `boundaries`, `episode_index`, `frame_index`, and extra columns by their names. Arrays are lists
+    of fixed lengths. So `from_parquet` returns the same episodes, bit for bit, with one exception:
+    if an episode ends without a flag, its last step gets `next.truncated`. The file gets its name
+    when it is complete.
 
     Args:
-        source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.
-        path: Of the file.
+        source: A buffer, as for `from_buffer`, or an `EpisodeDataset`.
+        path: The new file.
 
     Raises:
         ModuleNotFoundError: pyarrow is not installed.
-        FileExistsError: There is something of this name.
+        FileExistsError: The path exists.
         DatasetError: The source does not fit; nothing is written.
     """
     arrow, parquet = load_library("pyarrow"), load_library("pyarrow.parquet")
@@ -275,7 +277,7 @@ def to_parquet(source: Any, path: str | os.PathLike[str]) -> Path:
 
 
 def _lists(arrow: Any, array: np.ndarray) -> Any:
-    """An array (K, ...) as one of Arrow, whose axes but for the first are lists of lists."""
+    """Convert an array (K, ...) to Arrow; axes after the first become lists of fixed length."""
     column = arrow.array(np.ascontiguousarray(array).reshape(-1))
     for length in reversed(array.shape[1:]):
         column = arrow.FixedSizeListArray.from_arrays(column, length)

@@ -1,4 +1,4 @@
-"""Steps of many episodes behind one another, as arrays and files have them: in and out."""
+"""Steps of many episodes in flat columns, as in arrays and files: reading and writing."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = [
 ]  # fmt: skip
 
 _logger = logging.getLogger("vecenv")
-BLOCK_BYTES = 1 << 25  # read or written at once
+BLOCK_BYTES = 1 << 25  # per read or write
 
-Keys = dict[str, list[str]]  # of a file, by our names; of obs one for each leaf
-Blocks = Iterator[tuple[str, dict[str, np.ndarray]]]  # file, and steps (K, ...) by key
+Keys = dict[str, list[str]]  # keys of a file, by names of this library; for obs one per leaf
+Blocks = Iterator[tuple[str, dict[str, np.ndarray]]]  # name of the file, and steps (K, ...) by key
 
-# What formats call the columns, tried in this order.
+# Names of the columns in common formats, tried in this order.
 NAMES: dict[str, tuple[str, ...]] = {
     "obs": ("observations", "observation.state", "observation", "obs"),
     "next_obs": ("next_observations", "next_observation", "next_obs"),
@@ -44,7 +44,7 @@ _OBS = ("obs", "next_obs")
 
 
 class FlatColumns(NamedTuple):
-    """What the user says of the columns of a file, and the spaces they are to fit."""
+    """Arguments of the user about the columns of a file, and the expected spaces."""
 
     observation_space: Space
     action_space: Space
@@ -88,8 +88,8 @@ class FlatColumns(NamedTuple):
         return found
 
     def dataset(self, name: str, read: Callable[[], Blocks], keys: Keys) -> EpisodeDataset:
-        """A data set of episodes that lie behind one another in the blocks that `read` yields."""
-        said = list[str]()  # to the log, which all is read for more than once
+        """Make a data set of the episodes in consecutive blocks that `read` yields."""
+        said = list[str]()  # log the warning once, as the data may be read several times
 
         def episodes() -> Iterator[RawEpisode]:
             num_left_out = 0
@@ -117,24 +117,24 @@ def from_arrays(
     extra_columns: Mapping[str, Space] | None = None,
     check_bounds: bool = True,
 ) -> EpisodeDataset:
-    """Episodes in a dict of arrays, all steps behind one another; nothing is copied yet.
+    """Make a data set from a dict of arrays with the steps of all episodes; nothing is copied yet.
 
     An episode ends at a step with `terminations` or `truncations`, where `episode_index` changes,
-    and with the last step. Without `next_obs` the last observation of an episode is not known: a
-    last step that terminated gets its own observation as the next one, whose value no learner
+    and with the last step. Without `next_obs`, the final observation of an episode is unknown. Then
+    a last step that terminated gets its own observation as the next one, whose value no learner
     reads; any other last step is left out.
 
     Args:
         arrays: Arrays (N, ...) by name: `observations` (nested, or "observations/key"), `actions`,
-            `rewards`, `terminals` or `terminations`, `timeouts` or `truncations`; if there are any,
+            `rewards`, `terminals` or `terminations`, `timeouts` or `truncations`. Optional:
             `next_observations`, `boundaries`, `episode_index` int (N,), ascending, and
             `frame_index` int (N,), which counts the steps of each episode from 0. Or a list of
             such dicts, read one after the other.
         observation_space: Of a single environment.
         action_space: Of a single environment.
-        columns: Other names, by ours (`obs`, `next_obs`, `actions`, `rewards`, `terminations`,
-            `truncations`, `boundaries`, `episode_index`, `frame_index`, extra columns); None for a
-            column not to read: rewards are 0 then.
+        columns: Names in the data, by names of this library (`obs`, `next_obs`, `actions`,
+            `rewards`, `terminations`, `truncations`, `boundaries`, `episode_index`, `frame_index`,
+            extra columns). None skips a column; skipped rewards are 0.
         extra_columns: Names and spaces of further columns, read as `name` or `infos/name`.
         check_bounds: Refuse values that the spaces do not contain.
 
@@ -167,7 +167,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, n
 
 
 def check_lengths(where: str, lengths: Mapping[str, int]) -> None:
-    """Raise DatasetError unless all columns have as many rows."""
+    """Raise DatasetError unless all columns have the same number of rows."""
     shortest, longest = min(lengths, key=lengths.__getitem__), max(lengths, key=lengths.__getitem__)
     if lengths[shortest] != lengths[longest]:
         raise DatasetError(
@@ -187,12 +187,12 @@ def _key_paths(space: Space) -> Iterator[tuple[str, ...]]:
 
 
 def _split(blocks: Blocks, keys: Keys) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Cut blocks where episodes begin; yield what messages call them, and their columns."""
-    held: dict[str, np.ndarray] = {}  # the newest episode so far, which may go on
-    begin, number, where = 0, 0, ""  # the row it begins with, and its number
+    """Cut blocks where episodes begin; yield the name of each episode, and its columns."""
+    held: dict[str, np.ndarray] = {}  # the last episode, which may go on in the next block
+    begin, number, where = 0, 0, ""  # its first row and its number
     for file, block in blocks:
         where = where or file
-        if held:
+        if held:  # an episode may go on across blocks
             block = {key: np.concatenate([held[key], block[key]]) for key in block}
         starts = np.flatnonzero(_starts(file, block, keys, begin)).tolist()
         for start, stop in pairwise(starts):
@@ -207,7 +207,7 @@ def _split(blocks: Blocks, keys: Keys) -> Iterator[tuple[str, dict[str, np.ndarr
 
 
 def _called(where: str, number: int, columns: dict[str, np.ndarray], keys: Keys) -> str:
-    """What messages call an episode; raise DatasetError if its frames are not 0, 1, and so on."""
+    """Name of an episode in messages; raise DatasetError if its frames are not 0, 1, and so on."""
     if "episode_index" in keys:
         number = int(columns[keys["episode_index"][0]].reshape(-1)[0])
     where = f"{where}, episode {number}"
@@ -223,7 +223,7 @@ def _called(where: str, number: int, columns: dict[str, np.ndarray], keys: Keys)
 
 
 def _numbers(where: str, key: str, columns: dict[str, np.ndarray]) -> np.ndarray:
-    """A column (K,), or (K, 1), of numbers as (K,)."""
+    """Return a column of numbers, (K,) or (K, 1), as (K,)."""
     array = columns[key]
     if array.shape not in ((len(array),), (len(array), 1)) or array.dtype.kind not in "biuf":
         raise DatasetError(
@@ -234,7 +234,7 @@ def _numbers(where: str, key: str, columns: dict[str, np.ndarray]) -> np.ndarray
 
 
 def _starts(where: str, columns: dict[str, np.ndarray], keys: Keys, begin: int) -> np.ndarray:
-    """Whether each row, the first of which does, begins an episode, bool (K,)."""
+    """Whether each row begins an episode, bool (K,); the first one does."""
     starts = np.zeros(len(next(iter(columns.values()))), np.bool_)
     for name in [name for name in _ENDS if name in keys]:
         key, is_index = keys[name][0], name == "episode_index"
@@ -259,9 +259,10 @@ def _starts(where: str, columns: dict[str, np.ndarray], keys: Keys, begin: int) 
 def _episode(
     columns: dict[str, np.ndarray], keys: Keys, space: Space
 ) -> tuple[dict[str, Any] | None, bool]:
-    """Columns of an episode by our names, observations nested; None if no step is left.
+    """Columns of an episode by names of this library, observations nested; None if no step is left.
 
-    Where the file has no next observations, see to the last one; whether that step is left out.
+    Without next observations, complete or leave out the last step. Returns also whether it is left
+    out.
     """
     found: dict[str, Any] = {}
     for name, parts in keys.items():
@@ -288,10 +289,10 @@ def _episode(
 def flat_blocks(
     dataset: EpisodeDataset, names: Mapping[str, str], separator: str
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Whole episodes behind one another as a file has them, some MiB of steps (K, ...) at a time.
+    """Yield whole episodes as flat columns of a file, some MiB of steps (K, ...) at a time.
 
-    `names` are those in the file; that of "extras" stands before the name of each extra column, and
-    the separator between the name of observations and the keys of their parts.
+    `names` are the names in the file; `names["extras"]` is the prefix of extra columns. `separator`
+    is put between the name of observations and the keys of their parts.
     """
     paths, pieces, size, number = list(_key_paths(dataset.observation_space)), [], 0, -1
     for number, episode in enumerate(dataset):
@@ -302,7 +303,7 @@ def flat_blocks(
             columns += zip(keys, [leaf[part] for leaf in leaves], strict=True)
         count = len(episode["rewards"])
         if not (episode["terminations"][-1] or episode["truncations"][-1]):
-            # Or who only looks at the flags would join it and the next one.
+            # Else readers that only use the flags would join this episode and the next one.
             episode["truncations"] = episode["truncations"].copy()
             episode["truncations"][-1] = True
         episode |= {"episode_index": np.full(count, number), "frame_index": np.arange(count)}

@@ -1,4 +1,4 @@
-"""from_buffer: the episodes that a buffer holds."""
+"""from_buffer: a data set of the episodes that a buffer holds."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _COLUMNS = ("actions", "rewards", "terminations", "truncations")
 
 
 def from_buffer(buffer: Any, *, check_bounds: bool = True) -> EpisodeDataset:
-    """The episodes of a buffer, to be written into a file or put into another buffer.
+    """Make a data set of the episodes of a buffer, to write into a file or another buffer.
 
-    Those of an `EpisodicReplayBuffer` are its episodes; open ones are not in it. The transitions of
-    a ring are joined, env by env, oldest first, as long as each next observation is the
-    observation that follows, byte for byte; what was overwritten is missing, and an episode of
-    which the newest steps are still to come counts as cut. What the buffer holds is read anew each
-    time, one episode or some MiB at a time. So call it when the buffer is made, and still empty: a
-    buffer that can't be exported later is refused then, before anything was recorded.
+    From an `EpisodicReplayBuffer` it has the complete episodes, not the open ones. From a replay
+    buffer it has the transitions of each env, oldest first, joined to an episode as long as each
+    next observation equals the next row's observation in all bytes. Overwritten steps are missing,
+    and an unfinished episode counts as cut.
+
+    Every iteration reads the buffer again, one episode or some MiB at a time. So call this when the
+    buffer is new: a buffer that can't be exported is refused before anything was recorded.
 
     Args:
-        buffer: An `EpisodicReplayBuffer`, or a replay buffer that knows the env of each
-            transition, with `track_env`, with num_envs=1, or a `PerEnvReplayBuffer`; and has single
-            steps (n_step=1).
-        check_bounds: Refuse values that the spaces do not contain, which buffers take; the
-            functions that read files refuse them, too.
+        buffer: An `EpisodicReplayBuffer`; or a replay buffer with n_step=1 that knows the env of
+            each transition: with `track_env`, with num_envs=1, or a `PerEnvReplayBuffer`.
+        check_bounds: Refuse values that the spaces do not contain. Buffers accept such values; the
+            functions that read files refuse them.
 
     Raises:
-        DatasetError: A ring does not know its envs, or keeps no single steps.
+        DatasetError: A replay buffer does not know the envs, or has n_step > 1.
     """
     kind = type(buffer).__name__
     is_known = hasattr(buffer, "add_episode") or hasattr(buffer, "order")
@@ -66,7 +66,7 @@ def from_buffer(buffer: Any, *, check_bounds: bool = True) -> EpisodeDataset:
 
 
 def as_dataset(source: Any) -> EpisodeDataset:
-    """A data set, or that of a buffer."""
+    """Return a data set as it is, or that of a buffer."""
     return source if isinstance(source, EpisodeDataset) else from_buffer(source)
 
 
@@ -82,7 +82,7 @@ def _episodes_of(buffer: Any) -> Iterator[RawEpisode]:
 
 
 def _transitions_of(buffer: Any, obs: Sequence[str], names: Sequence[str]) -> Blocks:
-    """Read a ring, env by env, in blocks; number the episodes."""
+    """Read a replay buffer, env by env, in blocks; number the episodes."""
     order, layout, number = buffer.order(), row_layout(buffer), -1
     env_ids = torch.zeros_like(order)
     if hasattr(buffer, "counts"):
@@ -97,8 +97,8 @@ def _transitions_of(buffer: Any, obs: Sequence[str], names: Sequence[str]) -> Bl
     for env_id in env_ids.unique().tolist():
         rows = order[env_ids == env_id]
         for begin in range(0, len(rows), size):
-            has_before = begin > 0  # the row before tells whether the first goes on
-            # Which also finds observations that are stored once.
+            has_before = begin > 0  # the row before tells whether the first row continues it
+            # `get`, not `rows`, as it also finds observations that are stored once.
             batch = buffer.get(rows[begin - has_before : begin + size])
             block = {name: getattr(batch, name).cpu().numpy() for name in names}
             for prefix in ("", "next_"):

@@ -1,4 +1,4 @@
-"""Minari data sets: read episode by episode, and written from buffers."""
+"""Minari data sets: reading episode by episode, and writing from buffers."""
 
 from __future__ import annotations
 
@@ -33,17 +33,16 @@ def from_minari(
     extra_columns: Mapping[str, Space] | None = None,
     check_bounds: bool = True,
 ) -> EpisodeDataset:
-    """Episodes of a local Minari data set, one in memory at a time; needs minari.
+    """Make a data set from a local Minari data set, one episode in memory at a time; needs minari.
 
-    Rewards are float32 in buffers, and what is in `infos` comes along where an extra column, or
-    `boundaries`, has its name: of T + 1 infos the last T. Other infos, resets and the metadata are
-    not taken.
+    Buffers store rewards as float32. Infos named like an extra column, or `boundaries`, are read;
+    of T + 1 infos the last T. Other infos, resets and metadata are not read.
 
     Args:
-        dataset: Its id, or a `minari.MinariDataset`, which may be filtered; or a list of these,
-            read one after the other, of one env.
-        observation_space: Of a single environment; None for that of the data set.
-        action_space: Of a single environment; None for that of the data set.
+        dataset: An id, or a `minari.MinariDataset`, which may be filtered; or a list of these, of
+            the same env, read one after the other.
+        observation_space: Of a single environment; None takes that of the data set.
+        action_space: Of a single environment; None takes that of the data set.
         extra_columns: Names and spaces of infos to read.
         check_bounds: Refuse values that the spaces do not contain.
 
@@ -94,7 +93,7 @@ def _columns(where: str, episode: Any, extras: Mapping[str, Space]) -> dict[str,
             raise DatasetError(
                 f"{where}: the info {name!r} is missing; there is {sorted(map(str, infos))}"
             )
-        if not space.shape and column.shape[1:] == (1,):  # as to_minari writes them for arrow
+        if not space.shape and column.shape[1:] == (1,):  # `to_minari` writes this shape for arrow
             column = column[:, 0]
         found[name] = column[1:] if len(column) == count + 1 else column
     return found
@@ -103,15 +102,15 @@ def _columns(where: str, episode: Any, extras: Mapping[str, Space]) -> dict[str,
 def to_minari(source: Any, dataset_id: str, *, env: Any = None, **options: Any) -> Any:
     """Write a buffer, or a data set, as a new local Minari data set; needs minari.
 
-    Observations (one more than steps), actions, rewards and both flags are written; boundaries and
-    extra columns go into the infos, where that of the reset is zero. Pictures are written as they
-    are. One episode is in memory at a time. If it fails nothing is left of it.
+    It writes observations (one more than steps), actions, rewards and both flags. Boundaries and
+    extra columns become infos; the info of the reset is zero. Images are written unchanged. One
+    episode is in memory at a time. If writing fails, the new data set is removed.
 
     Args:
-        source: A buffer, as `from_buffer` takes it, or an `EpisodeDataset`.
+        source: A buffer, as for `from_buffer`, or an `EpisodeDataset`.
         dataset_id: Minari's id, such as "cage/b_line/trained-v0"; must be new.
-        env: Where the episodes come from, so that Minari can make the env again: an id, without
-            "module:" in front, a spec or an env. None stores the spaces only.
+        env: The env of the episodes, so that Minari can make it again: an id without "module:", a
+            spec or an env. None stores the spaces only.
         **options: Further arguments of `minari.create_dataset_from_buffers`, such as
             `algorithm_name`, `author`, `description` and `data_format`.
 
@@ -120,7 +119,7 @@ def to_minari(source: Any, dataset_id: str, *, env: Any = None, **options: Any) 
 
     Raises:
         ModuleNotFoundError: minari is not installed, or h5py, which its default format needs.
-        DatasetError: There is no episode, or one does not fit; or `env` has other spaces.
+        DatasetError: There is no episode, one is wrong, or `env` has other spaces.
         ValueError: The id exists or is malformed (Minari's).
     """
     minari = load_library("minari")
@@ -155,7 +154,7 @@ def to_minari(source: Any, dataset_id: str, *, env: Any = None, **options: Any) 
 
 
 def _exported(episode: dict[str, Any], axes: int) -> dict[str, Any]:
-    """An episode of T steps as Minari's fields, arrays of T or T + 1 rows; infos of some axes."""
+    """Convert an episode of T steps to Minari's fields; infos get T + 1 rows and `axes` axes."""
     fields, infos = dict(episode), {}
     names = ("rewards", "terminations", "truncations", "actions")
     steps = {name: fields.pop(name) for name in names}

@@ -1,1 +1,1 @@
-"""The episodic buffer: whole episodes in one ring, and what can be drawn from them."""
+"""The episodic buffer: whole episodes in one ring, and draws from them."""

@@ -23,7 +23,7 @@ class PairBatch(Batch):
     rewards: torch.Tensor  # float32 (B,)
     terminations: torch.Tensor  # bool (B,), of the step of obs
     truncations: torch.Tensor  # bool (B,)
-    extras: dict[str, torch.Tensor]  # (B, ...), the columns the user added
+    extras: dict[str, torch.Tensor]  # (B, ...), extra columns
 
     _fields = (
         "obs", "future_obs", "offsets", "actions", "rewards", "terminations", "truncations",
@@ -35,7 +35,7 @@ class PairBatch(Batch):
 class StackBatch(Batch):
     """B steps, each with the last K observations, the oldest first."""
 
-    obs: Any  # (B, K, *obs_shape); before the start of the episode its first again and again
+    obs: Any  # (B, K, *obs_shape); the first one is repeated at the start
     next_obs: Any  # (B, K, *obs_shape)
     actions: torch.Tensor  # (B, *action_shape)
     rewards: torch.Tensor  # float32 (B,)
@@ -52,16 +52,16 @@ class StackBatch(Batch):
 
 @dataclass(slots=True, repr=False, eq=False)
 class GoalBatch(Batch):
-    """B steps, some of them with a goal that the episode did reach, or had."""
+    """B steps, each with its own goal or with one that its episode reached."""
 
-    obs: Any  # (B, *obs_shape); with goals put in if asked for
+    obs: Any  # (B, *obs_shape), with replaced goals
     next_obs: Any  # (B, *obs_shape)
     actions: torch.Tensor  # (B, *action_shape)
-    rewards: torch.Tensor  # float32 (B,), computed anew if asked for
+    rewards: torch.Tensor  # float32 (B,), recomputed by `compute_reward`
     terminations: torch.Tensor  # bool (B,)
     truncations: torch.Tensor  # bool (B,)
     goal_obs: Any  # (B, *obs_shape): the observation of the same episode that holds the goal
-    goal_offsets: torch.Tensor  # int64 (B,), how many steps after obs that is; may be negative
+    goal_offsets: torch.Tensor  # int64 (B,), steps from obs to goal_obs; may be negative
     relabelled: torch.Tensor  # bool (B,), where the goal was replaced
     extras: dict[str, torch.Tensor]
 

@@ -1,4 +1,12 @@
-"""EpisodicReplayBuffer: whole episodes, stored flat, and what can be drawn from them."""
+"""EpisodicReplayBuffer: whole episodes, stored flat, and draws from them.
+
+```
+#  add_episode ------------------------------------.
+#  add --> OpenEpisodes: a pool of rows -- close --+--> EpisodeTable: ring of rows, episodes
+#                                                         |
+#  batch <-- Gather: rows to columns <-- Draws: row numbers of steps
+```
+"""
 
 from __future__ import annotations
 
@@ -52,50 +60,49 @@ __all__ = ["EpisodicReplayBuffer"]
 _VERSION = 2
 _ANY_STEP = SequenceOptions(1, 0, 1, True)
 _OF_STEPS = dict.fromkeys(("actions", "rewards", "terminations", "truncations"), 0)
-_PAIRS = {"obs": 0, "future_obs": 1, **_OF_STEPS}  # which list of rows columns are of
+_PAIRS = {"obs": 0, "future_obs": 1, **_OF_STEPS}  # index of the list of rows of each column
 
 
 class SequenceMemory(NamedTuple):
-    """What the ring was when sequences were drawn."""
+    """State of the ring when sequences were drawn."""
 
     owner: object
-    first_row: int  # the oldest then, counted for ever
+    first_row: int  # the oldest then; never wraps
     num_restored: int
 
 
-_NUMBER_BYTES = 64  # of a step that is drawn: its row, the next one's, what they are made of
-_UNSEEN_BYTES = 1 << 26  # that may be there without looking
+_NUMBER_BYTES = 64  # scratch memory per drawn step, for row numbers
+_UNSEEN_BYTES = 1 << 26  # smaller batches are drawn without a look at free memory
 
 
 class EpisodicReplayBuffer(DrawnBuffer):
-    """Whole episodes of any length, flat in one ring; the oldest make room for new ones.
+    """Whole episodes of any length, flat in one ring; new episodes replace the oldest.
 
-    An episode of T steps has T + 1 observations, each stored once. It comes in whole
+    An episode of T steps has T + 1 observations, each stored once. It is added whole
     (`add_episode`) or step by step from running environments (`add`, best through a
-    `TransitionWriter`); in the latter case it can be drawn once it is over.
+    `TransitionWriter`). Only complete episodes can be drawn.
 
-    Boundaries are steps marked by the user, such as where an option ended. They are not the end of
-    an episode, which `terminations` and `truncations` tell. For every step t of an episode its
-    bound is computed at insertion: the second next boundary at or after t (one at t itself is the
-    first), else the next, else the last step, T - 1. `sample` draws a step t and a later one no
-    further than the bound, so a pair may cross one boundary, never two. Steps that are their own
-    bound are never drawn.
+    Boundaries are steps marked by the user, such as the ends of options. They do not end an
+    episode; `terminations` and `truncations` do. The bound of step t is computed when its episode
+    is stored: the second boundary at or after t (a boundary at t is the first one), else the only
+    one, else the last step, T - 1. `sample` draws a step t and a later one up to the bound, so a
+    pair may cross one boundary, but not two. Steps that are their own bound are never drawn.
 
     Args:
-        capacity: Number of steps held at most, exactly.
+        capacity: Largest number of steps held.
         observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
             Dict and Tuple of these.
         action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
-        num_envs: Number of environments `add` is fed from; None takes it from the first `add`.
-        max_episodes: Number of episodes held at most; one row of memory each. By default as many
-            as steps up to 4096, then an eighth of the capacity.
+        num_envs: Number of environments of `add`; None takes it from the first `add`.
+        max_episodes: Largest number of episodes held; each takes one extra row of memory. The
+            default is the larger of 4096 and an eighth of the capacity, at most the capacity.
         extra_columns: Names and spaces of further values per step.
         device: Where the episodes live and are drawn.
-        seed: Of the generator; None takes entropy of the system.
-        staged: Do on the CPU what is done on other devices, to test it.
+        seed: Seed of the generator; None takes entropy of the system.
+        staged: Run the code for other devices on the CPU, for tests.
 
     Raises:
-        BufferMisuseError: An argument that does not fit.
+        BufferMisuseError: An argument does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
 
     >>> from gymnasium.spaces import Box, Discrete
@@ -138,7 +145,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         self._draws, self._gather = Draws(self._table, seed), Gather(self._table)
         self._row = layout.row
         self._all_pairs = self._wanted(None, **_PAIRS)
-        # States with open episodes of another number than was given are refused.
+        # A state with another number of envs is refused if num_envs was an argument.
         self.num_envs = self._given_envs = known
         self._open = None if known is None else OpenEpisodes(known, self._table)
         self._remember(
@@ -148,7 +155,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         )  # fmt: skip
 
     def memory(self) -> dict[str, int]:
-        """Bytes held now, by what they are for, host and device together; batches not included."""
+        """Bytes held now, by purpose, on host and device together, without batches."""
         opened = 0 if self._open is None else self._open.nbytes
         return {**self._table.sizes, "open_episodes": opened}
 
@@ -157,7 +164,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         return self._draws.generator
 
     def __len__(self) -> int:
-        """Number of steps that can be drawn; those of open episodes do not count."""
+        """Number of steps of complete episodes, which can be drawn."""
         return self._table.live.num_steps
 
     @property
@@ -167,12 +174,12 @@ class EpisodicReplayBuffer(DrawnBuffer):
 
     @property
     def episode_lengths(self) -> np.ndarray:
-        """int64 (num_episodes,), steps of each episode from the oldest to the newest; a copy."""
+        """Steps of each episode, from the oldest to the newest, int64 (num_episodes,); a copy."""
         return self._table.lengths.copy()
 
     @property
     def open_lengths(self) -> np.ndarray:
-        """int64 (num_envs,), steps of each environment's open episode; a copy."""
+        """Steps of the open episode of each environment, int64 (num_envs,); a copy."""
         return np.zeros(0, np.int64) if self._open is None else self._open.lengths.copy()
 
     def add_episode(self, episode: Mapping[str, Any]) -> None:
@@ -182,7 +189,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
             episode: `obs` (T + 1, *obs_shape), nested like the space; or (T, ...) and `next_obs`
                 (T, ...). `actions` (T, *action_shape), `rewards` (T,), the extra columns (T, ...).
                 Optional: `terminations` and `truncations` bool (T,), True in the last step only;
-                without both the last step counts as truncated. `boundaries` bool (T,). Copied.
+                if both are missing, the last step is truncated. `boundaries` bool (T,). Copied.
 
         Raises:
             BufferMisuseError: The episode does not fit; nothing was changed.
@@ -204,19 +211,20 @@ class EpisodicReplayBuffer(DrawnBuffer):
     def add(self, env_ids: Any = None, *, valid: Any = None, **columns: Any) -> None:
         """Append one step to the open episode of each of some environments.
 
-        An episode that ends is stored; one that reaches the capacity, too, and goes on as another.
+        An episode that ends is stored. One that reaches the capacity is stored too, and its further
+        steps form another episode.
 
         Args:
             env_ids: int (B,), distinct; None for all environments in order.
-            valid: bool (B,), the rows to store, as of agents that acted; None for all. The episode
-                of an environment that is left out is cut, if it is open, as by `cut_episodes`.
+            valid: bool (B,), the rows to store, such as those of agents that acted; None for all.
+                Leaving a row out cuts the open episode of its environment, like `cut_episodes`.
             columns: `obs`, `next_obs` (B, *obs_shape), nested like the space, `actions` (B,
                 *action_shape), `rewards`, `terminations`, `truncations` (B,), the extra columns
                 (B, ...) and, if wanted, `boundaries` bool (B,). Copied.
 
         Raises:
-            BufferMisuseError: A column does not fit, or obs is not what the episode had as its last
-                next_obs; nothing was changed.
+            BufferMisuseError: A column does not fit, or obs differs from the last next_obs of the
+                episode; nothing was changed.
             BufferMemoryError: Memory for open episodes is missing; nothing was changed.
         """
         arrays = read_steps(columns, self._row, self.device)
@@ -251,12 +259,12 @@ class EpisodicReplayBuffer(DrawnBuffer):
         ends = ids[is_over | (opened.lengths[ids] + 1 >= self.capacity)]
         opened.reserve(count)
         self._open, self.num_envs = opened, opened.num_envs
-        opened.close(left)
+        opened.close(left)  # after all checks and `reserve`
         opened.append(ids)
         opened.close(ends)
 
     def cut_episodes(self, env_ids: Any = None) -> None:
-        """End open episodes where they are, as when environments were reset; they are stored.
+        """End and store open episodes, such as after a reset of their environments.
 
         Their last step is neither terminated nor truncated.
 
@@ -266,7 +274,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         Raises:
             BufferMisuseError: An id is out of range or repeated; nothing was changed.
         """
-        if self._open is not None:  # else there was no step yet
+        if self._open is not None:  # None before the first step
             self._open.close(read_distinct_ids(env_ids, self._open.num_envs, self.device))
 
     def episode(self, index: int) -> dict[str, Any]:
@@ -276,7 +284,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
             index: 0 is the oldest held, -1 the newest.
 
         Returns:
-            What `add_episode` takes, as tensors on the device, with `obs` (T + 1, ...), and
+            The columns of `add_episode`, as tensors on the device, with `obs` (T + 1, ...), and
             `bounds`, int32 (T,).
 
         Raises:
@@ -304,24 +312,24 @@ class EpisodicReplayBuffer(DrawnBuffer):
         over: str = "steps",
         columns: Iterable[str] | None = None,
     ) -> PairBatch:
-        """Draw steps, and for each a later step k steps on, not beyond its bound.
+        """Draw steps, and for each the step k steps later, up to its bound.
 
-        k is at least 1, and its probability is proportional to discount ** k among the k possible;
-        at 1 all are equally likely, at 0 it is 1.
+        k is at least 1. Its probability is proportional to discount ** k: with discount 1 all
+        possible k are equally likely, with discount 0 k is always 1.
 
         Args:
             batch_size: B.
             discount: From 0 to 1.
-            over: "steps" draws every step that is possible with equal probability, "episodes" an
-                episode first, so that steps of short episodes come more often.
+            over: "steps" draws every possible step with equal probability. "episodes" draws an
+                episode first, so that steps of short episodes are more likely.
             columns: Names of the columns to draw, such as ("obs", "future_obs"); None for all. The
-                pairs are the same; `offsets` are always there.
+                choice does not change which pairs are drawn; `offsets` are always there.
 
         Returns:
             Tensors on the device, each contiguous.
 
         Raises:
-            BufferMisuseError: An argument does not fit, or no step has a later one in its bound.
+            BufferMisuseError: An argument does not fit, or no step has a later one up to its bound.
         """
         batch_size = self._read_size(batch_size)
         discount = read_number("discount", discount)
@@ -336,7 +344,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         return PairBatch(**found) if columns is None else PairBatch._made_of(found)
 
     def _check_pairs(self) -> None:
-        """Raise BufferMisuseError if no step has a later one in its bound."""
+        """Raise BufferMisuseError if no step has a later one up to its bound."""
         self._require(
             self._table.total(PAIRS),
             f"the buffer has {len(self)} steps, but none with a later one in its bound; add "
@@ -344,7 +352,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         )
 
     def _require(self, count: int, message: str) -> None:
-        """Raise BufferMisuseError if there is nothing to draw from."""
+        """Raise BufferMisuseError if there is no episode, or `count` is 0."""
         if not self.num_episodes:
             raise BufferMisuseError(
                 "the buffer holds no whole episode yet, and only whole ones are drawn from; add "
@@ -354,9 +362,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
             raise BufferMisuseError(message)
 
     def _wanted(self, chosen: frozenset[str] | None, **lists: int) -> Columns:
-        """The columns to gather: those chosen, or all.
+        """The columns to gather: the chosen ones, or all.
 
-        `lists` says which list of rows each column is of; extra columns are of the first.
+        `lists` gives the list of rows that each column is read from; extra columns use list 0.
         """
         lists |= dict.fromkeys(self._row.extras, 0)
         return tuple(pair for pair in lists.items() if chosen is None or pair[0] in chosen)
@@ -373,19 +381,20 @@ class EpisodicReplayBuffer(DrawnBuffer):
         initial_states: Sequence[str] | str = (),
         columns: Iterable[str] | None = None,
     ) -> SequenceBatch:
-        """Draw runs of steps that follow one another in an episode, for recurrent networks.
+        """Draw sequences of consecutive steps of an episode, for recurrent networks.
 
         Args:
             batch_size: B.
             sequence_length: L.
-            over: "steps" draws every possible first step with equal probability, "episodes" an
-                episode first.
-            burn_in: As in `SharedReplayBuffer.sample_sequences`, like all that follow: number of
-                steps that are not learned from.
-            overlap: Number of steps shared with the next run.
-            pad: Whether runs may end with the episode; else episodes shorter than L are not drawn.
-            initial_states: Names of extra columns.
-            columns: Names of those to draw.
+            over: "steps" draws every possible first step with equal probability; "episodes" draws
+                an episode first.
+            burn_in: Number of steps that are not learned from. This and the following arguments are
+                those of `SharedReplayBuffer.sample_sequences`.
+            overlap: Number of steps shared with the next sequence.
+            pad: Whether sequences may end early, with the episode; else episodes shorter than L are
+                not drawn.
+            initial_states: Names of extra columns with recurrent states.
+            columns: Names of the columns to draw.
 
         Raises:
             BufferMisuseError: An argument does not fit, or no episode is long enough.
@@ -406,7 +415,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
             tuple(pair for pair in wanted if pair[0] not in names), lists, tuple(rows.shape)
         )
         states = self._gather.take(tuple((n, 0) for n in names), rows[None, :, 0], (batch_size,))
-        if options.pad:  # else none has run out
+        if options.pad:  # else all sequences are full
             zero_padding(found, mask)
             rows = torch.where(mask, rows, -1)
         return SequenceBatch._made_of({
@@ -424,11 +433,11 @@ class EpisodicReplayBuffer(DrawnBuffer):
 
     def _alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
         rows, oldest = batch.indices.reshape(-1), memory.first_row
-        numbers = oldest + (rows - oldest) % self._table.layout.num_rows  # when it was drawn
+        numbers = oldest + (rows - oldest) % self._table.layout.num_rows  # numbers at the draw
         return ((numbers >= self._table.live.first_row) & (rows >= 0)).nonzero()[:, 0]
 
     def _read_size(self, batch_size: Any, length: int = 1) -> int:
-        """The size of a batch; raise BufferMemoryError if it and its row numbers do not fit."""
+        """Check the size of a batch; raise BufferMemoryError if memory for it is missing."""
         size = check_count("batch_size", batch_size, MAX_COUNT)
         nbytes = (_NUMBER_BYTES + 2 * self._row.stride) * size * length
         if nbytes > _UNSEEN_BYTES:
@@ -456,9 +465,9 @@ class EpisodicReplayBuffer(DrawnBuffer):
         *,
         over: str = "steps",
     ) -> StackBatch:
-        """Draw steps with the last observations of their episode stacked.
+        """Draw steps with stacks of the last K observations.
 
-        Where the episode has not so many its first observation is repeated.
+        Near the start of an episode, its first observation is repeated.
 
         Args:
             batch_size: B.
@@ -494,34 +503,36 @@ class EpisodicReplayBuffer(DrawnBuffer):
         compute_reward: GoalFunction | None = None,
         compute_terminated: GoalFunction | None = None,
     ) -> GoalBatch:
-        """Draw steps with goals that were reached in hindsight.
+        """Draw steps with goals that the episode reached (hindsight experience replay).
 
         Args:
             batch_size: B.
-            strategy: Which observation of the episode gives the goal: "future", any after the
-                step; "final", the last; "episode", any but the first; "bound", any after the step
-                that is not beyond its bound, which are the pairs of `sample`: steps that are their
-                own bound are not drawn then.
+            strategy: The observation of the episode that gives the goal. "future": any after the
+                step; "final": the last one; "episode": any but the first; "bound": any after the
+                step, up to its bound, as in `sample`. With "bound", steps that are their own bound
+                are not drawn.
             relabel_ratio: Probability that a step gets a new goal.
-            discount: Of "future" and "bound": the goal is k steps on with probability proportional
-                to discount ** k among the k possible; at 1 all are equally likely, at 0 it is 1.
+            discount: For "future" and "bound": the goal is k steps later with probability
+                proportional to discount ** k; with 1 all possible k are equally likely, with 0 k
+                is 1.
             over: As in `sample_sequences`.
-            achieved: Key of the observation space, if that is a Dict, with the goal reached.
-            desired: Key of the goal wanted, which is replaced in `obs` and `next_obs`. Goals may be
-                nested, both alike.
-            compute_reward: Called as `compute_reward(achieved, desired, extras)` on NumPy arrays
+            achieved: Key of the reached goal in the observation space, if that is a Dict.
+            desired: Key of the wanted goal, which is replaced in `obs` and `next_obs`. Goals may be
+                nested; both must have the same structure.
+            compute_reward: Called as `compute_reward(achieved, desired, extras)`, with NumPy arrays
                 (B, ...) of the next observations, nested like the goals, and a dict of the extra
-                columns in place of infos: copies, the function's to change. Its numbers (B,)
-                replace `rewards` where the goal was replaced. None leaves rewards as they were.
-            compute_terminated: The same for `terminations`.
+                columns in place of infos. All are copies, which the function may change. It returns
+                numbers (B,), which replace `rewards` where the goal was replaced. None keeps the
+                rewards.
+            compute_terminated: Like `compute_reward`, for `terminations`.
 
         Returns:
-            `goal_obs` is the observation that holds the goal. If the space has no such keys nothing
-            is replaced, and the caller makes of `goal_obs` and `relabelled` what is needed.
+            A batch in which `goal_obs` is the observation that holds the goal. If the space lacks
+            the two keys, nothing is replaced: the caller uses `goal_obs` and `relabelled`.
 
         Raises:
-            BufferMisuseError: An argument does not fit, the buffer is empty, or a function returned
-                something else than a finite number per step.
+            BufferMisuseError: An argument does not fit, the buffer is empty, or a function did not
+                return a finite number per step.
         """
         batch_size, keys = self._read_size(batch_size), (achieved, desired)
         functions = {"compute_reward": compute_reward, "compute_terminated": compute_terminated}
@@ -541,7 +552,7 @@ class EpisodicReplayBuffer(DrawnBuffer):
         return batch
 
     def _goals(self, batch_size: int, over: str, law: tuple[str, float, float]) -> GoalBatch:
-        """Steps and the observations that are to give their goals; nothing is replaced yet."""
+        """Draw steps and the observations of their goals; nothing is replaced yet."""
         if law[0] == "bound":
             by_episode = is_by_episode(over)
             self._check_pairs()
@@ -573,18 +584,18 @@ class EpisodicReplayBuffer(DrawnBuffer):
     def _check_arrays(self, state: LoadedState) -> None:
         small, large = state
         lengths, open_lengths = small["lengths"], small["open_lengths"]
-        if self._given_envs is not None and len(open_lengths):  # of none any number will do
+        if self._given_envs is not None and len(open_lengths):  # else any number fits
             check_settings({"num_envs": len(open_lengths)}, {"num_envs": self._given_envs})
         self._check_generator(small["generator"])
         if lengths.min(initial=1) < 1 or open_lengths.min(initial=0) < 0:
             raise contradiction("it has episodes without steps")
-        steps = sum(lengths.tolist())  # which does not overflow
+        steps = sum(lengths.tolist())  # Python ints do not overflow
         if steps > self.capacity or len(lengths) > self.max_episodes:
             raise BufferMisuseError(
                 f"state has {len(lengths)} episodes of {steps} steps, but the buffer holds "
                 f"{self.max_episodes} of {self.capacity}; load it into a larger one"
             )
-        if open_lengths.max(initial=0) >= self.capacity:  # would have been stored
+        if open_lengths.max(initial=0) >= self.capacity:  # `add` would have stored it
             raise contradiction("it has open episodes as long as the buffer")
         bools = [(f.offset, f.nbytes) for f in self._row.fields.values() if f.dtype == np.bool_]
         opened = open_lengths[open_lengths > 0]

@@ -1,7 +1,7 @@
-"""What is drawn from episodes: row numbers, from counts and a random stream.
+"""Draws from episodes: row numbers, from counts and a random stream.
 
-Operations of torch, on hosts and on devices, which they never wait for. Pairs on the host are drawn
-by compiled code.
+Draws are operations of torch on hosts and devices, and never wait for a device. On the host,
+compiled code draws pairs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["STRATEGIES", "Draws", "Steps", "is_by_episode", "offsets_below"]
 STRATEGIES = ("bound", "episode", "final", "future")
 _OVER = {"steps": False, "episodes": True}
 _LOW = 0xFFFFFFFF
-_ASKED_BYTES = 512  # of a row that is about to be copied
+_ASKED_BYTES = 512  # prefetched of a row that is about to be copied
 _ONE = np.uint64(1)
 
 
 def is_by_episode(over: str) -> bool:
-    """Read the argument `over`; raise BufferMisuseError if it is none of those."""
+    """Whether `over` is "episodes", not "steps"; raise BufferMisuseError for other values."""
     by_episode = _OVER.get(over) if isinstance(over, str) else None
     if by_episode is None:
         raise BufferMisuseError(f"over is {over!r}, expected one of {sorted(_OVER)}")
@@ -35,7 +35,7 @@ def is_by_episode(over: str) -> bool:
 
 
 class Steps(NamedTuple):
-    """B steps that were drawn: int64 (B,) each."""
+    """B drawn steps: int64 (B,) each."""
 
     first: torch.Tensor  # the first row of the episode
     length: torch.Tensor  # of the episode
@@ -43,7 +43,7 @@ class Steps(NamedTuple):
 
 
 class Draws:
-    """Draws from the episodes of a table; its `generator` is what they are drawn by."""
+    """Draws from the episodes of a table by its `generator`."""
 
     def __init__(self, table: EpisodeTable, seed: int | None):
         self._table, self._num_rows = table, table.layout.num_rows
@@ -55,7 +55,7 @@ class Draws:
             self.generator = DeviceGenerator(seed, table.device)
 
     def uniforms(self, number: int, count: int) -> torch.Tensor:
-        """Numbers float64 (number, count) from 0 to below 1."""
+        """Random numbers float64 (number, count) in [0, 1)."""
         if self._is_compiled:
             out = np.empty((number, count))
             draw_uniforms(self.generator.words, out.reshape(-1))
@@ -65,16 +65,16 @@ class Draws:
         return torch.rand(shape, dtype=torch.float64, device=device, generator=generator)
 
     def steps(self, law: int, period: int, batch_size: int, by_episode: bool) -> Steps:
-        """Draw the first steps of pairs or of windows, by PAIRS or WINDOWS; some can be drawn.
+        """Draw first steps of pairs or windows, by the law PAIRS or WINDOWS; it must not be empty.
 
-        Windows begin every `period` steps. By episode: these are equally likely, not the steps.
+        Windows begin every `period` steps. With `by_episode`, episodes are equally likely.
         """
         table = self._table.there
         pick, place = self.uniforms(2, batch_size)
         before = table[law + by_episode]
         low, high = before.index_select(0, self._table.live_there)
         numbers = low + (pick * (high - low)).long()
-        if before.is_cpu:  # where torch's own starts threads for some hundred numbers
+        if before.is_cpu:  # torch's searchsorted would start threads for some hundred numbers
             found: Any = np.searchsorted(before.numpy(), numbers.numpy(), side="right")
             slots = torch.from_numpy(found) - 1
         else:
@@ -89,19 +89,19 @@ class Draws:
         return Steps(first, length, step + (step >= hole) if law == PAIRS else step)
 
     def rows(self, steps: Steps, later: torch.Tensor | int = 0) -> torch.Tensor:
-        """Rows of the ring so many steps later, (B,), or (B, L) of later (B, L)."""
+        """Rows of the steps `later` steps after, (B,), or (B, L) if `later` is (B, L)."""
         begin = steps.first + steps.step
         is_run = isinstance(later, torch.Tensor) and later.ndim == 2
         return ((begin[:, None] if is_run else begin) + later) % self._num_rows
 
     def rooms(self, rows: torch.Tensor) -> torch.Tensor:
-        """How far the bounds of the steps in rows int64 (B,) are, int64 (B,)."""
+        """Distances int64 (B,) of the steps in rows int64 (B,) to their bounds."""
         return self._table.columns["room"].index_select(0, rows).long()
 
     def pairs(self, batch_size: int, discount: float, by_episode: bool) -> tuple[Any, torch.Tensor]:
-        """Rows int64 (2, B) of steps and later ones, an array where they are the host's.
+        """Draw rows int64 (2, B) of steps and of later ones, an array on the host, else a tensor.
 
-        And how much later these are, int64 (B,).
+        Returns also the distances of each pair in steps, int64 (B,).
         """
         if self._is_compiled:
             table, words = self._table, self.generator.words
@@ -118,7 +118,7 @@ class Draws:
     def goals(
         self, steps: Steps, strategy: str, relabel_ratio: float, discount: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """How much later the goals of steps are, int64 (B,), and whether to use them, bool (B,)."""
+        """Distances int64 (B,) from steps to their goals, and whether to use them, bool (B,)."""
         uses, place = self.uniforms(2, len(steps.step))
         remaining = steps.length - steps.step
         if strategy == "final":
@@ -134,7 +134,7 @@ class Draws:
 def offsets_below(uniforms: torch.Tensor, rooms: torch.Tensor, discount: float) -> torch.Tensor:
     """Numbers int64 (B,) from 1 to room, with probability proportional to discount ** number.
 
-    Of uniforms float64 (B,), from 0 to below 1, and rooms int64 (B,), at least 1.
+    They are computed from uniforms float64 (B,), in [0, 1), and rooms int64 (B,), at least 1.
     """
     if discount == 1:
         offsets = (uniforms * rooms).long()
@@ -149,7 +149,7 @@ def offsets_below(uniforms: torch.Tensor, rooms: torch.Tensor, discount: float) 
 
 @njit(nogil=True, cache=True)
 def draw_uniforms(generator, out):
-    """Fill out float64 (K,) with numbers from 0 to below 1; generator uint64 (2,) moves on."""
+    """Fill out float64 (K,) with random numbers in [0, 1); advance generator uint64 (2,)."""
     key, counter = generator[0], generator[1]
     for k in range(out.shape[0]):
         out[k] = unit_float(random_word(key, counter))
@@ -161,15 +161,15 @@ def draw_uniforms(generator, out):
 def offset_below(uniform, room, log_discount):
     """A number from 1 to room with probability proportional to discount ** number.
 
-    The distribution function of the truncated law is inverted; nothing is clipped but rounding.
+    It inverts the distribution function of the truncated law; `min` only clips rounding errors.
     """
     if log_discount == 0.0:
         offset = int(uniform * room)
-    elif log_discount < -1e-4:  # the quicker functions still have twelve digits
+    elif log_discount < -1e-4:  # log and exp are faster, and exact to twelve digits here
         mass = 1.0 - math.exp(room * log_discount)
         offset = int(math.log(1.0 - uniform * mass) / log_discount)
     else:
-        mass = -math.expm1(room * log_discount)  # of the law before it is truncated
+        mass = -math.expm1(room * log_discount)  # of 1 .. room in the law that is not truncated
         offset = int(math.log1p(-uniform * mass) / log_discount)
     return min(offset, room - 1) + 1
 
@@ -180,11 +180,11 @@ def draw_pairs(rows, table, generator, law, chosen, offsets):
 
     Args:
         rows: int64 (R, W), the ring; `room` is the lower half of the first word.
-        table: int64 (7, S), see `table`.
-        generator: uint64 (2,), moves on.
-        law: From and to which slot; logarithm of the discount; whether to draw by episodes.
-        chosen: int64 (2, B), written: the rows of the steps and of the later ones.
-        offsets: int64 (B,), written: how much later they are.
+        table: int64 (7, S), see `episodic.table`.
+        generator: uint64 (2,), advanced.
+        law: First and end slot; logarithm of the discount; whether to draw by episodes.
+        chosen: int64 (2, B), written: rows of the steps and of the later ones.
+        offsets: int64 (B,), written: distances in steps.
     """
     begin, end, log_discount, by_episode = law
     key, counter = generator[0], generator[1]
@@ -197,7 +197,7 @@ def draw_pairs(rows, table, generator, law, chosen, offsets):
         numbers[b] = low + int(unit_float(random_word(key, counter)) * count)
         slots[b] = begin
         counter = np.add(counter, _ONE)
-    while size > 1:  # the last slots whose numbers are not larger, for all at once: no branches
+    while size > 1:  # binary search for all draws at once, without branches
         half = size >> 1
         for b in range(batch_size):
             slots[b] += half * (picked[np.uint64(slots[b] + half)] <= numbers[b])
@@ -209,11 +209,11 @@ def draw_pairs(rows, table, generator, law, chosen, offsets):
             number_of_steps = before[slot + 1] - before[slot]
             step = int(unit_float(random_word(key, counter)) * number_of_steps)
             counter = np.add(counter, _ONE)
-        step += step >= table[HOLE, slot]
+        step += step >= table[HOLE, slot]  # skip the hole
         row = table[0, slot] + step
         row -= num_rows if row >= num_rows else 0
         chosen[0, b] = row
-        for line in range(0, asked_bytes, 64):  # so that the waits for memory overlap
+        for line in range(0, asked_bytes, 64):  # so that cache misses overlap
             prefetch(rows, row * row_bytes + line)
     for b in range(batch_size):
         offsets[b] = rows[chosen[0, b], 0] & _LOW

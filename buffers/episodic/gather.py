@@ -1,4 +1,4 @@
-"""From row numbers to columns: compiled code on hosts, elsewhere torch."""
+"""From row numbers to columns: compiled code on hosts, torch on devices."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from buffers.episodic.table import EpisodeTable
 
 __all__ = ["Columns", "Gather"]
 
-Columns = tuple[tuple[str, int], ...]  # columns by name, and which of the lists of rows each is of
+Columns = tuple[tuple[str, int], ...]  # name of each column, and index of its list of rows
 
-_OBS = frozenset(("obs", "next_obs", "future_obs", "goal_obs"))  # columns like the observations
+_OBS = frozenset(("obs", "next_obs", "future_obs", "goal_obs"))  # columns nested like observations
 _ALIGNMENT = 64
 _MAX_PLANS = 64
 
@@ -32,8 +32,8 @@ class Gather:
     def take(self, wanted: Columns, lists: Any, lead: tuple[int, ...]) -> dict[str, Any]:
         """Columns (*lead, *shape) by name; observations nested, extra columns in a dict.
 
-        Of rows int64 (J, K), K being the product of lead; an array will do where rows are the
-        host's.
+        `lists` are rows int64 (J, K), where K is the product of `lead`; on the host they may be an
+        array.
         """
         if self._words is None:
             columns = [
@@ -59,15 +59,15 @@ class Gather:
         return {**found, "extras": extras}
 
     def _paths(self, wanted: Columns) -> list[tuple[str, int]]:
-        """The fields of rows that columns are made of."""
+        """Paths of the fields of the wanted columns, each with its list of rows."""
         obs = self._layout.obs
         return [(path, j) for name, j in wanted for path in (obs if name in _OBS else (name,))]
 
     def _make_plan(self, wanted: Columns, lead: tuple[int, ...]) -> tuple[Any, np.ndarray, int]:
-        """How columns lie in a block of host memory, and the bytes of that.
+        """Layout of columns in one block of host memory, and the size of the block.
 
-        Of each array shape, dtype and first byte; and what to copy, int64 (F, 4): byte in the row,
-        bytes, first byte in the block, list of rows.
+        Returns shape, dtype and first byte of each array; then copies int64 (F, 4): byte in the
+        row, number of bytes, first byte in the block, list of rows; then the size in bytes.
         """
         arrays, copies, end, size = [], [], 0, int(np.prod(lead, dtype=object))
         for path, j in self._paths(wanted):
@@ -81,7 +81,7 @@ class Gather:
 
 @njit(nogil=True, cache=True)
 def gather(rows, lists, copies, block):
-    """Copy fields of rows int64 (R, W) into a block uint8, as copies int64 (F, 4) say.
+    """Copy fields of rows int64 (R, W) into block uint8, as described by copies int64 (F, 4).
 
     lists int64 (J, K) are row numbers.
     """

@@ -1,4 +1,4 @@
-"""Goals of batches in hindsight: where they are put, and what follows from them."""
+"""Goals in hindsight: replaced in observations, with recomputed rewards and terminations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLUMNS = {"compute_reward": "rewards", "compute_terminated": "terminations"}
 
 
 def check_goals(space: Any, keys: tuple[str, str], functions: Mapping[str, Any]) -> bool:
-    """Whether observations have goals at two keys, which must be alike, as functions need them."""
+    """Whether observations have both goals; raise if they differ, or functions lack them."""
     has_goals = isinstance(space, spaces.Dict) and {*keys} <= set(space.spaces)
     if not has_goals:
         if given := [name for name, compute in functions.items() if compute is not None]:
@@ -41,9 +41,9 @@ def check_goals(space: Any, keys: tuple[str, str], functions: Mapping[str, Any])
 
 
 def relabel(batch: GoalBatch, keys: tuple[str, str], functions: Mapping[str, Any]) -> None:
-    """Put the goals into the observations, and write what follows.
+    """Put the goals into the observations, and recompute rewards and terminations.
 
-    Of the keys of the goals reached and wanted, and the user's functions by their names.
+    `keys` are those of the achieved and the desired goal; `functions` are the user's, by name.
     """
     achieved, desired = keys
     for obs in (batch.obs, batch.next_obs):
@@ -63,7 +63,7 @@ def relabel(batch: GoalBatch, keys: tuple[str, str], functions: Mapping[str, Any
 
 
 def _computed(name: str, made: Any, column: torch.Tensor) -> torch.Tensor:
-    """What a function of the user's returned, as one number per step."""
+    """Check the numbers that a function of the user returned, one per step."""
     made = as_tensor(f"what {name} returned", made)
     if made.shape != column.shape:
         raise BufferMisuseError(

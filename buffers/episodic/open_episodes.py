@@ -1,4 +1,4 @@
-"""Episodes of running environments, kept in a pool of rows until they are over."""
+"""Unfinished episodes of running environments, in a pool of rows."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["OpenEpisodes"]
 class OpenEpisodes:
     """One open episode per environment, its steps linked from the last to the first.
 
-    The pool holds the steps of all open episodes together and doubles when it is full, so an env
-    with long episodes takes no memory for the others. Rows that become free are used again.
+    The pool holds the steps of all open episodes. It doubles when it is full, so an env with long
+    episodes does not reserve memory for the others. Freed rows are reused.
 
     Attributes:
         num_envs: N.
         lengths: int64 (N,), steps of the open episodes.
-        fields: Arrays over the fields of the rows that are appended next, by path.
-        next_fields: The same of the rows after these, of which observations count alone.
+        fields: Views of the fields of the rows to be appended next, by path.
+        next_fields: Views of the observations in the rows after these, by path.
     """
 
     def __init__(self, num_envs: int, table: EpisodeTable):
@@ -35,13 +35,13 @@ class OpenEpisodes:
         with allocation(what, needed, torch.device("cpu"), "use fewer envs"):
             self.lengths = np.zeros(num_envs, np.int64)
             self._last = np.full(num_envs, -1, np.int64)  # rows in the pool
-            # The rows that come next, those after them, and the newest of these of each env.
+            # Rows to append; rows after them, with next_obs; and of these the newest per env.
             self._new, self._after, self._newest = np.zeros((3, num_envs, row.num_words), np.int64)
         self.fields = row_views(self._new, row.fields)
         self.next_fields = row_views(self._after, {path: row.fields[path] for path in row.obs})
-        self._obs_words = (row.obs_at + row.obs_bytes) // 8  # of a row, with what is before them
+        self._obs_words = (row.obs_at + row.obs_bytes) // 8  # up to the end of obs
         self._pool = np.zeros((0, row.num_words), np.int64)
-        self._previous, self._free = np.zeros((2, 0), np.int64)  # links; rows without use
+        self._previous, self._free = np.zeros((2, 0), np.int64)  # links; free rows
 
     @property
     def nbytes(self) -> int:
@@ -51,9 +51,9 @@ class OpenEpisodes:
         return sum(array.nbytes for array in arrays)
 
     def check_continuity(self, env_ids: np.ndarray) -> None:
-        """Raise BufferMisuseError if an env's `obs` is not its last `next_obs`, byte for byte.
+        """Raise BufferMisuseError if an env's `obs` differs from its last `next_obs` in a byte.
 
-        Of envs int64 (B,), whose rows were written to `fields`.
+        The rows of `env_ids` int64 (B,) must have been written to `fields`.
         """
         new, words = self._new[: len(env_ids)], self._obs_words
         is_broken = (new[:, :words] != self._newest[env_ids, :words]).any(1)
@@ -66,7 +66,7 @@ class OpenEpisodes:
             )
 
     def reserve(self, count: int) -> None:
-        """See to the memory for some steps more; raise BufferMemoryError if there is none."""
+        """Ensure memory for `count` more steps; raise BufferMemoryError if there is none."""
         old = len(self._pool)
         if count <= len(self._free):
             return
@@ -101,7 +101,7 @@ class OpenEpisodes:
             self._free = np.concatenate([self._free, rows])
 
     def collect(self, env_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Open episodes, as `insert` takes them, and where they lie in the pool."""
+        """Copy open episodes for `EpisodeTable.insert`; return also their rows in the pool."""
         lengths = self.lengths[env_ids]
         rows = np.empty(int(lengths.sum()), np.int64)
         follow(self._previous, self._last[env_ids], lengths, rows)
@@ -113,8 +113,8 @@ class OpenEpisodes:
     def restore(self, lengths: np.ndarray, rows: np.ndarray) -> None:
         """Replace the open episodes; raise BufferMemoryError if memory is missing.
 
-        Of lengths int64 (N,) and rows int64 (K, W), env after env with an open episode: its steps,
-        then a row with the last observation.
+        `lengths` are int64 (N,). `rows` int64 (K, W) have, for each env with an open episode, its
+        steps and then a row with the last observation.
         """
         count, env_ids = int(lengths.sum()), np.flatnonzero(lengths)
         self.reserve(count - len(self._pool) + len(self._free))
@@ -128,7 +128,7 @@ class OpenEpisodes:
 
 
 def _split(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of the rows of episodes, bool (K,), those of steps; int64 (E,), those after the last."""
+    """Whether a row of episodes is a step, bool (K,); and the rows after last steps, int64 (E,)."""
     lasts = np.cumsum(lengths + 1) - 1
     is_step = np.ones(int(lengths.sum()) + len(lengths), np.bool_)
     is_step[lasts] = False
@@ -137,10 +137,10 @@ def _split(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @njit(nogil=True, cache=True)
 def follow(previous, lasts, lengths, rows):
-    """List the rows of chains, each from the first to the last, in rows int64 (K,).
+    """Write the rows of chains, each from the first to the last, into rows int64 (K,).
 
-    previous int64 (P,) is the row before each; chains end in lasts int64 (B,), and have lengths
-    int64 (B,).
+    previous int64 (P,) is the row before each row; lasts int64 (B,) are the last rows of chains,
+    and lengths int64 (B,) their numbers of rows.
     """
     end = 0
     for b in range(lasts.shape[0]):

@@ -1,17 +1,21 @@
-"""Where episodes lie: a ring of packed rows, a table of episodes, and the laws they are drawn by.
+"""The memory of episodes: a ring of packed rows, and a table of episodes with counts for draws.
 
 ```
 #  rows   int64 (R, words)   | room obs action ... | room obs ... | last obs | room obs ...
 #                              '-- step 0 of episode e --'  ...     '- T -'    '- e + 1 ...
 #  table  int64 (7, S)       one column (slot) per episode, the oldest first:
-#            first row, length, hole          the last boundary, in which no pair begins
-#            pairs, episodes with a pair      how many begin before this episode: cumulative, so a
-#            windows, episodes with a window  draw is a number and a binary search
+#            first row, length, hole          hole: the last boundary, where no pair begins
+#            pairs, episodes with a pair      cumulative: how many begin before this episode, so a
+#            windows, episodes with a window  draw is a random number and a binary search
 ```
 
-Rows are counted for ever; number n lies at n % R. An episode of T steps has T + 1 rows, the last
-one for its last observation. Slots `begin` to `end` of the table are live; where it ends they move
-to its front. On a device rows and table are tensors of fixed places, which CUDA graphs see change.
+Row numbers never wrap; number n is at n % R. An episode of T steps has T + 1 rows, the last one for
+its final observation. Slots `begin` to `end` of the table are live; at the end of the table they
+are moved to its front. On a device, rows and table are tensors that never move, so that CUDA graphs
+see their changes.
+
+A *law* (PAIRS or WINDOWS) is two cumulative rows of the table: possible draws, and episodes with at
+least one. Windows are first steps of sequences, counted for the `SequenceOptions` of the last draw.
 """
 
 from __future__ import annotations
@@ -35,9 +39,9 @@ __all__ = [
     "FLAGS", "HOLE", "PAIRS", "WINDOWS", "EpisodeTable", "Layout", "fill_rooms", "plan_layout"
 ]  # fmt: skip
 
-FIRST, LENGTH, HOLE, PAIRS, WINDOWS = 0, 1, 2, 3, 5  # rows of the table; laws have two each
+FIRST, LENGTH, HOLE, PAIRS, WINDOWS = 0, 1, 2, 3, 5  # rows of the table; a law has two
 FLAGS = ("terminations", "truncations", "boundaries")
-# Fields, what no method takes by name, fields of the batches, and attributes every tuple has.
+# Names that no extra column may have: fields, parameters, columns and attributes of batches.
 _TAKEN = frozenset((
     "obs", "next_obs", "actions", "rewards", "env_ids", "self", *FLAGS, "room", "step", "remaining",
     "bound", "future_obs", "offsets", "goal_obs", "goal_offsets", "relabelled", "mask", "steps",
@@ -46,7 +50,7 @@ _TAKEN = frozenset((
 ))  # fmt: skip
 _MAX_ROWS = 2**31 - 1
 _FEW_EPISODES = 4096
-_NONE = np.iinfo(np.int64).max  # behind all that is live
+_NONE = np.iinfo(np.int64).max  # in slots behind the live ones: above any number drawn
 
 
 class Layout(NamedTuple):
@@ -63,11 +67,11 @@ class Layout(NamedTuple):
 
     @property
     def num_slots(self) -> int:
-        """Columns of the table, of which two thirds are live at most."""
+        """Columns of the table; at most two thirds are live, so that moving them is rare."""
         return self.max_episodes + self.max_episodes // 2 + 2
 
     def sizes(self, is_staged: bool) -> dict[str, int]:
-        """Bytes held by what they are for; if staged the table is on the host, too."""
+        """Bytes held, by purpose; if staged, the table is on the host, too."""
         table = 7 * 8 * self.num_slots
         return {"rows": self.num_rows * self.row.stride, "table": table * (2 if is_staged else 1)}
 
@@ -94,8 +98,8 @@ def plan_layout(
     numbers = [Leaf("rewards", (), np.dtype(np.float32)), *extras]
     flags = [Leaf(name, (), np.dtype(np.bool_)) for name in FLAGS]
     packer = RowPacker()
-    packer.add([Leaf("room", (), np.dtype(np.int32))], 8)  # steps to the bound; the first word
-    packer.add(obs, 8)  # whole words, which are compared as such
+    packer.add([Leaf("room", (), np.dtype(np.int32))], 8)  # steps to the bound, in the first word
+    packer.add(obs, 8)  # whole words, for comparisons by words
     obs_end = packer.end
     packer.add([action_leaf(action_space), *numbers, *flags], 1)
     paths, begin = [leaf.path for leaf in obs], packer.fields[obs[0].path].offset
@@ -107,26 +111,26 @@ def plan_layout(
 
 
 class Live(NamedTuple):
-    """What is held: replaced at once, when what it says has been written."""
+    """The live episodes; replaced as a whole, after the rows and the table were written."""
 
     begin: int = 0  # slots of the table
     end: int = 0
     num_steps: int = 0
-    first_row: int = 0  # rows that hold episodes, counted for ever: from .. to
+    first_row: int = 0  # number of the oldest row; these numbers never wrap
     next_row: int = 0
 
 
 class EpisodeTable:
-    """Rows and table of whole episodes, as `layout` describes them.
+    """Rows and table of complete episodes.
 
-    If staged, rows and the table that draws read are other memory than what the host writes.
+    If staged, draws read a copy of the table on the device; the host writes its own and pushes it.
 
     Attributes:
         rows: int64 (R, words), on the device.
         columns: Views (R, *shape) of the fields of all rows, by path.
-        table, there: int64 (7, S), of the host; and on the device, the same if not staged.
+        table, there: int64 (7, S), on the host, and its copy on the device (a view if not staged).
         live_there: int64 (2,), `live.begin` and `live.end` on the device.
-        num_restored: How often episodes were loaded.
+        num_restored: Number of restored states.
     """
 
     def __init__(self, layout: Layout, device: torch.device, is_staged: bool):
@@ -148,21 +152,21 @@ class EpisodeTable:
         fields = layout.row.fields
         self.columns = view_fields(self.rows, fields)
         self.live, self.num_restored = Live(), 0
-        self.options: SequenceOptions | None = None  # of the windows that are counted
+        self.options: SequenceOptions | None = None  # of the counted windows
         self._refill(0)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes held by what they are for."""
+        """Bytes held, by purpose."""
         return self.layout.sizes(self.is_staged)
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 (E,), the lengths of the episodes from the oldest to the newest; a view."""
+        """Lengths of the episodes from the oldest to the newest, int64 (E,); a view."""
         return self.table[LENGTH, self.live.begin : self.live.end]
 
     def places(self, first: int, count: int) -> Iterator[slice]:
-        """The slices of the ring that `count` rows from number `first` on take: one or two."""
+        """The one or two slices of the ring for `count` rows from number `first` on."""
         begin, num_rows = first % self.layout.num_rows, self.layout.num_rows
         yield slice(begin, min(begin + count, num_rows))
         if begin + count > num_rows:
@@ -174,11 +178,11 @@ class EpisodeTable:
         return [self.rows[part] for part in self.places(first, end - first)]
 
     def total(self, law: int) -> int:
-        """How many draws are possible by a law."""
+        """Number of possible draws by a law."""
         return int(self.table[law, self.live.end] - self.table[law, self.live.begin])
 
     def count_windows(self, options: SequenceOptions) -> int:
-        """Let the law of windows be that of some sequences; return how many there are."""
+        """Count the windows of some sequences for the law WINDOWS; return their number."""
         if options != self.options:
             self.options = options
             self.table[WINDOWS : WINDOWS + 2] = 0
@@ -188,30 +192,32 @@ class EpisodeTable:
         return self.total(WINDOWS)
 
     def insert(self, rows: np.ndarray, lengths: np.ndarray) -> None:
-        """Copy episodes into the ring; the oldest make room.
+        """Copy episodes into the ring, and drop the oldest ones if there is no room.
 
-        Of more episodes than the buffer holds the newest stay, whole.
+        If there are more new episodes than the buffer holds, only the newest are stored, whole.
 
-        Of rows int64 (K, words), C-contiguous, episode after episode, each with its last
-        observation as one row more; and lengths int64 (E,), 1 to the capacity each.
+        Args:
+            rows: int64 (K, words), C-contiguous, episode after episode, each with one more row for
+                its final observation.
+            lengths: int64 (E,), 1 to the capacity each.
         """
         capacity, most = self.layout.capacity, self.layout.max_episodes
         behind = np.cumsum(lengths[::-1])
         skipped = max(int((behind > capacity).sum()), len(lengths) - most, 0)
         rows, lengths = rows[int((lengths[:skipped] + 1).sum()) :], lengths[skipped:]
-        # An episode that is skipped would have outlived all that are in the ring.
+        # Skipped episodes are newer than all episodes in the ring, so these must go too.
         self._evict(capacity if skipped else int(lengths.sum()), len(lengths))
         self._store([rows], lengths)
 
     def _store(self, blocks: Sequence[np.ndarray], lengths: np.ndarray) -> None:
-        """Write episodes, in blocks of rows that follow one another, behind those that are live."""
+        """Write episodes, given as consecutive blocks of rows, behind the live ones."""
         live = self.live
         fields = {"boundaries": self.layout.row.fields["boundaries"]}
         boundaries = np.concatenate([row_views(rows, fields)["boundaries"] for rows in blocks])
         rooms, holes = np.zeros(len(boundaries), np.int32), np.empty_like(lengths)
         fill_rooms(boundaries, lengths, rooms, holes)
         for column, parts in ((self.rows, blocks), (self.columns["room"], [rooms])):
-            number = live.next_row  # of rows that are counted for ever
+            number = live.next_row  # row numbers never wrap
             for part in parts:
                 begin = 0
                 for place in self.places(number, len(part)):
@@ -226,10 +232,11 @@ class EpisodeTable:
             self._extend(law, slots.start, slots.stop)
         self._push(slice(slots.start, slots.stop + 1))
         num_steps = live.num_steps + int(lengths.sum())
+        # Last: until then draws do not see the new rows and slots.
         self._set(live._replace(end=slots.stop, num_steps=num_steps, next_row=number))
 
     def _evict(self, num_steps: int, num_episodes: int) -> None:
-        """Drop the oldest episodes until so many steps and episodes more fit."""
+        """Drop the oldest episodes until `num_steps` and `num_episodes` more fit."""
         begin, end, steps, row, next_row = self.live
         capacity, most = self.layout.capacity - num_steps, self.layout.max_episodes - num_episodes
         while begin < end and (steps > capacity or end - begin > most):
@@ -238,14 +245,14 @@ class EpisodeTable:
             begin += 1
         if begin > self.live.begin:
             self._set(Live(begin, end, steps, row, next_row))
-        if end + num_episodes >= self.layout.num_slots:
+        if end + num_episodes >= self.layout.num_slots:  # move the live slots to the front
             count = end - begin
             self.table[:PAIRS, :count] = self.table[:PAIRS, begin:end]
             self._refill(count)
             self._set(self.live._replace(begin=0, end=count))
 
     def _refill(self, count: int) -> None:
-        """Compute both laws of the first `count` slots anew, and know of no other."""
+        """Recompute both laws for the first `count` slots; the other slots are empty."""
         self.table[PAIRS:] = _NONE
         self.table[PAIRS:, 0] = 0
         for law in (PAIRS, WINDOWS):
@@ -253,9 +260,9 @@ class EpisodeTable:
         self._push(slice(None))
 
     def _extend(self, law: int, begin: int, end: int) -> None:
-        """Count the draws that are possible in the episodes of some slots."""
+        """Add the possible draws of the episodes in some slots to a law."""
         (_, lengths, holes), options = self.table[:PAIRS, begin:end], self.options
-        if law == PAIRS:  # from all steps but the last and the last boundary
+        if law == PAIRS:  # all steps but the last one and the hole
             counts = lengths - 1 - (holes < lengths - 1)
         elif options is None:
             return
@@ -276,7 +283,7 @@ class EpisodeTable:
             self.live_there.copy_(torch.from_numpy(self._slots))
 
     def restore(self, blocks: Sequence[np.ndarray], lengths: np.ndarray) -> None:
-        """Replace all episodes by those in blocks of rows that follow one another."""
+        """Replace all episodes by those in consecutive blocks of rows."""
         self._set(Live())
         self._refill(0)
         self.num_restored += 1
@@ -285,14 +292,16 @@ class EpisodeTable:
 
 @njit(nogil=True, cache=True)
 def fill_rooms(boundaries, lengths, rooms, holes):
-    """Write how many steps each step is away from its bound, in one backward pass an episode.
+    """Write the number of steps from each step to its bound, in one backward pass per episode.
 
-    The bound of step t is the second next boundary at or after t, else the next, else the last
-    step. So two steps of an episode have no room: the last one, and the last boundary.
+    The bound of step t is the second boundary at or after t, else the only one, else the last step.
+    So two steps of an episode have no room: the last one, and the last boundary.
 
-    Of boundaries bool (K,), of the rows of episodes, each of which has one row more, and lengths
-    int64 (E,). Written are rooms int32 (K,), bound - t, 0 in the rows behind the episodes; and
-    holes int64 (E,), the last boundary, or a number beyond all steps.
+    Args:
+        boundaries: bool (K,), of the rows of episodes, each with one more row at its end.
+        lengths: int64 (E,).
+        rooms: int32 (K,), written: bound - t; 0 in the extra rows.
+        holes: int64 (E,), written: the last boundary, or a number above all steps.
     """
     begin = 0
     for e in range(lengths.shape[0]):

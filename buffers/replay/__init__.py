@@ -1,1 +1,1 @@
-"""Replay: one table of rows, and the buffers that are this table with other draws or memory."""
+"""Replay buffers: one table of rows, with different draws and memory."""

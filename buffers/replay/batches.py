@@ -1,13 +1,13 @@
-"""Batches of transitions: row numbers turned into columns, one contiguous tensor for each.
+"""Batches of transitions: row numbers turned into columns, one contiguous tensor each.
 
 ```
-#  rows (B,) --walks--> lists of rows (J, B)      own rows, last rows of windows, next observations,
-#                          |                      frames of stacks
+#  rows (B,) --walks--> lists of rows (J, B)      drawn rows, last rows of windows, units of next
+#                          |                      observations, frames of stacks
 #                          v
-#  gather: of each list some fields, or parts --> columns of the batch, in one piece of memory
+#  gather: some fields of the rows in each list --> columns of the batch, in one piece of memory
 ```
 
-On hosts `gather` is one compiled function, on devices one `index_select` of torch for each column.
+On hosts `gather` is one compiled function; on devices, one `index_select` of torch per column.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from buffers.replay.table import Table
 
 __all__ = ["Reader", "ReplayBatch"]
 
-_LITTLE_BYTES = 1 << 26  # of a batch, which are there without looking
+_LITTLE_BYTES = 1 << 26  # a batch below this is made without a look at free memory
 _LINE = 64
-_BLOCK = 16  # rows of which the same part is copied at a time, while those behind are asked for
-_SEEN_BYTES = 512  # of a row that are asked for; processors go on by themselves
-_MAX_PLANS = 16  # sizes and choices of columns that are remembered
-_UNUSED = 3  # references to memory that no batch uses: `_recent`, a variable and the question
+_BLOCK = 16  # rows copied at a time, part by part, while the next block is prefetched
+_SEEN_BYTES = 512  # prefetched of a row; processors fetch the rest by themselves
+_MAX_PLANS = 16  # cached plans
+_UNUSED = 3  # references to unused memory: `_recent`, a variable, the argument of getrefcount
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
-# What `gather` copies: bytes of the rows in a list, and where they go, so many bytes apart.
+# What `gather` copies: bytes of the rows in a list; their first target, `pitch` bytes apart.
 _PARTS = np.dtype([(name, np.int64) for name in ("list", "offset", "size", "start", "pitch")])
 
 
 class Memory(NamedTuple):
-    """What a batch is made of."""
+    """Memory of a batch, and what `fill` needs to know."""
 
     owner: Any  # the reader that fills it
-    columns: frozenset[str] | None  # names of those that were chosen, None for all
+    columns: frozenset[str] | None  # chosen names, None for all
     plan: _Plan
-    # By name: "lists" int64 (J, B), of which "indices" are the first; columns by path; "rewards"
-    # and "discounts" of windows; "weights".
+    # By name: "lists" int64 (J, B); "indices", the first list; columns by path; "rewards" and
+    # "discounts" of windows; "weights".
     tensors: dict[str, torch.Tensor]
-    pages: np.ndarray | None  # on hosts the memory of all of them, uint8 (size,)
+    pages: np.ndarray | None  # on hosts, the memory of all tensors, uint8 (size,)
 
     @property
     def indices(self) -> torch.Tensor:
@@ -69,11 +69,10 @@ class Memory(NamedTuple):
 
 
 class ReplayBatch(Batch):
-    """B transitions; what the buffer does not have is None.
+    """B transitions; columns that the buffer does not have are None.
 
-    `discounts` is the factor on the value of next_obs: gamma**m after m steps, 0 if the last one
-    terminated. A buffer without gamma takes it as 1 here, so that it remains to be multiplied by
-    yours.
+    `discounts` is the factor on the value of next_obs: gamma**m after m steps, 0 if the last step
+    terminated. In a buffer without gamma it is 1 instead of gamma; multiply by your own gamma.
     """
 
     __slots__ = (
@@ -86,21 +85,21 @@ class ReplayBatch(Batch):
     _others = ("env_ids", "indices", "weights")
 
     obs: Any  # (B, *obs_shape), nested like the observation space
-    next_obs: Any  # the same: the true observation after the last step, also where it was final
+    next_obs: Any  # like obs: the true observation after the last step, final ones too
     actions: torch.Tensor  # (B, *action_shape)
-    rewards: torch.Tensor  # float32 (B,); over several steps the discounted sum
+    rewards: torch.Tensor  # float32 (B,); with n_step > 1 the discounted sum
     terminations: torch.Tensor  # bool (B,), of the last step
     truncations: torch.Tensor  # bool (B,), of the last step
     discounts: torch.Tensor  # float32 (B,)
     env_ids: Any  # int32 (B,), or None
-    indices: torch.Tensor  # int64 (B,), the rows of the buffer they were read from
+    indices: torch.Tensor  # int64 (B,), rows of the buffer
     weights: Any  # float32 (B,), of prioritized sampling, or None
     extras: dict[str, torch.Tensor]  # the user's columns by name, (B, ...)
     size: int  # B
     memory: Any
 
     def __getattr__(self, name: str) -> Any:
-        """Discounts over single steps, which few ask for, or a column that the user added."""
+        """Compute discounts over single steps, when asked for; or return an extra column."""
         if name == "discounts" and self.memory is not None and self.memory.plan.has_discounts:
             return torch.where(self.memory.tensors["terminations"], 0.0, self.memory.owner.gamma)
         return super().__getattr__(name)
@@ -111,26 +110,26 @@ class ReplayBatch(Batch):
 
 
 class _Source(NamedTuple):
-    """A field, or a frame of a stack, that a column of a batch is read from."""
+    """Source of a column of a batch: a field, or a frame of a stack."""
 
     path: str  # of the column
-    rows: int  # the list
+    rows: int  # index of the list of rows
     field: Field
     frame: int = -1  # of a stack; -1 for a field
 
 
 class _Plan(NamedTuple):
-    """What batches of some size and columns consist of."""
+    """Layout of batches of one size and choice of columns."""
 
-    # Name, shape and dtype of each tensor, and on hosts the byte where it begins.
+    # Name, shape and dtype of each tensor, and, on hosts, its first byte.
     places: list[tuple[str, tuple[int, ...], np.dtype, int]]
-    size_bytes: int  # of all of them
+    size_bytes: int  # of all tensors
     sources: list[_Source]  # what columns are read from
-    parts: np.ndarray  # _PARTS (P,), the same for `gather`
+    parts: np.ndarray  # _PARTS (P,), the sources for `gather`
     spans: np.ndarray  # int64 (J, 2), see `gather`
-    names: list[str]  # attributes of a batch that are tensors as they are
-    made: dict[str, Callable[[dict[str, torch.Tensor]], Any]]  # nests, made of all tensors
-    has_discounts: bool  # which follow from `terminations`
+    names: list[str]  # attributes that are tensors of the same name
+    made: dict[str, Callable[[dict[str, torch.Tensor]], Any]]  # nested attributes
+    has_discounts: bool  # computed from `terminations` when asked for
 
 
 class Reader:
@@ -145,8 +144,8 @@ class Reader:
         others = ["indices", *(["env_ids"] if "env_ids" in plan.layout.fields else [])]
         others += ["weights"] if has_weights else []
         self.column_names = (*ReplayBatch._fields, *plan.layout.extras, *others)
-        # Lists of rows in their order: own rows, last rows of windows, next observations, frames of
-        # obs, frames of next_obs. Those of single steps are frames of obs, but for the newest.
+        # Order of the lists: drawn rows, last rows of windows, next observations, frames of obs,
+        # frames of next_obs. Single steps need no last rows, and share older frames with obs.
         self._is_long = plan.n_step > 1
         self._last = int(self._is_long)
         self._next = self._last + int(plan.is_once)
@@ -157,14 +156,14 @@ class Reader:
         self._walked = tuple(table.columns.get(name) for name in names)
 
     def read_columns(self, columns: Iterable[str] | None) -> frozenset[str] | None:
-        """Names of columns to draw, None for all; those that are always there are left out."""
+        """Names of columns to draw, without `indices` and `weights`; None for all."""
         chosen = read_columns(columns, self.column_names)
         return chosen and chosen - {"indices", "weights"}
 
     def batch(
         self, batch_size: int, out: ReplayBatch | None, columns: Iterable[str] | None
     ) -> ReplayBatch:
-        """The batch that a draw fills: `out`, or a new one.
+        """Return the batch that a draw fills: `out`, or a new one.
 
         Raises:
             BufferMisuseError: An argument does not fit, or `out` is not of this reader.
@@ -183,7 +182,7 @@ class Reader:
         return out
 
     def new(self, size: int, columns: frozenset[str] | None = None) -> ReplayBatch:
-        """A batch of B transitions, not initialised; of some columns only, None for all."""
+        """Make a batch of some columns, None for all; not initialised."""
         plan = self._plans.get((size, columns))
         if plan is None:
             if len(self._plans) >= _MAX_PLANS:
@@ -205,7 +204,7 @@ class Reader:
         return batch
 
     def _allocate(self, plan: _Plan) -> tuple[np.ndarray | None, dict[str, Any]]:
-        """Memory of a batch, on the host only, and its tensors by name."""
+        """Allocate memory of a batch (None on devices), and its tensors by name."""
         if self._pages is not None:
             pages = self._unused(plan.size_bytes)
             return pages, {
@@ -220,9 +219,9 @@ class Reader:
         return None, tensors
 
     def _unused(self, size: int) -> np.ndarray:
-        """Memory uint8 (size,): of a batch that nobody holds any more, or new.
+        """Memory uint8 (size,): that of a batch without references, or new.
 
-        The system hands out new memory as zeroed pages, which takes longer than drawing.
+        The system must zero the pages of new memory, which takes longer than drawing.
         """
         for pages in self._recent:
             if pages.size == size and sys.getrefcount(pages) == _UNUSED:
@@ -254,7 +253,7 @@ class Reader:
             places.append((name, shape, dtype, end))
             end += -(-math.prod(shape) * dtype.itemsize // _LINE) * _LINE
         if self._pages is not None:
-            places.append(("indices", (size,), _INT64, 0))  # the first of the lists
+            places.append(("indices", (size,), _INT64, 0))  # the first list
         names = ["indices", *(n for n in plain if n in blocks and n in chosen)]
         names += ["weights"] * self._has_weights
         made: dict[str, Callable[..., Any]] = {
@@ -277,7 +276,7 @@ class Reader:
         return _Plan(places, end, sources, parts, spans, names, made, has_discounts)
 
     def _sources(self, chosen: frozenset[str]) -> Iterator[_Source]:
-        """What chosen columns are read from."""
+        """Yield the sources of chosen columns."""
         layout, frames, last = self.table.plan.layout, self._frames, self._last
         fields, of_obs, of_next = layout.fields, "obs" in chosen, "next_obs" in chosen
         kinds = dict.fromkeys(("actions", "env_ids", *layout.extras), 0)
@@ -305,12 +304,12 @@ class Reader:
             if of_next:
                 after = (
                     older + k + 1 if k + 1 < newest else 0
-                )  # over a single step a frame moves on
+                )  # over a single step, frames shift by one
                 rows = older_next + k if self._is_long else after
                 yield _Source("next_obs", rows if k < newest else self._next, fields["obs"], k)
 
     def _maker(self, paths: list[str]) -> Callable[[dict[str, torch.Tensor]], Any]:
-        """A function that makes an observation of tensors."""
+        """Return a function that makes an observation from tensors."""
         layout, frames = self.table.plan.layout, self._frames
         if frames is not None:
             return lambda tensors: frames.join(tensors[paths[0]])
@@ -319,7 +318,7 @@ class Reader:
         return lambda tensors: layout.build_obs([tensors[path] for path in paths])
 
     def fill(self, batch: ReplayBatch) -> None:
-        """Read the transitions of the rows that a batch lists."""
+        """Read the transitions of the rows in `batch.memory.indices` into the batch."""
         memory, table = batch.memory, self.table
         plan, num_lists = memory.plan, len(memory.plan.spans)
         given, lists = memory.tensors, memory.tensors["lists"]
@@ -340,7 +339,7 @@ class Reader:
             self._fill_there(lists, memory)
 
     def _find_units(self, lists: torch.Tensor) -> None:
-        """Find the lists of units, where observations or frames are stored once."""
+        """Fill the lists of units, if observations or frames are stored once."""
         last = lists[self._last]
         torch.sub(self._views["link"].index_select(0, last), 1, out=lists[self._next])
         if OLDER in self._views:
@@ -348,12 +347,12 @@ class Reader:
             of_obs, of_next = (lists[first:][:size] for first in self._stacks)
             if len(of_obs):
                 of_obs.copy_(older.index_select(0, lists[0]).T)
-            if len(of_next):  # those of the last row, moved on by itself
+            if len(of_next):  # frames of the last row, shifted by one; it is the newest
                 of_next[:-1].copy_(older.index_select(0, last).T[1:])
                 of_next[-1].copy_(last)
 
     def _fill_there(self, lists: torch.Tensor, memory: Memory) -> None:
-        """As `gather`, by operations of torch, which nothing waits for."""
+        """Do what `gather` does by operations of torch, without waiting for the device."""
         once, num_rows = self.table.once, self.table.plan.num_rows
         for path, number, field, frame in memory.plan.sources:
             rows, target = lists[number], memory.tensors[path]
@@ -372,13 +371,13 @@ class Reader:
 
 @njit(nogil=True, cache=True)
 def gather(table, kept, lists, spans, parts, out):
-    """Copy parts, _PARTS (P,), of rows behind one another into out uint8 (size,).
+    """Copy parts, _PARTS (P,), of rows into out uint8 (size,).
 
     Args:
         table: uint8 (num_rows, stride).
-        kept: uint8 (P, bytes), units beside the rows, whose numbers follow those of rows.
-        lists: int64 (J, B), rows, or units.
-        spans: int64 (J, 2), the bytes of rows in each list that are asked for before, from .. to.
+        kept: uint8 (P, bytes), units beside the rows; their numbers begin at num_rows.
+        lists: int64 (J, B), rows or units.
+        spans: int64 (J, 2), first and end byte to prefetch of the rows in each list.
     """
     begin, others, target = address_of(table), address_of(kept), address_of(out)
     num_rows, stride, unit = table.shape[0], table.shape[1], kept.shape[1]

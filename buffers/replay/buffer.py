@@ -1,4 +1,4 @@
-"""Replay buffers: what all have in common, and those whose transitions are drawn alike.
+"""Replay buffers: the common base class, and the two buffers that draw uniformly.
 
 `SharedReplayBuffer` has one ring for all environments, `PerEnvReplayBuffer` one for each.
 """
@@ -55,7 +55,7 @@ _NO_ROWS = np.zeros(0, np.int64)
 
 
 class Added:
-    """Gives a buffer, or a writer of one, `add`; it says by `_add` where columns go."""
+    """Mixin with `add`, for buffers and writers; a class stores the columns in `_add`."""
 
     takes_steps = True  # rows without env_ids are whole steps; `add` checks its columns
 
@@ -75,33 +75,33 @@ class Added:
         valid: Any = None,
         **extras: Any,
     ) -> None:
-        """Add K transitions, any number of them; all are copied.
+        """Add K transitions, K >= 0; all columns are copied.
 
-        The quickest are NumPy arrays of the dtypes of the spaces. In a buffer on a GPU also tensors
-        there, of these dtypes, with float32 rewards and bool flags: nothing waits, and their values
-        are not looked at. If the buffer knows envs they have to be whole steps of all, without
-        env_ids and valid. Such an add, other than the first, can be captured in a CUDA graph.
+        Fastest are NumPy arrays of the dtypes of the spaces, and, for a buffer on a GPU, tensors on
+        it of these dtypes, with float32 rewards and bool flags: the host neither waits nor checks
+        their values. If the buffer tracks envs, such tensors must be whole steps of all envs,
+        without env_ids and valid. Such an add, except the first, can be in a CUDA graph.
 
         Args:
             obs: (K, *obs_shape), nested like the space.
-            next_obs: The same: the true observation after the step, also where the episode ended
-                (not that of a reset).
+            next_obs: Like obs: the true observation after the step; where the episode ended, the
+                final observation, not that of the reset.
             actions: (K, *action_shape).
             rewards: float (K,), finite; stored as float32.
             terminations: bool (K,).
             truncations: bool (K,).
-            env_ids: int (K,), where each row comes from. None if the rows are whole steps of all
-                environments in order, or the buffer keeps no track of them.
-            valid: bool (K,), the rows to store, as of agents that acted; None for all. An
-                environment that is left out has no episode: its next row begins another.
+            env_ids: int (K,), the environment of each row. None if the rows are whole steps of all
+                environments in order, or the buffer does not track environments.
+            valid: bool (K,), the rows to store, such as those of agents that acted; None for all.
+                Leaving a row out ends the episode of its environment: the next row begins another.
             extras: The extra columns, (K, ...).
 
         Raises:
             BufferMisuseError: A column is missing, unknown, or of the wrong shape or dtype, a
                 reward is not finite, or an env id out of range. Nothing was changed.
-            BufferMemoryError: More memory is needed, and missing. Nothing was changed, but that of
-                more rows than a ring has some may have been added.
-            BufferClosedError: Of a `ReplayWriter`: the buffer was closed, or its process has ended.
+            BufferMemoryError: Memory is missing. Nothing was changed, unless K is larger than a
+                ring: then some of the rows may have been added.
+            BufferClosedError: `ReplayWriter` only: the buffer was closed, or its process has ended.
         """
         columns = {
             "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
@@ -113,15 +113,15 @@ class Added:
 
 
 class ReplayBuffer(Added, TableState, DrawnBuffer):
-    """Transitions in a table of rows; see the classes that say how they are drawn.
+    """Base class: transitions in a table of rows; subclasses define how they are drawn.
 
     The arguments are those of `SharedReplayBuffer`.
 
     Attributes:
-        takes_tensors: Whether `add` takes tensors on the device as they are, without the host.
+        takes_tensors: Whether `add` stores tensors on the device without a copy through the host.
     """
 
-    _is_per_env = False  # a ring for each environment
+    _is_per_env = False  # one ring per environment, instead of one for all
     _has_weights = False  # batches have weights
 
     def __init__(
@@ -161,7 +161,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         if plan.has_sequences:
             alpha = self._own_settings().get("alpha", 0.0)
             self._sequences = SequenceIndex(self._table, self._reader, self._random.torch, alpha)
-        # On the CPU values are looked at, which costs little there.
+        # On the CPU, `add` checks values, which costs little there.
         is_on_host = self.device.type == "cpu" or plan.layout.frames is not None
         self.takes_tensors = not (is_on_host or plan.has_sequences)
         self._is_plain = self._table.is_plain and not (
@@ -175,7 +175,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         )  # fmt: skip
 
     def _make_priorities(self, plan: Plan) -> None:
-        """Allocate what the class has besides the table."""
+        """Allocate memory of the class besides the table."""
 
     def _open_folder(self, path: Path, plan: Plan) -> Table:
         """Make or open the files of the rows."""
@@ -204,7 +204,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         num_envs: int | None = None,
         **options: Unpack[RowOptions],
     ) -> int:
-        """Bytes the constructor would allocate with these arguments; allocates nothing."""
+        """Bytes that the constructor would allocate with these arguments; allocates nothing."""
         given = capacity, observation_space, action_space, options
         return cls._bytes_of(plan_replay(*given, num_envs=num_envs, is_per_env=cls._is_per_env))
 
@@ -213,7 +213,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         return plan.nbytes + (sequence_bytes(plan) if plan.has_sequences else 0)
 
     def _counted(self) -> Table:
-        """The table, when the host knows how many rows there are."""
+        """The table, after the host has got the counts of adds in CUDA graphs."""
         if self._folder is not None:
             self._folder.require_open()
         self._settle()
@@ -229,7 +229,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         return self._counted().num_added
 
     def memory(self) -> dict[str, int]:
-        """Bytes held now, by what they are for, host and device together; batches not included."""
+        """Bytes held now, by purpose, on host and device together, without batches."""
         plan, sizes = self._table.plan, self._table.sizes
         return {**sizes, "sequences": sequence_bytes(plan)} if plan.has_sequences else sizes
 
@@ -248,7 +248,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         return self._table.add(*read) if self._is_plain else self._store(*read)
 
     def _read_there(self, columns: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
-        """Columns by path, if all are tensors on the device, stored as they are, of whole steps."""
+        """Columns by path; None unless all are tensors on the device that fit as they are."""
         plan, found = self._table.plan, {}
         layout, rewards = plan.layout, columns["rewards"]
         own = ("actions", "rewards", "terminations", "truncations", *layout.extras)
@@ -287,18 +287,18 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         self._note_rows(rows)
 
     def _note_rows(self, rows: Any) -> None:
-        """Know of rows that were added, if staged int64 (K,) on the device."""
+        """Hook for subclasses, called with added rows: int64 (K,) on the device if staged."""
 
     def _is_capturing(self) -> bool:
         return self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
     def _settle(self) -> None:
-        """Let the host know how many rows were added on the device."""
+        """Update the counts of the host, if a CUDA graph adds rows."""
         if self._table.is_captured and not self._is_capturing():
             self._table.take_counts()
 
     def _store(self, *read: Any) -> None:
-        """Add `Transitions`, in pieces if they are more than a ring has, or may be lost at once."""
+        """Add `Transitions`, in pieces of at most a ring, and of `Folder.limit` rows."""
         (arrays, ids, *_), folder = read, self._folder
         whole = self.capacity * self._table.plan.num_rings
         is_whole = not len(ids) and len(arrays["rewards"]) <= whole
@@ -316,16 +316,16 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
                 self._sequences.follow()
 
     def flush(self) -> None:
-        """With storage="memmap", wait until all is on the disk, where a power loss leaves it.
+        """With storage="memmap", wait until all data is on the disk and survives a power loss.
 
         Raises:
-            OSError: The disk fails; call again, or make room.
+            OSError: Writing failed; make room on the disk, or call again.
         """
         if self._folder is not None:
             self._folder.flush()
 
     def close(self) -> None:
-        """With storage="memmap", flush, and let another buffer write to the folder; twice, too."""
+        """With storage="memmap", flush and unlock the folder; further calls do nothing."""
         if self._folder is not None:
             self._folder.close()
 
@@ -337,9 +337,9 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
             )
 
     def cut_episodes(self, env_ids: Any = None) -> None:
-        """Say that environments were reset, or left, before their episodes ended.
+        """Mark that environments were reset, or left, before their episodes ended.
 
-        What is added for them next follows on nothing. Not needed after a row with a flag set.
+        Their next rows begin new episodes. Not needed after a terminated or truncated row.
 
         Args:
             env_ids: int (K,), distinct, or a mask bool (N,); None for all.
@@ -356,21 +356,21 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
                 self._sequences.cut(ids)
 
     def reserve_final_obs(self, number: int) -> None:
-        """Make room for so many observations that episodes end with, where `store_next` is False.
+        """Reserve memory for `number` final observations, with `store_next=False`.
 
-        With `frame_stack` for frames besides those of rows. Needed before an `add` or a `sample` is
-        captured in a CUDA graph, as the memory does not move afterwards. As many as the buffer has
-        rows, and those of one add, are always enough.
+        With `frame_stack`, for frames that no row holds. Needed before an `add` or a `sample` is
+        captured in a CUDA graph, because the memory must not move afterwards. The number of rows of
+        the buffer plus that of one add is always enough.
 
         Raises:
-            BufferMemoryError: They would not fit into free memory; nothing was changed.
+            BufferMemoryError: The memory is not free; nothing was changed.
         """
         number, once = check_count("number", number, MAX_COUNT), self._table.once
         if once is not None and number > once.num_slots:
             once.resize(number, is_asked=True)
 
     def new_batch(self, batch_size: int, columns: Iterable[str] | None = None) -> ReplayBatch:
-        """Memory for `sample(batch_size, out=...)`, of these columns; not initialised."""
+        """Allocate a batch of these columns for `sample(batch_size, out=...)`; not initialised."""
         return self._reader.batch(batch_size, None, columns)
 
     def _batch(
@@ -389,7 +389,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         if not self._is_staged and table.plan.num_rings == 1 and kind == "rows":
             begin, end = table.live_of_one()
             rows.random_(begin, end, generator=self._random.torch)
-            if end > span:  # numbers are not rows any more
+            if end > span:  # the ring has wrapped, so numbers differ from rows
                 rows.remainder_(span)
             return self._reader.fill(batch)
         self._note_captured()
@@ -403,7 +403,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         return self._reader.fill(batch)
 
     def _note_captured(self) -> None:
-        """Let memory that a CUDA graph reads stay where it is, if one is being captured."""
+        """During the capture of a CUDA graph, pin the memory that the graph will read."""
         if self._table.once is not None and self._is_capturing():
             self._table.once.is_captured = True
 
@@ -427,29 +427,29 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         columns: Iterable[str] | None = None,
         beta: float | None = None,
     ) -> SequenceBatch:
-        """Draw sequences of steps of one episode each, all alike or by priorities of their own.
+        """Draw sequences of consecutive steps, each of one episode, uniformly or by priority.
 
-        The b-th of a batch comes from the b-th of B equal parts of the sum of priority ** alpha.
-        Steps of episodes that are not over count as well.
+        Sequence b comes from the b-th of B equal parts of the sum of priority ** alpha. Steps of
+        unfinished episodes are included.
 
         Args:
             batch_size: B.
             sequence_length: L.
-            burn_in: Steps at the start of a sequence that only bring a recurrent state up to date;
-                False in `learn_mask`. Sequences that begin with their episode have none.
-            overlap: Steps that a sequence shares with the next of its episode; they begin at every
-                (L - overlap)-th step. None lets them begin at any step.
-            pad: Let sequences run out with the episode, or at the newest step; the rest is zero and
-                False in `mask`. At least one step is left to learn from. Otherwise all are full.
-            initial_states: Names of extra columns with the state of the policy before each step: a
-                batch has those of the first steps only, (B, ...), not in `extras`.
-            columns: Names of the columns to draw, such as ("obs", "rewards"); None for all. What
-                says which steps they are (`mask`, `steps`, `indices` and the like) is always there.
+            burn_in: Steps at the start of a sequence that only update a recurrent state; False in
+                `learn_mask`. Sequences that begin with their episode have none.
+            overlap: Steps that a sequence shares with the next one of its episode: sequences begin
+                at every (L - overlap)-th step. None lets them begin at any step.
+            pad: Allow sequences that end early, with the episode or at the newest step; the rest is
+                zero and False in `mask`. At least one step is left to learn from.
+            initial_states: Names of extra columns with the policy's state before each step. The
+                batch has only those of the first steps, (B, ...), and not in `extras`.
+            columns: Names of the columns to draw, such as ("obs", "rewards"); None for all. `mask`,
+                `steps`, `indices` and the other columns that locate steps are always there.
             beta: Exponent of `weights` float32 (B,) of a prioritized buffer; None takes its own.
 
         Raises:
-            BufferMisuseError: An argument does not fit, there is no such sequence, or those of
-                other options have priorities.
+            BufferMisuseError: An argument does not fit, there is no such sequence, or priorities
+                were given to sequences of other options.
         """
         if beta is not None and not self._has_weights:
             raise BufferMisuseError(f"beta is {beta!r}, which a PrioritizedReplayBuffer takes")
@@ -465,9 +465,9 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         return self._index().alive_steps(batch, memory)
 
     def rows(self) -> dict[str, Any]:
-        """Views of all rows by column, (num_rows, ...), no copies; zero where nothing is yet.
+        """Views (num_rows, ...) of all rows, by column; rows not yet written are zero.
 
-        `order` tells which hold transitions. Frames that are stored once are in no row; see `get`.
+        `order` lists the rows that hold transitions. For frames that are stored once use `get`.
         """
         layout = self._table.plan.layout
         views = view_fields(self._table.rows, layout.fields)
@@ -480,11 +480,11 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         return found
 
     def order(self) -> torch.Tensor:
-        """int64 (len,) on the CPU: the rows that hold transitions, oldest first in each ring."""
+        """Rows that hold transitions, int64 (len,) on the CPU, oldest first in each ring."""
         return torch.from_numpy(self._counted().oldest_first())
 
     def get(self, indices: Any, columns: Iterable[str] | None = None) -> ReplayBatch:
-        """The transitions in rows int (B,), as `sample` would return them; all weights are 1.
+        """Return the transitions of rows int (B,) as `sample` does; all weights are 1.
 
         Raises:
             BufferMisuseError: A row is out of range or holds nothing.
@@ -521,18 +521,18 @@ class UniformReplayBuffer(ReplayBuffer):
         replace: bool = True,
         columns: Iterable[str] | None = None,
     ) -> ReplayBatch:
-        """Draw transitions, all equally likely, or as `over` of a `PerEnvReplayBuffer` says.
+        """Draw transitions uniformly, or by the `over` of a `PerEnvReplayBuffer`.
 
         Args:
             batch_size: B.
-            out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
-            replace: False draws B different ones; only over transitions.
+            out: A batch from `new_batch` or `sample`, to be overwritten; None makes a new one.
+            replace: False draws B different transitions; needs over="transitions".
             columns: Names of the columns to draw, such as ("obs", "actions"); None for all. The
-                rows are the same; `indices` are always there.
+                choice does not change which rows are drawn; `indices` are always there.
 
         Raises:
-            BufferMisuseError: The buffer is empty, or holds fewer than B and replace is False, or
-                an argument does not fit.
+            BufferMisuseError: The buffer is empty, replace is False and it holds fewer than B
+                transitions, or an argument does not fit.
         """
         draw: Draw = self._draws
         if not replace:
@@ -548,30 +548,32 @@ class SharedReplayBuffer(UniformReplayBuffer):
     """The newest `capacity` transitions of all environments, in one ring.
 
     Args:
-        capacity: Number of transitions held, exactly, however many environments there are.
+        capacity: Exact number of transitions held, of all environments together.
         observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
             Dict and Tuple of these.
         action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
-        num_envs: Number of environments; needed by the three options that follow.
-        n_step: Length of the windows that rewards are summed over. A window ends early with its
-            episode, and at the newest transition of its environment; `discounts` of the batch has
-            the right power of gamma.
+        num_envs: Number of environments; required by n_step > 1, store_next=False, frame_stack,
+            track_env and track_episodes.
+        n_step: Number of steps over which rewards are summed. A window ends early with its episode,
+            and at the newest transition of its environment; `discounts` of the batch has the right
+            power of gamma.
         gamma: Discount per step; with it batches have `discounts`.
-        store_next: False stores observations once: the next observation is read from the row that
-            follows. Those that episodes ended with are kept apart.
-        frame_stack: Number of frames an observation, a Box, is a stack of along one axis. Each
-            frame is stored once then.
-        track_env: Keep the env id of each transition; batches have `env_ids`.
-        track_episodes: Keep what follows on what, for `sample_sequences`; batches have `env_ids`.
+        store_next: False stores each observation once: the next observation is read from the row
+            that follows, and final observations are kept apart.
+        frame_stack: Number of frames that an observation, a Box, stacks along one axis. Each frame
+            is stored once.
+        track_env: Store the env id of each transition; batches have `env_ids`.
+        track_episodes: Store which rows follow one another, for `sample_sequences`; batches have
+            `env_ids`.
         extra_columns: Names and spaces of further values per transition.
         device: Where the transitions live and batches are made.
-        seed: Of the generator; None takes entropy of the system.
-        staged: Do on the CPU what is done on other devices, to test it.
-        storage: Where the rows are: "memory", or "memmap", files that may be larger than memory.
-        folder: Of "memmap"; made if it is not there, else the buffer goes on where it was.
+        seed: Seed of the generator; None takes entropy of the system.
+        staged: Run the code for other devices on the CPU, for tests.
+        storage: "memory", or "memmap": rows in files, which may be larger than memory.
+        folder: Folder of "memmap". A missing one is made; the buffer of an existing one is resumed.
 
     Raises:
-        BufferMisuseError: An argument that does not fit.
+        BufferMisuseError: An argument does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
 
     >>> import numpy as np
@@ -591,14 +593,14 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
 
     Args:
         capacity: Number of transitions held of each environment.
-        observation_space, action_space: As of `SharedReplayBuffer`, like `options`.
+        observation_space, action_space: As in `SharedReplayBuffer`.
         num_envs: Number of environments.
-        over: "transitions" draws all transitions with equal probability, so that an environment
-            counts by what it has; "envs" an environment that has some first, then one of its.
-        options: See above.
+        over: "transitions" draws all transitions with equal probability. "envs" first draws one of
+            the environments that have transitions, then one of its transitions.
+        options: As in `SharedReplayBuffer`.
 
     Raises:
-        BufferMisuseError: An argument that does not fit.
+        BufferMisuseError: An argument does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
     """
 
@@ -624,6 +626,6 @@ class PerEnvReplayBuffer(UniformReplayBuffer):
 
     @property
     def counts(self) -> np.ndarray:
-        """int64 (num_envs,), transitions held of each environment; a copy."""
+        """Transitions held of each environment, int64 (num_envs,); a copy."""
         begin, end = self._table.live()
         return end - begin

@@ -1,11 +1,11 @@
-"""Draws and walks: from the numbers that can be drawn to rows, and from these over links.
+"""Draws and walks: from the numbers that can be drawn to rows, and from rows along links.
 
-A draw takes the first number of each ring that can be drawn and the one behind the last, int64 (R,)
-each, on the device of the rows that it returns; nothing waits for that.
+A draw takes `begin` and `end`, int64 (R,) each: the first number of each ring that can be drawn and
+the one behind the last. They are on the device of the drawn rows; no draw waits for it.
 
-On hosts a window of several steps is walked by a compiled function, on devices by operations of
-torch on all rows of a batch at once. Both stop at either flag, where a row has no row behind it,
-and at a link to a row that does not count yet. Rewards are summed in float64.
+On hosts a compiled function walks windows of several steps; on devices operations of torch walk all
+rows of a batch at once. A walk stops at either flag, at a row without a link, and at a link to a
+row that is not committed. Rewards are summed in float64.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from buffers.core.kernels import njit, prefetch
 
 __all__ = ["Draw", "draw", "draw_uniform", "find_windows", "find_windows_there"]
 
-# Which transitions: each equally likely, each ring and then one of its own, or all different.
+# All transitions equally likely; first a ring, then one of its transitions; or without repeats.
 Draw = Literal["rows", "rings", "distinct"]
 _FLAGS = "terminations", "truncations"
 
@@ -29,7 +29,7 @@ _FLAGS = "terminations", "truncations"
 def draw(
     kind: Draw, begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor
 ) -> None:
-    """Draw rows int64 (B,), written, of rings that have `span` each."""
+    """Write drawn rows int64 (B,), of rings of `span` rows each."""
     if kind == "rows":
         draw_uniform(begin, end, span, generator, rows)
     elif kind == "distinct":
@@ -44,7 +44,7 @@ def draw(
 
 
 def draw_uniform(begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor) -> None:
-    """Draw rows int64 (B,), written: all equally likely."""
+    """Write drawn rows int64 (B,); all are equally likely."""
     ends = (end - begin).cumsum(0)
     rows.random_(generator=generator).remainder_(ends[-1:])  # of 0 .. 2**63 - 1
     rings = torch.searchsorted(ends, rows, right=True)
@@ -54,13 +54,13 @@ def draw_uniform(begin: Tensor, end: Tensor, span: int, generator: Generator, ro
 def _draw_distinct(
     begin: Tensor, end: Tensor, span: int, generator: Generator, rows: Tensor
 ) -> None:
-    """Draw different rows: those with the largest of random keys."""
+    """Draw different rows: the rows with the largest of random keys."""
     places = torch.arange(span * len(begin), device=rows.device)
     keys = torch.rand(len(places), generator=generator, device=rows.device, dtype=torch.float64)
     rings = torch.div(places, span, rounding_mode="floor")
     age = (places - begin.index_select(0, rings)).remainder_(span)
-    keys.masked_fill_(age >= (end - begin).index_select(0, rings), -1.0)  # hold nothing
-    rows.copy_(keys.topk(len(rows)).indices)  # sorted, else the order is not random
+    keys.masked_fill_(age >= (end - begin).index_select(0, rings), -1.0)  # rows that hold nothing
+    rows.copy_(keys.topk(len(rows)).indices)  # sorted by key: a random order
 
 
 @njit(nogil=True, cache=True)
@@ -68,12 +68,12 @@ def find_windows(columns, committed, span, lists, num_steps, gamma, written):
     """Sum rewards along windows of at most `num_steps`.
 
     Args:
-        columns: Of all rows: rewards float32 (num_rows,); links int32, 0, or the following row + 1,
-            or beyond the rows where it is not there yet; terminations and truncations, bool.
+        columns: Columns of all rows: rewards float32 (num_rows,); links int32, 0, or 1 + the next
+            row, or above num_rows if there is no next row yet; terminations and truncations, bool.
         committed: int64 (R,), transitions ever added to each ring of `span` rows.
-        lists: int64 (J, B), of which the first is first rows, and the second, written, last ones.
-        written: float32 (B,) each: discounted sums; and discounts, gamma ** m after m steps, 0 if
-            the last one terminated.
+        lists: int64 (J, B): lists[0] are the first rows; lists[1] is written, the last rows.
+        written: float32 (B,) each: discounted sums, and discounts: gamma ** m after m steps, 0 if
+            the last step terminated.
     """
     rewards, links, terminations, truncations = columns
     sums, discounts = written
@@ -84,23 +84,23 @@ def find_windows(columns, committed, span, lists, num_steps, gamma, written):
     for i in range(rows.shape[0]):
         lasts[i], totals[i] = rows[i], 0.0
         prefetch(rewards, rows[i] * stride)
-    # Step by step for all windows, so that the waits for their rows overlap.
+    # Each step is taken for all windows before the next one, so that cache misses overlap.
     for step in range(num_steps):
         for i in range(rows.shape[0]):
             row = lasts[i]
-            if row < 0:  # it has ended
+            if row < 0:  # the window has ended
                 continue
             totals[i] += factor * rewards[row]
             following = links[row] - 1
             is_over = terminations[row] or truncations[row] or step + 1 == num_steps
             if not is_over and 0 <= following < num_rows:
-                if not first <= row < first + span:  # divisions take longer than all else here
+                if not first <= row < first + span:  # divide, which is slow, only if needed
                     first = row - row % span
                     newest = first + (committed[row // span] - 1) % span
                 age, distance = newest - row, following - row
                 age += span if age < 0 else 0
                 distance += span if distance < 0 else 0
-                if 0 < distance <= age:  # else it is of an add that has not ended
+                if 0 < distance <= age:  # else the link is of an unfinished add
                     lasts[i] = following
                     prefetch(rewards, following * stride)
                     continue
@@ -116,7 +116,7 @@ def find_windows_there(
     columns: dict[str, Tensor], rows: Tensor, num_steps: int, gamma: float, sums: Tensor,
     discounts: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The same on a device, whose rows were all written before; return the last rows int64 (B,).
+    """Do what `find_windows` does by torch, with committed rows only; return last rows int64 (B,).
 
     Columns are views by name; sums and discounts float32 (B,) are written.
     """

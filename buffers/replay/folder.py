@@ -1,13 +1,13 @@
-"""Rows in files: a folder of `.npy` files, mapped into memory, and a header written last.
+"""Rows in files: a folder of memory-mapped `.npy` files, and a header, written after them.
 
-    header.json      what the buffer is, and which rows are on the disk for certain
+    header.json      settings of the buffer, and which rows are on the disk for certain
     rows.npy         uint8 (num_rows, stride)        rings.npy, envs.npy   counts, environments
     lock             held by the process that writes
 
-A process that dies leaves its pages to the system, so that all it has committed is there. After a
-power loss pages are there in no certain order: the header says how many transitions were there at
-the last `flush`, and no more than `limit` are added before the next, which comes by itself then. So
-what may have been overwritten since is known, and is left out.
+If a process dies, the system still writes its pages, so all committed rows are there. After a power
+loss, any of the pages written since the last `flush` may be missing. So the header has the counts
+at that flush, and at most `limit` transitions are added before the next flush, which is automatic.
+Opening the folder drops the rows that may have been overwritten since.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ __all__ = ["Files", "Folder", "plan_place"]
 
 Files = dict[str, tuple[np.dtype, tuple[int, ...]]]  # dtype and shape by name
 _HEADER, _LOCK = "header.json", "lock"
-_UNSAFE_BYTES = 1 << 26  # rows written before they are synchronised
-_FEW_BYTES = 1 << 20  # at least, however small the ring
+_UNSAFE_BYTES = 1 << 26  # rows written between two flushes, at most
+_FEW_BYTES = 1 << 20  # but at least this, in a small ring
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -48,7 +48,7 @@ def plan_place(given: Mapping[str, Any], plan: Plan, *, is_staged: bool) -> Path
     """Check the arguments of a constructor, and return the folder; None for memory.
 
     Raises:
-        BufferMisuseError: They do not go together, or a folder does not keep what is to be held.
+        BufferMisuseError: The arguments contradict one another, or a folder can't hold such rows.
     """
     storage, folder = given["storage"], given["folder"]
     if storage == "memory" and folder is None:
@@ -70,13 +70,13 @@ def plan_place(given: Mapping[str, Any], plan: Plan, *, is_staged: bool) -> Path
 class Folder:
     """The files of one buffer, made or opened.
 
-    `described` is what the buffer says of itself, in JSON; `files` has `rows`, `rings` and `envs`.
+    `described` are settings of the buffer, for JSON; `files` has `rows`, `rings` and `envs`.
 
     Attributes:
         arrays: The mapped files by name.
-        is_new: It was made.
-        was_cut: The power was lost, and with it what was added last.
-        limit: Transitions added at most before a flush.
+        is_new: The folder was made by this object.
+        was_cut: A power loss has removed the newest transitions.
+        limit: Largest number of transitions added between two flushes.
     """
 
     def __init__(self, path: Path, described: Mapping[str, Any], plan: Plan, files: Files):
@@ -100,7 +100,7 @@ class Folder:
     # Making and opening.
 
     def _lock_folder(self) -> None:
-        """Take the lock, in a folder that is empty or a buffer's."""
+        """Make the folder if needed, and lock it; raise if it holds files of others."""
         path = self._path
         path.mkdir(parents=True, exist_ok=True)
         found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
@@ -132,7 +132,7 @@ class Folder:
             for name, (dtype, shape) in files.items():
                 np.lib.format.open_memmap(self._file(name), "w+", dtype, shape).flush()
                 with self._file(name).open("r+b") as file:
-                    # Blocks, too, so that no disk is full in the middle of a training.
+                    # Reserve the blocks: the disk must not be full in the middle of training.
                     os.posix_fallocate(file.fileno(), 0, self._file(name).stat().st_size)
         except OSError as error:
             for name in files:
@@ -147,7 +147,7 @@ class Folder:
         return self._path / f"{name}.npy"
 
     def _write_header(self, safe: np.ndarray) -> None:
-        """Say which transitions, int64 (R,), are on the disk."""
+        """Write the header; `safe` int64 (R,) are the counts of transitions on the disk."""
         more = {"safe": safe.tolist(), "limit": self.limit, "boot": _boot_id()}
         with whole_file(self._path / _HEADER) as aside, aside.open("w") as file:
             json.dump({**self._described, **more}, file)
@@ -178,7 +178,7 @@ class Folder:
     def _map(self, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
         path = self._file(name)
         try:
-            found = np.lib.format.open_memmap(path, "r")  # else a file that is cut is made longer
+            found = np.lib.format.open_memmap(path, "r")  # "r+" extends a cut file
             size = path.stat().st_size
             if (found.dtype, found.shape, found.offset + found.nbytes) != (dtype, shape, size):
                 raise ValueError(
@@ -189,7 +189,7 @@ class Folder:
             raise self._damaged(path, str(error)) from None
 
     def _settle(self, header: Mapping[str, Any]) -> None:
-        """Find out which transitions are there; another start of the system is a power loss."""
+        """Set the counts to what is surely there; a reboot since counts as a power loss."""
         rings, envs, plan = self.arrays["rings"], self.arrays["envs"], self._plan
         if header["boot"] != _boot_id():
             safe = np.array(header["safe"], np.int64)
@@ -230,16 +230,16 @@ class Folder:
             )
 
     def make_room(self, count: int) -> None:
-        """See to it that `count` transitions, at most `limit`, may be added without a flush."""
+        """Flush if needed, so that `count` transitions, at most `limit`, may be added."""
         if self._num_unsafe + count > self.limit:
             self.flush()
         self._num_unsafe += count
 
     def flush(self) -> None:
-        """Wait until all is on the disk.
+        """Wait until all data is on the disk.
 
         Raises:
-            OSError: The disk fails; call again, or make room.
+            OSError: Writing failed; make room on the disk, or call again.
         """
         self.require_writable()
         for array in self.arrays.values():
@@ -248,7 +248,7 @@ class Folder:
         self._num_unsafe = 0
 
     def close(self) -> None:
-        """Flush, and let another buffer write to the folder."""
+        """Flush and unlock the folder, so that another buffer may write to it."""
         if not self._is_closed:
             if self._pid == os.getpid():
                 self.flush()

@@ -1,18 +1,18 @@
-"""A replay buffer that other processes fill, and a learner draws from, in memory that all map.
+"""A replay buffer that other processes fill and a learner draws from, in memory that all map.
 
-    slots    of each writer: what it has begun and committed, and its process (SLOT)
+    slots    of each writer: counts begun and committed, and its process (SLOT)
     envs     of each writer: its environments (ENVS)
-    rows     the packed rows; each writer has a ring of its own, so that writers never meet
+    rows     the packed rows; each writer has a ring of its own, so writers never share a row
 
-`begun` and `committed` of a writer only grow, see `table`: so the numbers from begun - C to
-committed are whole, whatever a writer is doing, and wherever it was killed: the writer that takes
-its place goes on behind `committed` and leaves `begun` as it is until it gets there. A learner
-draws among these numbers, copies, and looks at `begun` again: if a row that it drew was begun to be
-overwritten meanwhile, it draws anew. No link leads to a row that is not committed.
+`begun` and `committed` of a writer only grow, see `table`. So the numbers from begun - C to
+committed are whole at any time, also after a writer was killed: its successor continues at
+`committed`, and leaves `begun` unchanged until it gets there. A learner draws among these numbers,
+copies, and reads `begun` again. If a writer has begun to overwrite a drawn row, the learner draws
+again. No link leads to a row that is not committed.
 
-The memory is in no folder (memfd), so it is gone with the last process that has it, however these
-end. Others find it as /proc/PID/fd/N of the process that made it. A process that writes has its
-number and the time of its start in its slot, by which others see whether it is still there.
+The memory is a memfd without a path, so the system frees it when the last process that maps it has
+ended, in whatever way. Other processes open /proc/PID/fd/N of the process that made it. A writer's
+slot has its process id and start time: by these, others see whether the process is still alive.
 """
 
 from __future__ import annotations
@@ -50,41 +50,41 @@ __all__ = ["MultiprocessReplayBuffer", "ReplayWriter"]
 
 _CPU = torch.device("cpu")
 _MAX_WRITERS = 4096
-_TRIES = 16  # before a draw whose rows are overwritten looks at the time
-_LOCK_TIMEOUT = 10.0  # seconds for what takes microseconds
-_LINE = 128  # bytes, so that nobody waits for the cache line of another
+_TRIES = 16  # draws between two looks at the clock, if rows are overwritten
+_LOCK_TIMEOUT = 10.0  # seconds; the lock is held for microseconds
+_LINE = 128  # bytes, so that no two writers share a cache line
 SLOT = np.dtype({
     "names": ["begun", "committed", "pid", "start"], "formats": ["<i8"] * 4, "itemsize": _LINE,
 })  # fmt: skip
 
 
 class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
-    """The newest transitions of several processes, in memory that they share with a learner.
+    """The newest transitions of several processes, in memory shared with a learner.
 
-    The process that makes the buffer draws from it, and so do others that it is handed to, each
-    with a random stream of its own. Others add to it by a `ReplayWriter`, which `writer()` makes
-    and which is handed to them: by fork or spawn, or to actors of Ray on the same machine. Each
-    writer has a ring of `capacity / num_writers` rows, so that writers never wait for one another,
-    nor for a learner, which waits by `num_added` if it is to draw less often.
+    The process that makes the buffer draws from it. The buffer can be passed to other processes,
+    which draw with random streams of their own. Processes add through a `ReplayWriter`: call
+    `writer()` and pass the result to them by fork or spawn, or to Ray actors on the same machine.
+    Each writer has a ring of `capacity / num_writers` rows. Writers wait neither for one another
+    nor for a learner; a learner that must not draw too often can compare `num_added`.
 
-    *What is drawn.* Whole rows, all equally likely: of each writer the newest that are committed.
-    An `add` is committed when it returns, all of its rows at once (in pieces of an eighth of the
-    writer's ring, if it has more). If one of the rows of a draw is overwritten while they are
-    copied, all are drawn anew, from the newer half of each ring.
+    *What is drawn.* Whole rows, all equally likely: the newest committed rows of each writer. The
+    rows of an `add` are committed together, before it returns (in pieces, if they are more than an
+    eighth of the writer's ring). If a drawn row is overwritten while the batch is copied, the whole
+    batch is drawn again, from the newer half of each ring.
 
     Args:
         capacity: Number of transitions held by all writers together; a multiple of `num_writers`.
-        observation_space, action_space: As of `SharedReplayBuffer`.
-        num_writers: Number of writers there may be at a time.
+        observation_space, action_space: As in `SharedReplayBuffer`.
+        num_writers: Largest number of writers at a time.
         num_envs: Number of environments of each writer; needed by `n_step` above 1 and `track_env`.
-        seed: Of the generator.
-        min_size_to_sample: Transitions added before the first draw.
+        seed: Seed of the generator.
+        min_size_to_sample: Transitions that must be added before the first draw.
         timeout: Seconds that `sample` waits for transitions.
-        options: As of `SharedReplayBuffer`: n_step, gamma, extra_columns, and track_env, by which
-            batches have `env_ids`: writer * num_envs + environment.
+        options: As in `SharedReplayBuffer`: n_step, gamma, extra_columns and track_env. The
+            `env_ids` of batches are writer * num_envs + environment.
 
     Raises:
-        BufferMisuseError: An argument that does not fit, or a system other than Linux.
+        BufferMisuseError: An argument does not fit, or a system other than Linux.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
     """
 
@@ -107,7 +107,7 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
     def _set_up(
         self, address: Address | None, arguments: Any, seed: Any, min_size: Any, timeout: Any
     ) -> None:
-        """Make the memory, or map that of the process that has made it."""
+        """Make the memory, or map the memory at an address."""
         capacity, spaces, _, num_envs, _ = self._arguments = arguments
         plan = self._plan = _plan(*arguments)
         self.capacity, self.num_writers = int(capacity), plan.num_rings
@@ -130,7 +130,7 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
 
     @property
     def counts(self) -> np.ndarray:
-        """int64 (num_writers,), transitions of each writer that can be drawn; a copy."""
+        """Transitions of each writer that can be drawn, int64 (num_writers,); a copy."""
         begin, end = self._table.live()
         return end - begin
 
@@ -141,7 +141,7 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
 
     @property
     def writer_pids(self) -> list[int]:
-        """The process that each writer is in; 0 where there is none, or none any more."""
+        """Process ids of the writers; 0 where no living process is the writer."""
         return [self._memory.writer_pid(index) for index in range(self.num_writers)]
 
     @property
@@ -150,7 +150,7 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
         return shared_bytes(self._plan)
 
     def writer(self, index: int | None = None) -> ReplayWriter:
-        """A writer for another process, or this: `index`, 0 to num_writers - 1, or any."""
+        """Make a writer for any process, number `index`, 0 to num_writers - 1; None: a free one."""
         self._check_open()
         if index is not None and index not in range(self.num_writers):
             raise BufferMisuseError(
@@ -166,22 +166,22 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
         columns: Iterable[str] | None = None,
         timeout: float | None = None,
     ) -> ReplayBatch:
-        """Draw transitions, all equally likely, with replacement; wait for `min_size_to_sample`.
+        """Draw transitions uniformly, with replacement; wait for `min_size_to_sample`.
 
         Args:
             batch_size: B.
-            out: A batch that `sample` returned, to be overwritten; else a new one.
+            out: A batch from `sample`, to be overwritten; None makes a new one.
             columns: As in `SharedReplayBuffer.sample`.
-            timeout: Seconds to wait; None takes that of the buffer.
+            timeout: Seconds to wait; None takes the buffer's.
 
         Raises:
-            TimeoutError: There were too few for so long, or so few in all that writers overwrote
-                them faster than they could be copied.
+            TimeoutError: Too few transitions were added in that time, or the rings are so small
+                that writers overwrote rows faster than they could be copied.
             BufferMisuseError: An argument does not fit, or the buffer is closed.
-            BufferClosedError: The process that made it has ended or closed it.
+            BufferClosedError: The process that made the buffer has ended or closed it.
         """
         self._check_open()
-        if self._pid != os.getpid():  # of a fork, which must not draw the same
+        if self._pid != os.getpid():  # in a fork, which must not draw the same rows
             self._random, self._pid = DeviceGenerator(None, _CPU), os.getpid()
         seconds = self.timeout if timeout is None else read_number("timeout", timeout, math.inf)
         batch, is_again = self._reader.batch(batch_size, out, columns), False
@@ -220,9 +220,9 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
         self._memory.address.check()
 
     def close(self) -> None:
-        """Let writers end: their next `add` raises BufferClosedError.
+        """Close the buffer: the next `add` of each writer raises BufferClosedError.
 
-        A buffer that is no longer referred to, or whose process ends, is closed, too.
+        Deleting the last reference to the buffer, or the end of its process, closes it too.
         """
         self._memory.close()
 
@@ -230,21 +230,21 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let another process of this machine draw from the same memory."""
+        """Pickle the address, so that other processes of this machine draw from the same memory."""
         given = self._arguments, None, self._min_size, self.timeout
         return _mapped, (type(self), self._memory.address, *given)
 
 
 class ReplayWriter(Added, contextlib.AbstractContextManager):
-    """Adds transitions to a `MultiprocessReplayBuffer`, in whatever process of the same machine.
+    """Adds transitions to a `MultiprocessReplayBuffer` from any process of the same machine.
 
-    It is made by `buffer.writer()`, and can be handed to processes and pickled. With its first
-    `add`, or `open`, it becomes one of the buffer's writers, until it is closed, or its process
-    ends. Several writers may be in one process; a fork of that is another process. A
-    `TransitionWriter` takes it for a buffer.
+    `buffer.writer()` makes it; it can be pickled and passed to processes. The first `add`, or
+    `open`, makes it one of the buffer's writers, until it is closed or its process ends. A process
+    may have several writers; a fork counts as another process. A `TransitionWriter` accepts it as
+    its buffer.
 
     Attributes:
-        index: Which of the buffer's writers it is; None before.
+        index: Number of the writer; None before the first `add` or `open`, unless it was asked for.
     """
 
     def __init__(self, address: Address, arguments: tuple[Any, ...], index: int | None):
@@ -258,7 +258,7 @@ class ReplayWriter(Added, contextlib.AbstractContextManager):
         """Become one of the buffer's writers now.
 
         Raises:
-            BufferMisuseError: All of them are in use, or the one that was asked for.
+            BufferMisuseError: All writers are in use, or the one that was asked for is.
             BufferClosedError: The buffer was closed, or its process has ended.
         """
         if self._pid == os.getpid():
@@ -288,13 +288,13 @@ class ReplayWriter(Added, contextlib.AbstractContextManager):
             table.add(*piece)
 
     def cut_episodes(self, env_ids: Any = None) -> None:
-        """As `SharedReplayBuffer.cut_episodes`, of the environments of this writer."""
+        """As `SharedReplayBuffer.cut_episodes`, for the environments of this writer."""
         self.open()
         if num_envs := self._table.plan.num_envs:
             self._table.cut(read_distinct_ids(env_ids, num_envs, _CPU))
 
     def close(self) -> None:
-        """Let another be this writer, until the next `add`; what was added stays."""
+        """Release the writer's number until the next `add`; added transitions stay."""
         self._release()
         self._pid = 0
 
@@ -310,7 +310,7 @@ def _mapped(kind: type[MultiprocessReplayBuffer], *given: Any) -> MultiprocessRe
 
 
 def _give_back(memory: SharedMemory, index: int, pid: int) -> None:
-    if os.getpid() == pid:  # not a fork of it
+    if os.getpid() == pid:  # a fork must not release it
         memory.slots["pid"][index] = 0
 
 
@@ -321,7 +321,7 @@ def _plan(
     num_envs: int | None,
     rows: Mapping[str, Any],
 ) -> Plan:
-    """Check arguments; the plan is that of rings, of which each writer has one."""
+    """Check arguments; return a plan with one ring per writer."""
     rows = read_options("MultiprocessReplayBuffer", rows, PLAIN_DEFAULTS)
     whole, rings = check_count("capacity", capacity), check_count("num_writers", num_writers)
     if whole % rings or whole < 2 * rings or rings > _MAX_WRITERS:
@@ -337,10 +337,10 @@ class Address(NamedTuple):
 
     pid: int
     path: str
-    name: str  # of no other memory
+    name: str  # unique
 
     def check(self) -> None:
-        """Raise BufferClosedError if that process has ended or closed the buffer."""
+        """Raise BufferClosedError if the process at the address has ended or closed the buffer."""
         with contextlib.suppress(OSError):
             if os.readlink(self.path) == f"/memfd:{self.name} (deleted)":
                 return
@@ -352,13 +352,13 @@ class Address(NamedTuple):
 
 
 class SharedMemory:
-    """The memory, made, or mapped if another process has made it at an address.
+    """The shared memory: made here, or mapped from the address of another process.
 
     Attributes:
-        address: See above.
+        address: Where other processes find the memory.
         slots, envs, rows: SLOT (writers,), ENVS (N,), and a tensor uint8 (writers * capacity,
             stride), of all writers.
-        close: Closes the file, by which other processes see that; views stay.
+        close: Closes the file, which other processes notice; views stay valid.
     """
 
     def __init__(self, plan: Plan, address: Address | None = None):
@@ -376,22 +376,22 @@ class SharedMemory:
         if address is None:
             os.ftruncate(self._file, size)
         elif os.fstat(self._file).st_size != size:
-            address._replace(name="").check()  # of other spaces
+            address._replace(name="").check()  # made with other spaces: raises
         pages = np.frombuffer(mmap.mmap(self._file, size), np.uint8)
         if address is None:
-            pages.fill(0)  # takes the memory now rather than in the middle of training
+            pages.fill(0)  # commits the memory now, not in the middle of training
         envs, rows = _places(plan)
         self.slots = pages[:envs].view(SLOT)
         self.envs = pages[envs:][: plan.num_envs * ENVS.itemsize].view(ENVS)
         self.rows = torch.from_numpy(pages[rows:].reshape(-1, plan.layout.stride))
 
     def writer_pid(self, index: int) -> int:
-        """The process that is this writer; 0 if there is none, or none any more."""
+        """Process id of a writer; 0 if no living process is the writer."""
         pid, start = self.slots[["pid", "start"]][index].tolist()
         return pid if pid and process_start(pid) == start else 0
 
     def take_slot(self, index: int | None) -> int:
-        """Become a writer that no process is: that one, or any; return which."""
+        """Take the free writer `index`, or any; return its number."""
         wait_for(self._lock, _LOCK_TIMEOUT, lambda: (
             f"another process has been joining the buffer of process {self.address.pid} for "
             f"{_LOCK_TIMEOUT:.0f} s; end it and try again"
@@ -420,24 +420,24 @@ class SharedMemory:
 
 
 def _let_go(file: int, pid: int) -> None:
-    if os.getpid() == pid:  # not a fork of it
+    if os.getpid() == pid:  # a fork must not close it
         os.close(file)
 
 
 def _places(plan: Plan) -> tuple[int, int]:
-    """Where environments and rows begin, behind the slots."""
+    """Bytes where environments and rows begin, behind the slots."""
     envs = SLOT.itemsize * plan.num_rings
     rows = envs + ENVS.itemsize * plan.num_envs
     return envs, rows + -rows % mmap.PAGESIZE
 
 
 def shared_bytes(plan: Plan) -> int:
-    """Bytes of the memory."""
+    """Size of the memory in bytes."""
     return _places(plan)[1] + plan.num_rows * plan.layout.stride
 
 
 def process_start(pid: int) -> int:
-    """When a process was started, in ticks since the machine was; 0 if it has ended."""
+    """Start time of a process in clock ticks since boot; 0 if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             words = file.read().rpartition(b")")[2].split()

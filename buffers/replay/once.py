@@ -1,14 +1,14 @@
-"""Observations stored once: which rows, or slots beside them, the next ones and stacks are in.
+"""Observations stored once: the rows, or slots beside the rows, that hold the next ones and stacks.
 
 A *unit* is an observation, or a frame of a stack of F. Row k has unit k, the newest of its obs;
-slot s beside the rows has unit num_rows + s. The link of a row leads to the unit that is the newest
-of its next_obs: that of the row that follows, once that is there and begins with the same bytes,
-else a slot of its own. With frames a row also has the units of the F - 1 older frames of its obs;
-those of its next_obs are the same moved on by one. They are in the rows before it, or in slots that
-belong to the row that begins an episode. Equal frames share a unit, and the first slot is zeros.
-A row whose obs is not the next_obs of the row before it begins anew, as if it began an episode.
+slot s beside the rows has unit num_rows + s. The link of a row leads to the newest unit of its
+next_obs: the unit of the row that follows, once that row is there and begins with the same bytes,
+else a slot of its own. With frames, a row also lists the units of the F - 1 older frames of its
+obs; the list of its next_obs is the same, shifted by one. These units are in the rows before it, or
+in slots that belong to the row that begins an episode. Equal frames share a unit; slot 0 is zeros.
+A row whose obs differs from the next_obs of the row before it begins anew, like an episode.
 
-All is written once, for NumPy on hosts and torch on devices, in operations of fixed shapes.
+One code path serves NumPy on hosts and torch on devices, with operations of fixed shapes.
 """
 
 from __future__ import annotations
@@ -31,60 +31,60 @@ _ADVICE = "use a smaller capacity, or store_next=True if most transitions end an
 
 
 class Placed(NamedTuple):
-    """Where the K transitions of an add go, and what they follow; arrays, or tensors there."""
+    """Rows of the K transitions of an add, and the rows before; arrays, or tensors if staged."""
 
     ids: Any  # int64 (K,), environments
     numbers: Any  # int64 (K,), in their rings
     rows: Any  # int64 (K,)
-    before_rows: Any  # int64 (K,), rows before of the same env, whatever if there is none
-    previous: Any  # int64 (K,), the place of that in this add, or -1
-    following: Any  # int64 (K,), the place of the next of the same env, or -1
-    newest: Any  # int64 (K,), the place of the last of the same env
-    is_over: Any  # bool (K,), what follows begins another episode
+    before_rows: Any  # int64 (K,), the row before of the same env; undefined if there is none
+    previous: Any  # int64 (K,), index in this add of the row before, or -1
+    following: Any  # int64 (K,), index of the next row of the same env, or -1
+    newest: Any  # int64 (K,), index of the last row of the same env
+    is_over: Any  # bool (K,), the episode ends with this row
     is_open: Any  # bool (K,), the episode of the row before goes on
-    is_joined: Any  # bool (K,), and that row is still there
-    is_near: Any  # bool (K,), and so near that its frames are there as long as they are needed
-    ends: Any  # int64 (R,), what `committed` will be
+    is_joined: Any  # bool (K,), is_open, and the row before is still there
+    is_near: Any  # bool (K,), is_joined, and frames of the row before outlast this row
+    ends: Any  # int64 (R,), the new `committed`
 
 
 class Chosen(NamedTuple):
-    """What an add of K rows is going to change."""
+    """Changes that an add of K rows will make."""
 
-    is_joined: Any  # bool (K,), follows on the row before, which has the same unit
+    is_joined: Any  # bool (K,), continues the row before, whose next_obs equals its obs
     codes: Any  # int32 (K,), links of the rows
     older: Any  # int32 (K, F - 1), units of the older frames of obs
     heads: Any  # uint8 (K, F, bytes), the stacks of next_obs
-    number: Any  # of slots that are taken
+    number: Any  # slots taken
 
 
 class Once:
-    """Slots beside the rows, and what links need to be made.
+    """Slots beside the rows, and the choice of links to them.
 
     Attributes:
-        units: uint8 (P + 1, unit bytes), slots, on the device; the last is for what is not needed.
-        free: int64 (P + 1,), a stack of free slots, and a place for what is not let go of.
-        num_free: int64 (1,), how many there are.
-        is_captured: A CUDA graph reads the slots where they are.
+        units: uint8 (P + 1, unit bytes), slots, on the device; unneeded writes go to the last.
+        free: int64 (P + 1,), a stack of free slots; unneeded writes go to the last element.
+        num_free: int64 (1,), number of free slots.
+        is_captured: A CUDA graph reads the slots, so they must not move.
     """
 
     def __init__(self, plan: Plan, device: torch.device, xp: Any):
         self._plan, self._device, self._frames, self._xp = plan, device, plan.layout.frames, xp
-        self._num_frames, self._raw = plan.num_frames, plan.raw_bytes  # of a unit without padding
+        self._num_frames, self._raw = plan.num_frames, plan.raw_bytes  # without padding
         self._first_slot, number = int(self._frames is not None), plan.first_slots  # one of zeros
         self.units = self._new_units(number)
         self.free = self.there(np.append(np.arange(number, 0, -1) - 1, 0))
         self.num_free = self.there(np.array([number - self._first_slot]))
         # The newest next_obs of each env, whole stacks.
         self._heads = self.there(np.zeros((plan.num_envs, self._num_frames, self._raw), np.uint8))
-        self._least_free = number - self._first_slot  # so many are, for certain
+        self._least_free = number - self._first_slot  # a lower bound, known to the host
         self.is_captured = False
 
     def there(self, array: np.ndarray) -> Any:
-        """The array where the rows are: itself, or a tensor."""
+        """The array itself, or as a tensor on the device of the rows."""
         return array if self._xp is np else torch.from_numpy(array).to(self._device)
 
     def _zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """Zeros where the rows are, which a CUDA graph can make, too."""
+        """Zeros where the rows are; a CUDA graph can capture this."""
         if self._xp is np:
             return np.zeros(shape, dtype)
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
@@ -106,7 +106,7 @@ class Once:
     # Adding.
 
     def _pack(self, arrays: Mapping[str, Any], prefix: str) -> Any:
-        """Observations as uint8 (K, F or 1, bytes): leaves where they are in a row, or frames."""
+        """Observations as uint8 (K, F or 1, bytes): leaves laid out as in a row, or frames."""
         layout, xp, count = self._plan.layout, self._xp, len(arrays["rewards"])
         uint8: Any = torch.uint8 if xp is torch else np.uint8
         if self._frames is not None:
@@ -125,10 +125,10 @@ class Once:
     def choose(
         self, arrays: Mapping[str, Any], placed: Placed, older: Any
     ) -> tuple[Chosen, dict[str, Any]]:
-        """Compare observations with those before, and choose and write slots that are free still.
+        """Compare obs with the next_obs before; choose and write slots that are still free.
 
-        Return also columns of rows that differ from what was given. Raises BufferMemoryError if
-        there is no memory for more slots; nothing was changed then.
+        Returns also the columns that replace given ones. Raises BufferMemoryError if there is no
+        memory for more slots; nothing was changed then.
         """
         xp, num_rows, last = self._xp, self._plan.num_rows, self._num_frames - 1
         previous, count, at_first = placed.previous, len(placed.previous), placed.previous < 0
@@ -167,18 +167,18 @@ class Once:
         return Chosen(is_joined, int32, new_older, heads, ranks[-1]), columns
 
     def let_go(self, placed: Placed, chosen: Chosen, links: Any, older: Any) -> tuple[Any, Any]:
-        """Slots int64 (M,), and which of them nothing leads to behind the add, bool (M,)."""
+        """Slots int64 (M,), and whether the add removes the last link to them, bool (M,)."""
         xp, num_rows, rows, old = self._xp, self._plan.num_rows, placed.rows, older[placed.rows]
         is_outer = chosen.is_joined & (placed.previous < 0)
         slots = [links[rows] - 1, links[placed.before_rows] - 1, old.reshape(-1)]
-        newest = old[:, -1:]  # of rows that began an episode; equal frames share a slot
+        newest = old[:, -1:]  # tells which rows began an episode; equal frames share a slot
         is_own = ((newest == rows[:, None]) | (newest >= num_rows)) & (old > num_rows)
         is_own[:, :-1] &= old[:, :-1] != old[:, 1:]
         is_free = slots[0] >= num_rows, is_outer, is_own.reshape(-1)
         return xp.concatenate(slots) - num_rows, xp.concatenate(is_free)
 
     def commit(self, placed: Placed, chosen: Chosen, freed: Any, is_free: Any) -> None:
-        """Take slots, and let go of others; see `let_go`."""
+        """Take the chosen slots, and free those of `let_go`."""
         left = self.num_free - chosen.number
         places = self._xp.where(is_free, left + is_free.cumsum(0) - 1, self.num_slots)
         self.free[places] = freed if self._xp is np else freed.long()
@@ -188,7 +188,7 @@ class Once:
     # Room.
 
     def _reserve(self, number: int) -> None:
-        """See to it that so many slots are free; raise as `resize`."""
+        """Ensure that `number` slots are free; raises like `resize`."""
         if self._xp is np:
             self._least_free = int(self.num_free[0])
         elif self.num_slots >= self.enough(number // self._num_frames):
@@ -200,18 +200,18 @@ class Once:
         self._least_free -= number
 
     def enough(self, count: int) -> int:
-        """Slots of which there are some free for any add of so many rows, one ring's at most.
+        """Number of slots that suffices for any add of `count` rows, at most one ring.
 
-        An add takes those of its rows before it lets go of those of the rows that it overwrites.
+        An add takes slots for its rows before it frees those of the rows that it overwrites.
         """
         return self._first_slot + self._num_frames * (self._plan.num_rows + count)
 
     def resize(self, number: int, *, is_asked: bool = False) -> None:
-        """Grow to a number of slots, if that is more; the new ones are free.
+        """Grow to at least `number` slots; the new ones are free.
 
         Raises:
-            BufferMemoryError: They would not fit into free memory; nothing was changed.
-            BufferMisuseError: They would have to move, and a graph reads them; nothing was changed.
+            BufferMemoryError: The memory is not free; nothing was changed.
+            BufferMisuseError: A CUDA graph reads the slots, so they must not move; nothing changed.
         """
         before = self.num_slots
         if number <= before:
@@ -228,7 +228,7 @@ class Once:
             units = self._new_units(number)
             units[:before] = self.units[:before]
             new = self.there(np.arange(number, before, -1) - 1)
-            free = self._xp.concatenate([new, self.free])  # those that were are taken first
+            free = self._xp.concatenate([new, self.free])  # old slots are taken first
         self.units, self.free, self.is_captured = units, free, False
         self.num_free += number - before
         self._least_free += number - before
@@ -236,14 +236,14 @@ class Once:
     # States.
 
     def state(self) -> dict[str, Any]:
-        """What does not follow from the rows."""
+        """Arrays that can't be computed from the rows."""
         free = self.free[: int(self.num_free[0])]
         return {"units": self.units[:-1], "free": free, "heads": self._heads}
 
     def check(self, state: Mapping[str, np.ndarray], links: np.ndarray, older: np.ndarray) -> None:
-        """Raise BufferMisuseError if the same of a state does not fit.
+        """Raise BufferMisuseError unless the arrays of a saved `state` fit.
 
-        `links` int32 (num_rows,) and `older` int32 (num_rows, F - 1) are 0 where nothing is held.
+        `links` int32 (num_rows,) and `older` int32 (num_rows, F - 1) are 0 where no row is held.
         """
         units, layout, free = state["units"], self._plan.layout, state["free"]
         for field in (layout.fields[path] for path in layout.obs):
@@ -264,18 +264,18 @@ class Once:
             raise contradiction("its rows and observations lead to none, or twice to the same")
 
     def _used(self, links: np.ndarray, older: np.ndarray) -> np.ndarray:
-        """Slots that belong to rows, int64: to what they lead to, or their older frames."""
+        """Slots in use, int64: of links, and of older frames of rows that begin an episode."""
         num_rows = self._plan.num_rows
         found = [links[links > num_rows].astype(np.int64) - 1 - num_rows]
         if older.size:
             own = older[(older[:, -1] >= num_rows) | (older[:, -1] == np.arange(num_rows))]
-            is_own = own > num_rows  # behind the one of zeros
+            is_own = own > num_rows  # without slot 0
             is_own[:, :-1] &= own[:, 1:] != own[:, :-1]
             found.append(own[is_own].astype(np.int64) - num_rows)
         return np.concatenate(found)
 
     def take(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over what was checked, for which there is room; see `check`. `recount` follows."""
+        """Take over a checked state that fits into the slots; call `recount` afterwards."""
         self.units.zero_()
         self.units[: len(state["units"])].copy_(torch.from_numpy(np.array(state["units"])))
         self._heads[...] = self.there(np.array(state["heads"]))
@@ -283,9 +283,9 @@ class Once:
     def recount(
         self, links: np.ndarray, older: np.ndarray, order: np.ndarray | None = None
     ) -> None:
-        """Find out which slots are free, from links and units as of `check`.
+        """Rebuild the stack of free slots from links and older units as in `check`.
 
-        `order` int64 (M,), as of a state, is that in which they are taken, the last first.
+        `order` int64 (M,), from a state, is the order of the stack: the last one is taken first.
         """
         is_free, ranks = np.ones(self.num_slots, np.bool_), np.zeros(self.num_slots, np.int64)
         is_free[: self._first_slot] = is_free[self._used(links, older)] = False

@@ -1,9 +1,9 @@
-"""What a replay buffer consists of, as arithmetic: the fields of a row, rings, bytes.
+"""The layout of a replay buffer, as arithmetic: the fields of a row, rings, bytes.
 
 A table has R rings of `span` rows; row k of ring r is row r * span + k of the table. A *number*
-counts the transitions of a ring from the first ever added: the one with number a lies in row
-a % span until number a + span is written. Number a can be drawn while fewer than `capacity` newer
-ones were begun; the `span - capacity` rows before it are still read by stacks of frames.
+counts the transitions of a ring, beginning with 0: transition a is in row a % span of its ring
+until transition a + span is written. Number a can be drawn while fewer than `capacity` newer ones
+were begun. The `span - capacity` rows before these are kept for stacks of frames.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = [
     "ReplayOptions", "RowOptions", "plan_replay", "read_options",
 ]  # fmt: skip
 
-MAX_ROWS = 2**31 - 2**24  # links are 32-bit, and lead to kept observations behind the rows, too
-OLDER = "older frames"  # path of the field with the units of the older frames of a stack
+MAX_ROWS = 2**31 - 2**24  # links are 32-bit and count slots behind the rows, too
+OLDER = "older frames"  # path of the field with units of older frames of a stack
 _INT32 = np.dtype(np.int32)
-_GRAIN = 16  # of the stride: the largest item torch has
-_WORD = 8  # bytes in which rows are gathered
+_GRAIN = 16  # stride is a multiple: the largest item of torch
+_WORD = 8  # bytes
 _MOST_FRAMES = 2**15
-_LINKS_PER_ENV = 4  # steps of all envs that a row may lie behind the one before it
-# Columns, attributes of batches, fields of the buffer's own, and what no method takes by name.
+_LINKS_PER_ENV = 4  # a row is at most this many steps of all envs behind the one before it
+# Names no extra column may have: columns, attributes of batches, own fields, parameters.
 _TAKEN = frozenset((
     "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "env_ids", "indices",
     "discounts", "weights", "extras", "memory", "size", "num_added", "drawn_from", "link", "self",
@@ -47,10 +47,10 @@ _TAKEN_OF_SEQUENCES = frozenset((
 
 
 def plan_frames(space: Space, given: int | None) -> FrameLayout | None:
-    """How the frames of an observation lie, along its only axis of that length; None without.
+    """Layout of stacked frames, along the only axis of length `given`; None without stacks.
 
     Raises:
-        BufferMisuseError: The argument does not fit, or the observation is no such stack.
+        BufferMisuseError: The argument does not fit, or the observation is not such a stack.
     """
     if given is None:
         return None
@@ -78,7 +78,7 @@ class RowOptions(TypedDict, total=False):
 
 
 class ReplayOptions(RowOptions, total=False):
-    """All arguments of replay buffers of one process besides sizes and spaces."""
+    """Arguments of single-process replay buffers, besides sizes and spaces."""
 
     device: torch.device | str
     seed: int | None
@@ -97,7 +97,7 @@ DEFAULTS = ROW_DEFAULTS | {
 
 
 def read_options(kind: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with the defaults of those that are not given; raise TypeError for unknown ones."""
+    """Fill in defaults of options that are not given; raise TypeError for unknown ones."""
     if unknown := sorted(given.keys() - known.keys()):
         raise TypeError(f"{kind} has no option {unknown[0]!r}; expected some of {sorted(known)}")
     return {**known, **given}
@@ -105,21 +105,21 @@ def read_options(kind: str, given: Mapping[str, Any], known: Mapping[str, Any]) 
 
 @dataclass(frozen=True)
 class Plan:
-    """Checked arguments of a constructor, and what follows from them.
+    """Checked arguments of a constructor, and numbers computed from them.
 
     Attributes:
-        layout: Fields of a row. `obs`, `actions`, extras and `env_ids` come first, then what is
-            read of the last row of a window: `next_obs`, `rewards`, `link` and the flags.
+        layout: Fields of a row. `obs`, `actions`, extras and `env_ids` come first, then the fields
+            read from the last row of a window: `next_obs`, `rewards`, `link` and the flags.
         capacity: Transitions of each ring.
         span: Rows of each ring.
         num_rings: R.
-        num_envs: Environments of all rings together; 0 if they are not told apart.
+        num_envs: Environments of all rings together; 0 if the buffer does not track them.
         n_step: Longest window.
         gamma: Discount per step, or None.
-        is_linked: Rows say which row follows them in their episode.
-        is_once: Observations, or frames, are stored once, so that links lead to the next one.
-        max_gap: The number of rows by which a frame may lie behind the one before it.
-        has_sequences: Sequences of steps are drawn.
+        is_linked: Rows have links to the next row of their episode.
+        is_once: Observations, or frames, are stored once; links lead to the next observation.
+        max_gap: Largest distance, in rows, between consecutive frames of a stack.
+        has_sequences: Sequences of steps can be drawn.
     """
 
     layout: RowLayout
@@ -141,29 +141,29 @@ class Plan:
 
     @property
     def num_frames(self) -> int:
-        """F, 1 without stacks."""
+        """F; 1 without stacks."""
         return 1 if self.layout.frames is None else self.layout.frames.num_frames
 
     @property
     def raw_bytes(self) -> int:
-        """Bytes of an observation, or frame, without what is behind it in whole words."""
+        """Bytes of an observation, or frame, without padding to whole words."""
         frames = self.layout.frames
         return self.layout.obs_bytes if frames is None else frames.nbytes
 
     @property
     def unit_bytes(self) -> int:
-        """Bytes of the observation, or frame, at the start of a row, in whole words."""
+        """Bytes of an observation, or frame, at the start of a row, padded to whole words."""
         return -(-self.layout.obs_bytes // _WORD) * _WORD
 
     @property
     def first_slots(self) -> int:
-        """Observations there is room for at first beside the rows, if they are stored once."""
+        """Initial number of slots beside the rows, if observations are stored once."""
         per_env = 1 if self.layout.frames is None else 2 * self.layout.frames.num_frames
         return max(16, self.num_rows // 64) + per_env * self.num_envs
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a table, with what is kept beside its rows at first."""
+        """Bytes of a table, with the initial slots beside its rows."""
         needed = self.num_rows * self.layout.stride + 16 * (self.num_rings + self.num_envs)
         if not self.is_once:
             return needed
@@ -178,8 +178,8 @@ def plan_replay(
     """Check the arguments of a replay buffer.
 
     Raises:
-        BufferMisuseError: One of them is wrong, or two do not go together.
-        TypeError: There is an option that is none of `RowOptions`.
+        BufferMisuseError: An argument is wrong, or two contradict each other.
+        TypeError: An option is not in `RowOptions`.
     """
     given = read_options("a replay buffer", options, ROW_DEFAULTS)
     gamma, store_next, track_env = given["gamma"], given["store_next"], given["track_env"]
@@ -238,7 +238,7 @@ def plan_replay(
 def _pack(
     obs: list[Leaf], own: list[Leaf], following: list[Leaf], last: list[Leaf]
 ) -> tuple[RowPacker, int, int]:
-    """Lay the fields of a row behind one another; return also where obs begins, and its bytes."""
+    """Lay out the fields of a row; return also the first byte of obs, and its size."""
     packer = RowPacker()
     start = packer.add(_largest_first(obs))
     obs_bytes = packer.end - start
@@ -252,5 +252,5 @@ def _pack(
 
 
 def _largest_first(leaves: list[Leaf]) -> list[Leaf]:
-    """In this order none needs padding."""
+    """Sort by item size: in this order no leaf needs padding."""
     return sorted(leaves, key=lambda leaf: -leaf.dtype.itemsize)

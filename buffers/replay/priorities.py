@@ -1,12 +1,12 @@
-"""Priorities of the rows of a ring and drawing by them: sums of values, whose leaves are the rows.
+"""Draws by priority: a value for each row of a ring, and sums of the values.
 
-On the host the sums are a tree, sixteen children to a node: one array float64 of levels, leaves
-first, each padded with zeros to whole nodes; `starts` int64 (L,) says where each level begins. A
-node is always computed anew from its children, so nothing drifts. Levels are handled one after the
-other for the whole batch, so that waits for memory overlap.
+On the host the sums are a tree with sixteen children per node: one float64 array of levels, leaves
+first, each padded with zeros to whole nodes; `starts` int64 (L,) is where each level begins. A node
+is always recomputed from its children, so rounding errors do not add up. Each level is handled for
+the whole batch before the next, so that cache misses overlap.
 
-On devices there are the values alone: a draw sums them up, which takes a device microseconds for
-a million rows, and searches the sums. None of it waits for the device.
+On devices there is no tree: a draw computes the cumulative sum of all values, in microseconds for a
+million rows, and searches it. No call waits for the device.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from buffers.core.kernels import njit
 __all__ = ["MAX_VALUE", "DeviceValues", "SumTree", "level_sizes", "set_leaves", "values_fit"]
 
 FAN_OUT = 16
-MAX_VALUE = 1e290  # of a leaf: as many as there are rows can be summed up
+MAX_VALUE = 1e290  # of a leaf: the sum over all rows does not overflow
 Live = tuple[torch.Tensor, torch.Tensor]
 
 
 def level_sizes(capacity: int) -> list[int]:
-    """Nodes of each level, leaves first, padded to whole nodes of the one above; the last is 1."""
+    """Size of each level, leaves first, padded to whole nodes of the next level; the last is 1."""
     sizes = [capacity + -capacity % FAN_OUT]
     while sizes[-1] > 1:
         above = sizes[-1] // FAN_OUT
@@ -33,7 +33,7 @@ def level_sizes(capacity: int) -> list[int]:
 
 
 def values_fit(values: np.ndarray) -> bool:
-    """Whether values float64 (K,) are those of leaves, or nearly; false of NaN."""
+    """Whether values float64 (K,) are valid for leaves, up to rounding; False for NaN."""
     return bool(0.0 <= values.min() <= values.max() <= 1.001 * MAX_VALUE)
 
 
@@ -57,15 +57,15 @@ class SumTree:
         return float(self._tree[-1])
 
     def update(self, leaves: np.ndarray, values: np.ndarray) -> None:
-        """Give values float64 (K,) to leaves int64 (K,); of equal leaves the last counts."""
+        """Set leaves int64 (K,) to values float64 (K,); for equal leaves the last value counts."""
         set_leaves(*self._arrays, leaves, values, np.empty(len(leaves), np.int64))
 
     def draw(
         self, generator: torch.Generator, leaves: torch.Tensor, weights: torch.Tensor, beta: float
     ) -> None:
-        """Draw leaves by their values, with weights (smallest value drawn / value) ** beta.
+        """Draw leaves in proportion to their values; weights are (smallest drawn / value) ** beta.
 
-        leaves int64 (B,) and weights float32 (B,) are written, on the CPU.
+        Writes leaves int64 (B,) and weights float32 (B,), on the CPU.
         """
         points = torch.empty(len(leaves), dtype=torch.float64, device=generator.device)
         points, ratios = points.uniform_(generator=generator).cpu().numpy(), weights.numpy()
@@ -80,19 +80,19 @@ class SumTree:
 class DeviceValues:
     """Values of the leaves 0 .. capacity - 1 on a device: priorities to the power of alpha.
 
-    `live` are the first number in use and the one behind the last, int64 (1,) each, there; leaves
-    that are not in use count as 0.
+    `live` are the first number in use and the one behind the last, int64 (1,) each, on the device.
+    Leaves that are not in use count as 0.
 
     Attributes:
         nbytes: Bytes held.
         largest: float64 (), the largest priority ever given, at least 1.
-        num_refused: int64 (), updates left out as they were negative, not finite or above `bound`.
+        num_refused: int64 (), updates ignored: negative, not finite, above `bound`, or not in use.
     """
 
     def __init__(self, capacity: int, device: torch.device, alpha: float, bound: float):
         self._capacity, self._alpha, self._bound = capacity, alpha, bound
-        with torch.inference_mode(False):  # what is made in it can't be changed outside
-            # The last takes what is refused: the others are written without looking at it.
+        with torch.inference_mode(False):  # tensors made in it can't be changed outside
+            # Refused updates go to the extra last element, so that the host need not look.
             self._written = torch.zeros(capacity + 1, dtype=torch.float64, device=device)
             self.largest = torch.ones((), dtype=torch.float64, device=device)
             self.num_refused = torch.zeros((), dtype=torch.int64, device=device)
@@ -108,13 +108,13 @@ class DeviceValues:
         return self._written[:-1].where(self._is_live(places, live), 0.0)
 
     def insert(self, leaves: torch.Tensor) -> None:
-        """Give distinct leaves int64 (K,) the value of new ones."""
+        """Give distinct leaves int64 (K,) the value of the largest priority."""
         self._written.index_copy_(0, leaves, self.largest.pow(self._alpha).expand(len(leaves)))
 
     def update(self, leaves: torch.Tensor, priorities: torch.Tensor, live: Live) -> None:
-        """Give priorities float (K,) to leaves int (K,), equal ones to equal leaves.
+        """Set leaves int (K,) to priorities float (K,), which must be equal for equal leaves.
 
-        Those not in 0 .. bound, or of leaves not in use, are left out and counted.
+        Priorities outside 0 .. bound, or of leaves not in use, are ignored and counted.
         """
         if not len(leaves):
             return
@@ -134,7 +134,7 @@ class DeviceValues:
         beta: float,
         live: Live,
     ) -> None:
-        """As `SumTree.draw`, by a generator of the device."""
+        """Draw like `SumTree.draw`, with a generator of the device."""
         size, device, values = len(leaves), leaves.device, self.leaves(live)
         uniforms = torch.rand(size, generator=generator, dtype=torch.float64, device=device)
         ends = values.cumsum(0)
@@ -155,10 +155,10 @@ class DeviceValues:
 
 @njit(cache=True)
 def set_leaves(tree, starts, leaves, values, nodes):
-    """Write values float64 (K,) to leaves int64 (K,), the last of equal ones; refresh the sums.
+    """Write values float64 (K,) to leaves int64 (K,), the last of equal ones; update the sums.
 
-    nodes int64 (K,) is scratch memory. What does not change costs nothing further up, and
-    neighbours with the same parent refresh it once, so sorted leaves are quickest.
+    nodes int64 (K,) is scratch memory. Unchanged leaves cost nothing at higher levels, and
+    neighbours with the same parent update it once, so sorted leaves are fastest.
     """
     count = 0
     for i in range(leaves.shape[0]):
@@ -173,7 +173,7 @@ def set_leaves(tree, starts, leaves, values, nodes):
             node = nodes[i] >> 4
             if node != before:
                 begin = starts[level - 1] + 16 * node
-                # In four parts, which a processor adds at once.
+                # Four partial sums, which a processor adds in parallel.
                 a, b, c, d = tree[begin], tree[begin + 1], tree[begin + 2], tree[begin + 3]
                 for k in range(begin + 4, begin + 16, 4):
                     a, b, c, d = a + tree[k], b + tree[k + 1], c + tree[k + 2], d + tree[k + 3]
@@ -186,10 +186,10 @@ def set_leaves(tree, starts, leaves, values, nodes):
 
 @njit(cache=True)
 def draw_leaves(tree, starts, leaves, masses, ratios):
-    """Draw leaves int64 (B,) by their values, one from each B-th of the sum, which is positive.
+    """Draw leaves int64 (B,) by value, one from each B-th of the total, which must be positive.
 
-    masses float64 (B,) are random numbers from 0 to below 1, and overwritten. Leaves with value 0
-    are never drawn. ratios float32 (B,) become the smallest value drawn over the value drawn.
+    masses float64 (B,) are random numbers in [0, 1), overwritten. Leaves with value 0 are never
+    drawn. ratios float32 (B,) are written: the smallest drawn value / the drawn value.
     """
     size, top = leaves.shape[0], starts.shape[0] - 1
     share = tree[starts[top]] / size
@@ -201,7 +201,7 @@ def draw_leaves(tree, starts, leaves, masses, ratios):
             begin, chosen, mass = starts[level] + 16 * leaves[i], 0, masses[i]
             for child in range(16):
                 value = tree[begin + child]
-                if value > 0.0:  # the last of them, where rounding leads past all
+                if value > 0.0:  # if rounding leads past all children, the last positive one stays
                     chosen = child
                     if mass < value:
                         break

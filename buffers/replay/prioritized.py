@@ -1,4 +1,4 @@
-"""PrioritizedReplayBuffer: transitions drawn in proportion to a power of their priority."""
+"""PrioritizedReplayBuffer: draws transitions in proportion to priority ** alpha."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _INT64, _FLOAT64 = np.dtype(np.int64), np.dtype(np.float64)
 class PrioritizedReplayBuffer(ReplayBuffer):
     """The newest `capacity` transitions, drawn with probability proportional to priority ** alpha.
 
-    New transitions get the largest priority given so far (1 at first); those with priority 0 are
-    never drawn. The b-th of a batch comes from the b-th of B equal parts of the sum. Its `weights`
-    are (N * probability) ** -beta, divided by the largest of the batch.
+    New transitions get the largest priority given so far, initially 1. Transitions with priority 0
+    are never drawn. Draw b of a batch comes from the b-th of B equal parts of the sum of priority
+    ** alpha. The `weights` are (N * probability) ** -beta, divided by the largest of the batch.
 
     Args:
         capacity: Number of transitions held, exactly.
-        observation_space, action_space: As of `SharedReplayBuffer`.
-        alpha: Exponent of the priorities; 0 draws all alike.
-        beta: Exponent of the weights, unless `sample` is given another.
+        observation_space, action_space: As in `SharedReplayBuffer`.
+        alpha: Exponent of the priorities; 0 draws uniformly.
+        beta: Exponent of the weights, unless `sample` gets another one.
         num_envs: Number of environments.
-        options: As of `SharedReplayBuffer`, but for storage="memmap".
+        options: As in `SharedReplayBuffer`, without storage="memmap".
 
     Attributes:
-        alpha: See above; read only.
-        beta: See above; may be set, and is part of the state.
+        alpha: The argument; read only.
+        beta: The argument; may be assigned, and is part of the state.
 
     Raises:
-        BufferMisuseError: An argument that does not fit.
+        BufferMisuseError: An argument does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
     """
 
@@ -65,11 +65,11 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     ):
         self.alpha = read_number("alpha", alpha, math.inf)
         self.beta = read_number("beta", beta, math.inf)
-        # Up to which priorities are taken: as many as there are rows can be summed up.
+        # The largest accepted priority: powers of all rows can be summed without overflow.
         self._bound = math.exp(min(math.log(MAX_VALUE) / max(self.alpha, 1e-9), _LOG_MAX))
         super().__init__(capacity, observation_space, action_space, num_envs=num_envs, **options)
         self._largest = 1.0
-        self._known = 0, 0  # numbers, from .. to, whose leaves have a value
+        self._known = 0, 0  # first and end number of rows whose leaves have a value
 
     def _own_settings(self) -> dict[str, Any]:
         return {"alpha": self.alpha}
@@ -83,12 +83,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._sums: Any = DeviceValues(*there) if self._is_staged else SumTree(plan.span)
 
     def memory(self) -> dict[str, int]:
-        """Bytes held now, by what they are for, host and device together; batches not included."""
+        """Bytes held now, by purpose, on host and device together, without batches."""
         return {**super().memory(), "priorities": self._sums.nbytes}
 
     @property
     def priorities(self) -> torch.Tensor:
-        """float64 (capacity,), priority ** alpha of every row; a copy, on the device."""
+        """Priority ** alpha of every row, float64 (capacity,); a copy, on the device."""
         if self._is_staged:
             return self._sums.leaves(self._table.live_there())
         self._insert_new()
@@ -96,7 +96,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     @property
     def num_refused(self) -> int:
-        """Priorities on a device that were left out as they did not fit; waits for the device."""
+        """Number of priorities on a device that were ignored as invalid; waits for the device."""
         return int(self._sums.num_refused) if self._is_staged else 0
 
     def _note_rows(self, rows: Any) -> None:
@@ -105,15 +105,15 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._insert_new()
 
     def _insert_new(self) -> None:
-        """On the host give a priority to all rows that were added since the last time.
+        """On the host, give a priority to all rows added since the last call.
 
-        An interrupt may have come between an `add` and this.
+        Callers can't rely on `add`: an interrupt may have come between the rows and their priority.
         """
         (known, until), (begin, end) = self._known, self._table.live_of_one()
         if (begin, end) == self._known or self._is_staged:
             return
         new, span = np.arange(max(begin, until), end), self._table.plan.span
-        if end - begin < span:  # those that left are not all overwritten
+        if end - begin < span:  # some rows have left the ring, but are not overwritten
             left = np.arange(max(known, end - span), min(begin, until))
             self._sums.update(left % span, np.zeros(len(left)))
         self._sums.update(new % span, np.full(len(new), self._largest**self.alpha))
@@ -127,18 +127,18 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         beta: float | None = None,
         columns: Iterable[str] | None = None,
     ) -> ReplayBatch:
-        """Draw transitions by their priorities, with replacement.
+        """Draw transitions in proportion to priority ** alpha, with replacement.
 
         Args:
             batch_size: B.
-            out: A batch that `new_batch` or `sample` returned, to be overwritten; else a new one.
-            beta: Exponent of the weights, in a CUDA graph that of its capture; None takes the
-                buffer's.
+            out: A batch from `new_batch` or `sample`, to be overwritten; None makes a new one.
+            beta: Exponent of the weights; None takes the buffer's. A CUDA graph keeps the value of
+                its capture.
             columns: As in `SharedReplayBuffer.sample`; `weights` are always there, too.
 
         Raises:
-            BufferMisuseError: The buffer is empty, or all priorities are 0 (found out on the CPU
-                only), or an argument does not fit.
+            BufferMisuseError: The buffer is empty, all priorities are 0 (checked on the CPU only),
+                or an argument does not fit.
         """
         exponent = read_number("beta", self.beta if beta is None else beta, math.inf)
         batch = self._batch(batch_size, out, columns)
@@ -158,12 +158,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         """Give transitions new priorities.
 
         Args:
-            indices: int (K,), rows such as `batch.indices`, whatever they hold now: update before
-                adding.
-            priorities: float (K,), not negative, and so small that no sum of powers overflows: the
-                error, plus a little if nothing is to be forgotten. Of equal indices the last
-                counts; on a device they should agree. Tensors on a device are not looked at: what
-                does not fit there is left out, and counted in `num_refused`.
+            indices: int (K,), rows such as `batch.indices`. Call this before the next `add`, which
+                may put other transitions into these rows.
+            priorities: float (K,), at least 0 and so small that no sum of powers overflows: such as
+                the error plus a small constant. For equal indices the last one counts; on a device
+                they should be equal. Tensors on a device are not checked: invalid ones are ignored
+                there and counted in `num_refused`.
 
         Raises:
             BufferMisuseError: An index or a priority does not fit; nothing was changed.
@@ -191,7 +191,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                 f"expected a row from 0 to {num_rows - 1} and a priority from 0 to {bound:.4g}, so "
                 "that no sum overflows"
             )
-        is_there = (leaves - begin) % span < end - begin  # else it can't be drawn any more
+        is_there = (leaves - begin) % span < end - begin  # else the transition has left the ring
         rows, values = leaves[is_there], given[is_there]
         if self._is_staged:
             found, values = (torch.from_numpy(x).to(self.device) for x in (rows, values))
@@ -203,19 +203,19 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def update_sequence_priorities(
         self, batch: SequenceBatch, errors: Any, *, eta: float = 0.9
     ) -> None:
-        """Give sequences the priority eta * max + (1 - eta) * mean of the sizes of their errors.
+        """Give sequences the priority eta * max + (1 - eta) * mean of their absolute errors.
 
-        Sequences whose first row was overwritten since the batch was drawn are left out; a new one
-        gets the largest priority given so far, 1 at first.
+        Sequences whose first row was overwritten after the draw are ignored. New sequences have the
+        largest priority given so far, initially 1.
 
         Args:
-            batch: What `sample_sequences` returned, no copy.
+            batch: Returned by `sample_sequences`, not a copy.
             errors: float (B, L), of any sign; read where `batch.learn_mask` is True.
-            eta: See above, from 0 to 1.
+            eta: From 0 to 1.
 
         Raises:
-            BufferMisuseError: The batch is of another buffer or state, or an error is not finite
-                or too large, or a shape does not fit; nothing was changed.
+            BufferMisuseError: The batch is of another buffer or state, an error is not finite or
+                too large, or a shape does not fit; nothing was changed.
         """
         eta = read_number("eta", eta)
         self._check_sequences(batch)

@@ -1,15 +1,15 @@
-"""Sequences in a ring of transitions: which rows follow one another, and which begin a sequence.
+"""Sequences in rings of transitions: which rows follow one another, and which begin a sequence.
 
 ```
-#  add   --> number_rows   of each new row its number in its episode
-#  draw  --> mark_starts   from the newest row to the oldest: how many rows follow, so whether a
-#              |           sequence begins there; its value is a leaf of a tree of sums
+#  add   --> number_rows   steps[row]: the step of each new row in its episode
+#  draw  --> mark_starts   newest row to oldest: runs[row], the rows of its episode from it on; if
+#              |           they suffice, a sequence begins there: its value is a leaf of a sum tree
 #              v
 #            tree.draw --> first rows (B,) --walk over links--> rows (B, L)
 ```
 
-Of each environment it is kept which number its next row has, also if the newest one is gone by
-then. Rows are marked when they are drawn from or get priorities, if some were added since.
+For each environment the step of its next row is kept, also when its newest row is overwritten.
+After an `add`, rows are marked before the next draw or update of priorities.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ def sequence_bytes(plan: Plan) -> int:
 
 
 class SequenceMemory(NamedTuple):
-    """What the sequences of a batch were when it was drawn."""
+    """State of the rings when a batch was drawn."""
 
     owner: object
     totals: np.ndarray  # int64 (rings,), rows ever added to each ring
 
 
 class SequenceIndex:
-    """Which rows begin a sequence, and draws of these.
+    """The rows that begin a sequence, and draws of them.
 
     Args:
         table: With links and env ids.
-        reader: Of batches.
-        generator: Of the draws.
-        alpha: Exponent of priorities; 0 where there are none.
+        reader: Reads batches.
+        generator: Generator of the draws.
+        alpha: Exponent of priorities; 0 without priorities.
 
     Attributes:
-        tree: Of the values of rows that begin a sequence.
-        options: Which sequences there are, or None before any was asked for.
-        largest: The largest priority of a sequence ever given; at least 1.
-        is_updated: Whether any was given.
-        key: Of batches; another one with other options, and with every state that is loaded.
+        tree: Sum tree of the values of rows that begin a sequence.
+        options: The options of the marked sequences; None before the first draw.
+        largest: Largest priority ever given to a sequence, at least 1.
+        is_updated: Whether a priority was given.
+        key: Owner of batches; replaced by new options and by loaded states.
     """
 
     def __init__(self, table: Table, reader: Reader, generator: torch.Generator, alpha: float):
@@ -78,30 +78,30 @@ class SequenceIndex:
         self._table, self._reader, self._alpha = table, reader, alpha
         self._random, self._num_rows = generator, plan.num_rows
         self.tree = SumTree(self._num_rows)
-        self._steps = np.zeros(self._num_rows, np.int32)  # of rows, in their episodes
-        # Of envs: the number + 1, in its ring, of the newest row, or 0; the step of the next one.
+        self._steps = np.zeros(self._num_rows, np.int32)  # of each row, in its episode
+        # Per env: 1 + the number, in its ring, of the newest row, or 0; the step of the next row.
         self._newest, self._next_step = np.zeros((2, plan.num_envs), np.int64)
         self._is_start = np.zeros(self._num_rows, np.bool_)
-        # Rows of each ring that were taken note of, and those that were marked.
+        # Per ring: rows that `number_rows` and `mark_starts` have seen.
         self._noted, self._marked = self._seen = np.zeros((2, plan.num_rings), np.int64)
         self.options: SequenceOptions | None = None
         self.largest, self.is_updated, self.key = 1.0, False, object()
 
     def cut(self, env_ids: np.ndarray) -> None:
-        """Let the next rows of env_ids int64 (K,) begin new episodes."""
+        """Begin new episodes with the next rows of env_ids int64 (K,)."""
         self._next_step[env_ids] = 0
 
     def follow(self) -> None:
-        """Take note of rows that were added."""
+        """Number the rows that were added since the last call."""
         table = self._table
         columns = table.links, table.row_envs, table.envs["is_open"]
         kept = self._steps, self._newest, self._next_step
         number_rows(columns, (*table.live(), table.plan.span), self._noted, kept)
 
     def mark(self) -> None:
-        """Mark rows that begin a sequence, if some were added.
+        """Mark rows that begin a sequence, if rows were added; new starts get the largest priority.
 
-        New ones get the largest priority. An interrupt may have come between an add and `follow`.
+        Calls `follow` too: an interrupt may have come between an add and `follow`.
         """
         table, options = self._table, self.options
         table.recover()
@@ -118,7 +118,7 @@ class SequenceIndex:
         self._marked[:] = end
 
     def _prepare(self, options: SequenceOptions) -> None:
-        """Mark the rows that begin a sequence."""
+        """Mark the rows that begin a sequence; raise BufferMisuseError if there is none."""
         if options != self.options:
             if self.is_updated:
                 raise BufferMisuseError(
@@ -142,7 +142,7 @@ class SequenceIndex:
         columns: Iterable[str] | None,
         beta: float | None,
     ) -> SequenceBatch:
-        """Draw sequences in proportion to their values, with weights if beta is given."""
+        """Draw sequences in proportion to priority ** alpha, with weights if beta is given."""
         table, layout, length = self._table, self._table.plan.layout, options.length
         batch_size = check_count("batch_size", batch_size, MAX_COUNT)
         check_count("batch_size * sequence_length", batch_size * length, MAX_COUNT)
@@ -160,7 +160,7 @@ class SequenceIndex:
         drawn = self._reader.new(
             rows.size, frozenset(wanted - {*names}).intersection(self._reader.column_names)
         )
-        # What has run out is read from the first row, and set to zero below.
+        # Missing steps read the first row, and are set to zero below.
         drawn.indices.copy_(torch.where(mask, indices, indices[:, :1]).view(-1))
         self._reader.fill(drawn)
         is_short, device = not bool(mask.all()), table.device
@@ -193,14 +193,14 @@ class SequenceIndex:
         return numbers >= begin[rows // self._table.plan.span]
 
     def alive_steps(self, batch: SequenceBatch, memory: SequenceMemory) -> torch.Tensor:
-        """int64 (K,) on the device: the steps of a batch (B * L) whose rows hold them still."""
+        """Steps 0 .. B * L - 1 of a batch whose rows still hold them, int64 (K,) on the device."""
         rows = batch.indices.reshape(-1).cpu().numpy()
         steps = np.flatnonzero(rows >= 0)
         steps = steps[self.are_alive(rows[steps], memory)]
         return torch.from_numpy(steps).to(self._table.device)
 
     def update(self, batch: SequenceBatch, priorities: np.ndarray) -> None:
-        """Give sequences priorities float64 (B,); those whose first row is gone are left out."""
+        """Give sequences priorities float64 (B,); ignore those whose first row is overwritten."""
         self.mark()
         starts = batch.indices[:, 0].cpu().numpy()
         is_there = self.are_alive(starts, batch.memory)
@@ -210,11 +210,11 @@ class SequenceIndex:
         self.is_updated = True
 
     def state(self) -> dict[str, np.ndarray]:
-        """What does not follow from the rows."""
+        """Arrays that can't be computed from the rows."""
         self.mark()
-        # Of each environment the step of its oldest row, or of its next one.
+        # Per env: the step of its oldest row, or of its next row if it has none.
         first_steps, rows = self._next_step.copy(), self._table.oldest_first()[::-1]
-        first_steps[self._table.row_envs[rows]] = self._steps[rows]  # the last of equal ones stays
+        first_steps[self._table.row_envs[rows]] = self._steps[rows]  # the oldest is written last
         options = self.options or SequenceOptions(0, 0, 0, False)
         numbers = np.array([*options, self.is_updated, self.largest], np.float64)
         return {
@@ -223,7 +223,7 @@ class SequenceIndex:
         }  # fmt: skip
 
     def check(self, state: Mapping[str, np.ndarray]) -> None:
-        """Raise BufferMisuseError unless the same of a state can be restored."""
+        """Raise BufferMisuseError unless the arrays of a saved state can be restored."""
         steps, numbers = state["sequence_steps"], state["sequence_options"]
         fits = bool(0 <= steps.min() <= steps.max() <= _MAX_STEPS) and numbers[5] >= 1.0
         fits &= bool((abs(numbers[:5]) <= MAX_COUNT).all() and np.isfinite(numbers).all())
@@ -235,7 +235,7 @@ class SequenceIndex:
             raise contradiction("it has numbers of steps, sequences or priorities that cannot be")
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over a state that was checked, when the table is that of it."""
+        """Take over a checked state, after the table was restored."""
         length, burn_in, period, pad, is_updated, self.largest = state["sequence_options"].tolist()
         self.is_updated, self.key = bool(is_updated), object()
         self.options = None
@@ -249,14 +249,14 @@ class SequenceIndex:
 
 @njit(nogil=True, cache=True)
 def number_rows(table, live, noted, kept):
-    """Take note of the rows that were added since the last call.
+    """Number the rows that were added since the last call.
 
     Args:
-        table: links int32 (rows,), row + 1 of the next one in the episode; or 0, or beyond the
-            rows; environments int32 (rows,); and is_open bool (N,), the newest row of the env did
-            not end its episode.
-        live: The numbers that can be drawn, from .. to, int64 (R,); rows of a ring.
-        noted: int64 (R,), rows of each ring taken note of; brought up to date.
+        table: links int32 (rows,), 1 + the next row of the episode, or 0, or above the number of
+            rows; environments int32 (rows,); is_open bool (N,), whether the episode of the env's
+            newest row goes on.
+        live: First and end number that can be drawn, int64 (R,) each; rows of a ring.
+        noted: int64 (R,), rows of each ring numbered so far; updated.
         kept: steps int32 (rows,); newest and next_step int64 (N,), see `SequenceIndex`; written.
     """
     (links, row_envs, is_open), (begin, end, span) = table, live
@@ -278,11 +278,11 @@ def mark_starts(links, steps, live, marked, wanted, written, value):
     """Mark the rows that begin a sequence.
 
     Args:
-        links, steps, live: As of `number_rows`.
-        marked: int64 (R,), rows of each ring there were when they were marked the last time.
+        links, steps, live: As in `number_rows`.
+        marked: int64 (R,), rows of each ring at the last call.
         wanted: needed, needed_at_start and period of `SequenceOptions`.
-        written: runs int32 (rows,), is_start bool (rows,), and values float64 (rows,), 0 of others.
-        value: Of those that are new.
+        written: runs int32 (rows,), is_start bool (rows,), values float64 (rows,), 0 if no start.
+        value: Value of new starts.
     """
     (begin, end, span), (runs, is_start, values) = live, written
     needed, needed_at_start, period = wanted
@@ -304,7 +304,7 @@ def mark_starts(links, steps, live, marked, wanted, written, value):
 
 @njit(nogil=True, cache=True)
 def walk(links, starts, rows):
-    """Follow links from first rows int64 (B,): rows int64 (B, L), -1 where there are no more."""
+    """Write rows int64 (B, L) along links from first rows int64 (B,); -1 behind the end."""
     for k in range(rows.shape[1]):
         for b in range(starts.shape[0]):
             row = np.int64(links[rows[b, k - 1]]) - 1 if k and rows[b, k - 1] >= 0 else -1

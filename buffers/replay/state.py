@@ -1,8 +1,8 @@
-"""States of replay buffers: a dict of tensors and numbers, and a file of it by `torch.save`.
+"""States of replay buffers: a dict of tensors and numbers, and its file by `torch.save`.
 
-Nothing in a state is believed: sizes, dtypes and ranges are checked before anything is changed, so
-that none can make a buffer read or write other memory; which slots are free, sums of priorities and
-counts are found out anew.
+A state is not trusted: sizes, dtypes and ranges are checked before anything is changed, so that it
+can't make a buffer read or write other memory. Free slots, sums of priorities and other derived
+numbers are recomputed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from buffers.replay.table import Table
 
 __all__ = ["TableState", "describe"]
 
-_MOST_ADDED = 2**62  # rows ever added; what is added later has to be counted, too
+_MOST_ADDED = 2**62  # rows ever added: leaves room to count later ones in int64
 
 
 class TableState(SavedBuffer):
-    """Gives a replay buffer states, files and copies."""
+    """Mixin with states, files and copies for replay buffers."""
 
     _large = ("rows",)
     _growing = ("rows", "units", "free")
@@ -50,7 +50,7 @@ class TableState(SavedBuffer):
         return {}
 
     def _own_state(self) -> dict[str, Any]:
-        """What the class holds besides the table, as tensors; views will do."""
+        """Arrays of the class besides the table, by name; may be views."""
         return {} if self._sequences is None else self._sequences.state()
 
     def _check_own_state(self, state: Mapping[str, np.ndarray]) -> None:
@@ -59,7 +59,7 @@ class TableState(SavedBuffer):
             self._sequences.check(state)
 
     def _take_own_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take over arrays that were checked; the table was taken over before."""
+        """Take over checked arrays, after the table."""
         if self._sequences is not None:
             self._sequences.restore(state)
 
@@ -72,7 +72,7 @@ class TableState(SavedBuffer):
         table.recover()
         rings = table.rings.view(np.int64).reshape(-1, 2)
         arrays: dict[str, Any] = {"rings": rings, "generator": self._random.get_state()}
-        if self._folder is not None:  # the rest is in there
+        if self._folder is not None:  # the rest is in the files
             self._folder.flush()
             arrays["is_open"] = table.envs["is_open"].copy()
             return {name: [array] for name, array in arrays.items()}
@@ -94,7 +94,7 @@ class TableState(SavedBuffer):
             self._check_own_state(state.small)
 
     def _take(self, state: LoadedState) -> None:
-        """Take over all; of a folder where episodes were, as rows that were added since stay."""
+        """Take over a checked state; with a folder only open episodes, as its rows stay."""
         table, rings, generator = self._table, state.small["rings"], state.small["generator"]
         if self._folder is None:
             _take_table(table, state.small, state.large["rows"])
@@ -112,13 +112,13 @@ class TableState(SavedBuffer):
         self._random.set_state(generator)
 
     def _made_with(self) -> dict[str, Any] | None:
-        return None if self._folder else super()._made_with()  # whose rows are in files
+        return None if self._folder else super()._made_with()  # rows are in files
 
 
 def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
-    """What a state must share with the buffer it is loaded into; JSON has all of it.
+    """Settings that a state must share with the buffer it is loaded into, all valid in JSON.
 
-    `kind` names the class of the buffer, `own` are its settings besides those of the plan.
+    `kind` names the class of the buffer; `own` are its settings besides those of the plan.
     """
     frames = plan.layout.frames
     settings: dict[str, Any] = {
@@ -132,9 +132,9 @@ def describe(kind: str, plan: Plan, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held_blocks(table: Table) -> list[Block]:
-    """The rows of each ring that hold something, in the order of the table; on the CPU.
+    """The rows of each ring that hold something, in the order of the table, on the CPU.
 
-    What is on the CPU is not copied, and each block has memory of no more than its rows.
+    Rows on the CPU are not copied, and each block covers only its rows.
     """
     span, rows = table.plan.span, table.rows
     counts = np.minimum(table.begun, span)
@@ -145,13 +145,13 @@ def _held_blocks(table: Table) -> list[Block]:
 
 
 class _Loaded:
-    """What the rows of a state say: uint8 (?, stride) in blocks, of rings int64 (R, 2).
+    """Links in the rows of a state: blocks uint8 (?, stride), of rings int64 (R, 2).
 
     Attributes:
         held: int64, the rows that hold something, in the order of the blocks.
         is_there: bool (num_rows,), rows whose transitions are still there.
-        links: int32 (num_rows,), of these, 0 elsewhere.
-        older: int32 (num_rows, F - 1), the same of the units of older frames.
+        links: int32 (num_rows,), links of these rows, 0 elsewhere.
+        older: int32 (num_rows, F - 1), their units of older frames, 0 elsewhere.
     """
 
     def __init__(self, plan: Plan, rings: np.ndarray, blocks: Sequence[np.ndarray]):
@@ -167,7 +167,7 @@ class _Loaded:
         self.links[~self.is_there] = self.older[~self.is_there] = 0
 
     def column(self, path: str, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """A column (num_rows, *shape) of all rows, 0 where there is none."""
+        """A column int32 (num_rows, *shape), 0 in rows that hold nothing."""
         field = self._plan.layout.fields.get(path)
         column = np.zeros((self._plan.num_rows, *shape), np.int32)
         if field is not None:
@@ -179,9 +179,9 @@ class _Loaded:
 def _check_table(
     table: Table, state: Mapping[str, np.ndarray], blocks: Sequence[np.ndarray]
 ) -> None:
-    """Raise BufferMisuseError unless a state fits the table, so that none reads other memory.
+    """Raise BufferMisuseError unless a state fits the table and leads to no other memory.
 
-    `state` are arrays by name, of the dtypes and shapes that the table has, `blocks` its rows.
+    `state` has arrays by name, with dtypes and shapes of the table; `blocks` are its rows.
     """
     plan, rings, fields = table.plan, state["rings"], table.plan.layout.fields
     begun, committed = rings.T

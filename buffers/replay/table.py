@@ -1,32 +1,30 @@
-"""The table of rows that all replay buffers are: its memory, its counts, and the one way into it.
+"""The table of rows behind every replay buffer: its memory, its counters, and the only way in.
 
 ```
 #  add(columns, env_ids)
-#     |  ColumnReader: shape, dtype, range, finiteness, ids, once                 (core.arguments)
+#     |  ColumnReader (core.arguments) checks shapes, dtypes, ranges, finite rewards and ids
 #     v
-#  Table.add    rings[r].begun += K      rows that are about to be written can't be drawn any more
-#     |         rows[i] = transition     at number % span of their ring
-#     |         rings[r].committed += K  from here on they can be drawn
-#     |         link of the row before = this row
+#  Table.add, in this order:
+#     |  rings[r].begun += K       the rows that are overwritten next can't be drawn any more
+#     |  rows[i] = transition      i = r * span + number % span
+#     |  rings[r].committed += K   the new rows can be drawn
+#     |  link of the row before    now leads to the new row
 #     v
-#  rows    uint8 (R * span, stride)     | obs actions extras env_ids | next_obs rewards link flags |
-#          host memory, a file,         '------- own row -----------'---- last row of a window ----'
-#          shared memory, or a device
-#  rings   (R,)  begun, committed         begun - capacity <= number < committed can be drawn
-#  envs    (N,)  last, is_open            the newest row of each environment
-#  kept    uint8 (P, unit)                with observations stored once: next_obs that no row has,
-#                                         in slots that `link` leads to, too
-#     |
+#  Table owns  rows    uint8 (R * span, stride), in host memory, a file, shared memory or a device
+#     |                | obs actions extras env_ids | next_obs rewards link flags |
+#     |                '-------- drawn row ---------'----- last row of window ----'
+#     |        rings   (R,) begun, committed: can be drawn if begun - capacity <= number < committed
+#     |        envs    (N,) last, is_open: the newest row of each env; whether its episode goes on
+#     |        once    `units`, if observations are stored once: the next_obs that no row has
 #     v
-#  draws    counts and a random stream -> row numbers
-#  walks    link -> the last row of a window, its rewards summed up; frames of stacks
-#  gather   row numbers -> a batch of columns
+#  draws.py    begun, committed, generator -> row numbers (B,); along `link` -> last rows of windows
+#  batches.py  Reader, gather: row numbers -> columns of a batch
 ```
 
-A link is 0, or the number of the row that follows in the episode, plus one; with observations
-stored once it is where the next observation is, plus one: in a row, or behind the rows in a slot of
-`kept`. Rows whose add was interrupted are between `committed` and `begun`: nothing leads to them,
-and the next add overwrites them.
+A link is 0, or 1 + the row that follows in the episode. With observations stored once, it is 1 +
+the unit of the next observation: a row, or a slot of `once`; slot numbers begin behind the rows. An
+interrupted add leaves rows between `committed` and `begun`: no link leads to them, and the next add
+overwrites them.
 """
 
 from __future__ import annotations
@@ -51,22 +49,22 @@ __all__ = ["ENVS", "RINGS", "Memory", "Table", "fence", "wait_for"]
 
 RINGS = np.dtype([("begun", np.int64), ("committed", np.int64)])
 ENVS = np.dtype([("last", np.int64), ("is_open", np.bool_)], align=True)
-_MANY = 256  # rows from which on an item of a column is copied as one piece
-_LINKS = ("link", OLDER)  # fields that are written when rows are committed
-_PAUSE = 0.001  # seconds between looks at what is waited for
+_MANY = 256  # from this many rows on, each item is copied as one piece
+_LINKS = ("link", OLDER)  # fields that `_commit` writes
+_PAUSE = 0.001  # seconds between two polls
 _fence = threading.Lock()
 
 
 def fence() -> None:
-    """Let what is before it be read and written before what is behind it, as other cores see it."""
-    with _fence:  # to let go of a lock, and then to take it, orders both
+    """Order memory accesses: other cores see those before the call before those after it."""
+    with _fence:  # releasing a lock and then acquiring it is a full memory barrier
         pass
     with _fence:
         pass
 
 
 def wait_for(is_ready: Callable[[], bool], seconds: float, why: Callable[[], str]) -> None:
-    """Ask again and again, at least once; raise TimeoutError, with `why`, after so long."""
+    """Poll `is_ready`, at least once; raise TimeoutError(why()) after `seconds`."""
     deadline = time.monotonic() + seconds
     while not is_ready():
         if time.monotonic() >= deadline:
@@ -75,7 +73,7 @@ def wait_for(is_ready: Callable[[], bool], seconds: float, why: Callable[[], str
 
 
 class Memory(NamedTuple):
-    """What a table lies in."""
+    """The memory of a table."""
 
     rows: torch.Tensor  # uint8 (num_rows, stride)
     rings: np.ndarray  # RINGS (R,)
@@ -83,25 +81,25 @@ class Memory(NamedTuple):
 
 
 class Table:
-    """Rows, rings, environments; adds are written once, for NumPy on hosts and torch on devices.
+    """Rows, rings and environments; one code path writes adds, by NumPy on hosts, torch on devices.
 
     Args:
-        is_staged: All is done by operations of torch, as on devices.
-        memory: Of somebody else, a file or other processes; None for own.
-        first_row: Of these rows in a table of several writers, which links are for.
-        first_env: Of these environments among those of all writers.
-        order: Called between what other processes must see in this order; None without any.
+        is_staged: Use operations of torch for everything, as on devices.
+        memory: Memory to use, of a file or shared with other processes; None allocates it.
+        first_row: With several writers: number of the first of these rows in the whole table.
+        first_env: With several writers: number of the first of these environments among all.
+        order: Memory barrier between writes that other processes must see in order; None for none.
 
     Attributes:
         rows: uint8 (num_rows, stride) on the device.
-        columns: Views (num_rows, *shape) of the fields, by path, as NumPy arrays; none if staged.
+        columns: Views (num_rows, *shape) of the fields, by path, as NumPy arrays; empty if staged.
         begun, committed: int64 (R,), views of `rings`, on the host.
         once: Observations stored once, or None.
-        is_plain: Rows follow on nothing, in a single ring.
-        is_captured: An add is in a CUDA graph, so that the host does not know how many there are.
+        is_plain: A single ring whose rows have no links.
+        is_captured: A CUDA graph contains an add, so the host does not know the number of rows.
     """
 
-    _begun: Any  # arrays of NumPy, or tensors if staged, as those that follow
+    _begun: Any  # NumPy arrays, or tensors if staged; the next four too
     _committed: Any
     _last: Any
     _is_open: Any
@@ -140,47 +138,47 @@ class Table:
         self._written = {path: c for path, c in columns.items() if path not in _LINKS}
         none = np.zeros((plan.num_rows if plan.is_linked else 0, 0), np.int32)
         self._links, self._older = columns.get("link"), columns.get(OLDER, self._there(none))
-        # Of the first ring as Python's numbers, which take less time than those of NumPy.
+        # Counts of the first ring as Python ints, which are faster to read than NumPy scalars.
         self._counts = self.rings.view(np.uint8)[:16].data.cast("q")  # begun, committed
         self.once = Once(plan, device, self._xp) if plan.is_once else None
         self.is_plain = plan.num_rings == 1 and not plan.is_linked
-        self._is_unsure = plan.num_rings > 1 or order is not None  # by the first ring's count alone
+        self._is_unsure = plan.num_rings > 1 or order is not None  # counts of ring 0 do not tell
         self._envs_per_ring = plan.num_envs // plan.num_rings if plan.num_envs else 1
         self._order = order or (lambda: None)
         self._is_torn = self.is_captured = False
         number = plan.num_rows if is_staged and plan.has_sequences else 0
         self._mirrors = {path: np.zeros(number, np.int32) for path in ("link", "env_ids")}
-        self._changed: list[Any] = []  # rows in which they are another
+        self._changed: list[Any] = []  # rows whose mirrored values are out of date
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes held by what they are for."""
+        """Bytes held, by purpose."""
         found = {"rows": self.rows.nbytes, "state": 16 * (len(self.rings) + len(self._last))}
         if self.once is not None:
             found["frames" if self.plan.layout.frames is not None else "kept"] = self.once.nbytes
         return found
 
-    # What is there.
+    # Reading.
 
     def live(self) -> tuple[np.ndarray, np.ndarray]:
-        """The numbers that can be drawn, from .. to, int64 (R,) each."""
-        end = self.committed.copy()
+        """First number that can be drawn, and the one after the last, int64 (R,) each."""
+        end = self.committed.copy()  # before `begun`: a writer advances them in the other order
         self._order()
         return np.minimum(np.maximum(self.begun - self.plan.capacity, 0), end), end
 
     def live_of_one(self) -> tuple[int, int]:
-        """As `live`, of the only ring, as Python's numbers."""
+        """Return `live` of a single ring as Python ints."""
         begun, end = self._counts
         return min(max(begun - self.plan.capacity, 0), end), end
 
     def live_there(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `live`, on the device, which does not wait for it."""
+        """Return `live` as tensors on the device, without waiting for it."""
         end = self._committed
         return (self._begun - self.plan.capacity).clip(0).minimum(end), end
 
     @property
     def is_empty(self) -> bool:
-        """Whether that may be so: the number of transitions that can be drawn is 0."""
+        """Whether it is possible that no transition can be drawn; `len` is exact."""
         begun, end = self._counts
         return end <= max(begun - self.plan.span, 0) or self._is_unsure
 
@@ -194,52 +192,52 @@ class Table:
         return int(self.committed.sum())
 
     def oldest_first(self) -> np.ndarray:
-        """int64, the rows that hold transitions, ring by ring from the oldest to the newest."""
+        """Rows that hold transitions, int64, ring by ring, from the oldest to the newest."""
         span, lives = self.plan.span, zip(*self.live(), strict=True)
         return np.concatenate([
             ring * span + np.arange(begin, end) % span for ring, (begin, end) in enumerate(lives)
         ])  # fmt: skip
 
     def numbers_of(self, rows: np.ndarray, committed: np.ndarray | None = None) -> np.ndarray:
-        """The newest committed number that lies in each row int64 (K,); negative if there is none.
+        """The newest committed number in each row int64 (K,); negative if there is none.
 
-        Those of rows that are being written are of what they held before.
+        For a row that is being overwritten it is the number of the old transition.
         """
         rings, places = np.divmod(rows, self.plan.span)
         newest = (self.committed if committed is None else committed)[rings] - 1
         return newest - (newest - places) % self.plan.span
 
     def are_live(self, rows: np.ndarray) -> np.ndarray:
-        """Whether rows int64 (K,), which exist, hold transitions that can be drawn."""
+        """Whether existing rows int64 (K,) hold transitions that can be drawn."""
         begin, _ = self.live()
         return self.numbers_of(rows) >= begin[rows // self.plan.span]
 
     def were_whole(self, rows: np.ndarray, committed: np.ndarray) -> bool:
-        """Whether rows int64 (K,), just read, were not written meanwhile by another process.
+        """Whether no other process has overwritten rows int64 (K,) while they were read.
 
-        `committed` int64 (R,) is a copy from before they were drawn: what has come since may lie in
-        them whole, but not have been whole while they were read.
+        `committed` int64 (R,) must be a copy from before the draw: a transition committed since may
+        be whole now, but was not while its row was read.
         """
         self._order()
         return bool(self._are_there(rows, committed).all())
 
     def _are_there(self, rows: np.ndarray, committed: np.ndarray) -> np.ndarray:
-        """Whether what rows int64 (K,) held last, when so much was committed, is in them still."""
+        """Whether rows int64 (K,) still hold what they held when `committed` was read."""
         oldest = np.maximum(self.begun - self.plan.span, 0)
         return self.numbers_of(rows, committed) >= oldest[rows // self.plan.span]
 
     @property
     def links(self) -> np.ndarray:
-        """int32 (num_rows,), on the host."""
+        """Links of all rows, int32 (num_rows,), on the host."""
         return self._mirror("link")
 
     @property
     def row_envs(self) -> np.ndarray:
-        """int32 (num_rows,), env ids, on the host."""
+        """Env ids of all rows, int32 (num_rows,), on the host."""
         return self._mirror("env_ids")
 
     def _mirror(self, path: str) -> np.ndarray:
-        """A column on the host; of a device rows that were changed are fetched."""
+        """A column on the host; from a device, only rows that have changed are fetched."""
         columns = {"link": self._links, "env_ids": self._written["env_ids"]}
         if not self.is_staged:
             return columns[path]
@@ -252,33 +250,33 @@ class Table:
 
     @property
     def envs(self) -> dict[str, np.ndarray]:
-        """`last` int64 (N,), numbers of newest rows, plus one, and `is_open` bool (N,)."""
+        """`last` int64 (N,), 1 + the number of the newest row, and `is_open` bool (N,)."""
         return {"last": _on_host(self._last), "is_open": _on_host(self._is_open)}
 
     def kept_links(self) -> tuple[np.ndarray, np.ndarray]:
-        """Links and units of older frames of rows whose transitions are still there; else 0."""
+        """Links and older frames' units of all rows; 0 where the transition is gone."""
         is_there = self._are_there(np.arange(self.plan.num_rows), self.committed)
         links, older = _on_host(self._links), _on_host(self._older)
         return np.where(is_there, links, 0), np.where(is_there[:, None], older, 0)
 
-    # What comes in.
+    # Writing.
 
     def add(
         self, arrays: Mapping[str, Any], env_ids: np.ndarray, stops: np.ndarray | None = None,
         cuts: np.ndarray | None = None, *, is_capturing: bool = False,
     ) -> Any:  # fmt: skip
-        """Write checked `Transitions`; unless the table is plain no more than each ring has rows.
+        """Write checked `Transitions`; at most `span` rows per ring, unless the table is plain.
 
-        If staged columns may be tensors on the device, of rows that are whole steps; it returns the
-        rows int64 (K,) there. Raises BufferMemoryError if there is no memory for more observations
-        beside the rows; nothing was changed then.
+        If staged, columns of whole steps may be tensors on the device, and the rows int64 (K,) are
+        returned there. Raises BufferMemoryError if `once` needs more memory than there is; nothing
+        was changed then.
         """
         if self.is_staged:
             arrays = {path: self._there(array) for path, array in arrays.items()}
         else:
             for path, array in arrays.items():
                 if array.base is not None and np.may_share_memory(array, self._pages):
-                    arrays = {**arrays, path: array.copy()}  # a view of rows, which writing changes
+                    arrays = {**arrays, path: array.copy()}  # a view of rows, about to change
         self.recover()
         if self.is_plain and not self.is_staged:
             return self._append(arrays, env_ids, len(arrays["rewards"]))
@@ -293,6 +291,7 @@ class Table:
             arrays = {**arrays, **columns}
         if cuts is not None:
             self.cut(cuts)
+        # First `begun`: readers must know which rows change before the first byte is written.
         self._begun[...] = self._xp.maximum(self._begun, placed.ends)
         self.is_captured |= is_capturing
         is_counted = self.is_staged and not self.is_captured
@@ -301,7 +300,7 @@ class Table:
         self._order()
         self._write(arrays, placed.rows)
         self._order()
-        self._is_torn = True
+        self._is_torn = True  # until links, counts and slots agree again
         self._commit(placed, chosen)
         if is_counted:
             self.committed += counts
@@ -309,7 +308,7 @@ class Table:
         return placed.rows
 
     def _there(self, array: Any) -> Any:
-        """An array as it is, or if staged a copy on the device."""
+        """The array itself; if staged, a copy on the device."""
         if not self.is_staged or isinstance(array, torch.Tensor):
             return array
         return torch.from_numpy(np.array(array, order="C")).to(self.device)
@@ -318,13 +317,13 @@ class Table:
         return values.astype(np.int32) if self._xp is np else values.int()
 
     def pieces(self, read: Transitions, limit: int) -> Iterator[Transitions]:
-        """Parts of `Transitions` of at most so many rows, one at least, for `add` one by one."""
+        """Split `Transitions` into parts of at most `limit` rows, at least one, for `add`."""
         arrays, ids, stops, cuts = read
         count = len(arrays["rewards"])
         if count <= limit:
             yield read
             return
-        # As a piece overwrites what those after it may be views of, also of staged rows.
+        # Later pieces may be views of rows that an earlier piece overwrites, also if staged.
         arrays = {path: x if x.base is None else x.copy() for path, x in arrays.items()}
         ids = np.array(self._ids(ids, count) if self.plan.num_envs else ids)
         for begin in range(0, count, limit):
@@ -334,14 +333,14 @@ class Table:
             yield columns, ids[part], of_stops, None if begin else cuts
 
     def cut(self, env_ids: np.ndarray) -> None:
-        """Let the next rows of env_ids int64 (K,) begin new episodes."""
+        """Begin new episodes with the next rows of env_ids int64 (K,)."""
         self._is_open[self._there(env_ids)] = False
 
     def _ids(self, env_ids: np.ndarray, count: int) -> np.ndarray:
         return env_ids if len(env_ids) else np.arange(count) % max(1, self.plan.num_envs)
 
     def _append(self, arrays: Mapping[str, np.ndarray], env_ids: np.ndarray, count: int) -> None:
-        """Write rows that follow on nothing behind the others of the only ring."""
+        """Append rows without links to the only ring."""
         span, counts = self.plan.span, self._counts
         if "env_ids" in self._written:
             arrays = {**arrays, "env_ids": self._ids(env_ids, count) + self._first_env}
@@ -351,7 +350,7 @@ class Table:
             if count > span:
                 piece = {path: array[begin : begin + size] for path, array in arrays.items()}
             start, end = counts[1], counts[1] + size
-            counts[0] = max(counts[0], end)
+            counts[0] = max(counts[0], end)  # larger after an interrupted add
             self._order()
             first = start % span
             is_whole = first + size <= span
@@ -364,10 +363,10 @@ class Table:
         self, arrays: Mapping[str, Any], env_ids: np.ndarray, stops: np.ndarray | None,
         cuts: np.ndarray | None,
     ) -> tuple[Placed, Any]:  # fmt: skip
-        """Find rows for transitions, and the rows that they follow; changes nothing.
+        """Find the rows of transitions, and the rows that they follow; changes nothing.
 
         Returns:
-            See there, and the number of rows in each ring, int64 (R,), or a number of all.
+            `Placed`, and the rows added to each ring: int64 (R,), or one int for every ring.
         """
         xp, span, count = self._xp, self.plan.span, len(arrays["rewards"])
         there, places = self._there, self._arange(count)
@@ -381,15 +380,15 @@ class Table:
         if cuts is not None:
             opens = opens | False  # a copy
             opens[there(cuts)] = False
-        # Whom each follows in this add, by sorted ids.
+        # A stable sort by env puts each row behind the one that it follows in this add.
         options: Any = {"stable": True} if xp is torch else {"kind": "stable"}
         rings, is_step = (
             ids // self._envs_per_ring,
             not len(env_ids) and count == self.plan.num_envs,
         )
         previous, following, newest = places * 0 - 1, places * 0 - 1, places
-        ranks = places if self.plan.num_rings == 1 else ids % self._envs_per_ring
-        if not is_step:  # else each env is there once
+        ranks = places if self.plan.num_rings == 1 else ids % self._envs_per_ring  # in their rings
+        if not is_step:  # in a single step each env is there once
             order = xp.argsort(ids, **options)
             in_order = ids[order]
             is_same = in_order[1:] == in_order[:-1]
@@ -402,12 +401,12 @@ class Table:
             ranks[order] = places - xp.searchsorted(rings[order], rings[order])
         numbers, ends = self._committed[rings] + ranks, self._committed + added
         at_first = previous < 0
-        if not len(self._last):  # nobody asks whose rows they are
+        if not len(self._last):  # envs are not told apart
             before, opens_of = places * 0 - 1, at_first & False
         else:
             before = xp.where(at_first, self._last[ids] - 1, numbers[previous])
             opens_of = xp.where(at_first, opens[ids], ~is_over[previous])
-        oldest = (xp.maximum(ends, self._begun) - span).clip(0)[rings]
+        oldest = (xp.maximum(ends, self._begun) - span).clip(0)[rings]  # not overwritten
         is_joined = opens_of & (before >= oldest)
         is_near = is_joined & (numbers - before <= self.plan.max_gap)
         rows, before_rows = rings * span + numbers % span, rings * span + before % span
@@ -417,14 +416,14 @@ class Table:
         ), counts  # fmt: skip
 
     def _write(self, arrays: Mapping[str, Any], rows: Any) -> None:
-        """Write columns (K, ...) into distinct rows int64 (K,), or a slice of them; no links."""
+        """Write columns (K, ...) into distinct rows, int64 (K,) or a slice, without links."""
         is_many = not self.is_staged and len(arrays["rewards"]) >= _MANY
         write_columns(self._items if is_many else self._written, arrays, rows)
 
     def _commit(self, placed: Placed, chosen: Any) -> None:
-        """Let rows that were written count, between their links and those of the rows before them.
+        """Commit written rows: first their links, then the counts, then links of the rows before.
 
-        A link leads to what counts at all times.
+        In this order, a link always leads to a committed row.
         """
         xp, rows, links, first = self._xp, placed.rows, self._links, self._first_row + 1
         if links is None:
@@ -454,7 +453,7 @@ class Table:
             self._is_open[placed.ids] = ~placed.is_over[placed.newest]
 
     def recover(self) -> None:
-        """Put in order what an interrupt has left between rows that count and all else."""
+        """Repair what an interrupted `_commit` left: close all episodes, recount free slots."""
         if self._is_torn:
             self._is_open[...] = False
             if self.is_staged:
@@ -463,18 +462,18 @@ class Table:
             self._is_torn = False
 
     def _recount(self, order: np.ndarray | None = None) -> None:
-        """Find out which slots are free; see `Once.recount`."""
+        """Recount the free slots; see `Once.recount`."""
         if self.once is not None:
             links, older = self.kept_links()
             self._links[...], self._older[...] = self._there(links), self._there(older)
             self.once.recount(links, older, order)
 
     def take_counts(self) -> None:
-        """Ask the device how many rows there are; waits."""
+        """Copy the counts from the device; waits for it."""
         self.begun[...], self.committed[...] = _on_host(self._begun), _on_host(self._committed)
 
     def forget(self) -> None:
-        """Hold nothing until `restore`, so that what is half there can't be drawn."""
+        """Empty the table until `restore`, so that a half-loaded state can't be drawn from."""
         self._is_torn = True
         for counts in (self._begun, self._committed, self.begun, self.committed, self._last):
             counts[...] = 0
@@ -484,7 +483,7 @@ class Table:
         self, rings: np.ndarray, last: np.ndarray | None, is_open: np.ndarray | None,
         links: np.ndarray, older: np.ndarray, free: np.ndarray | None,
     ) -> None:  # fmt: skip
-        """Take over counts int64 (R, 2), environments, links and free slots, of rows there."""
+        """Take over counts int64 (R, 2), environments, links and free slots of the present rows."""
         there = self._there
         if last is not None and is_open is not None:
             self._last[...], self._is_open[...] = there(last), there(is_open)
@@ -498,7 +497,7 @@ class Table:
         self._recount(free)
 
     def mend(self) -> None:
-        """After a power loss, let no row lead to one that does not count."""
+        """After a power loss, remove links to rows that are not committed."""
         if self._links is not None:
             led = np.maximum(self._links - 1, 0)
             is_wrong = (self._links > self.plan.num_rows) | (self._links < 0)
@@ -512,9 +511,9 @@ def _on_host(values: Any) -> np.ndarray:
 
 
 def _items_of(words: np.ndarray, fields: Mapping[str, Field]) -> dict[str, np.ndarray]:
-    """Columns of rows int64 (K, words) but links, an item of several numbers being one of bytes.
+    """Columns of rows int64 (K, words), without links; an item of several numbers is one void item.
 
-    NumPy copies such an item by one call, in two thirds of the time that its numbers take.
+    NumPy copies a void item by one call, in two thirds of the time of its numbers.
     """
     found = row_views(words, {path: fields[path] for path in fields if path not in _LINKS})
     for path, field in fields.items():

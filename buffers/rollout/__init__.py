@@ -1,1 +1,1 @@
-"""The rollout buffer, and what follows from its steps: advantages and minibatches."""
+"""The rollout buffer, its advantages and minibatches."""

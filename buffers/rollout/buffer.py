@@ -1,4 +1,21 @@
-"""RolloutBuffer: the steps of one on-policy update, in memory that is allocated once."""
+"""RolloutBuffer: the steps of one on-policy update, in memory that is allocated once.
+
+```
+#  policy                      RolloutBuffer                           vector env
+#    obs_at(t)   <-- view ---- obs[t]
+#    put(t, ...) --- copy ---> actions[t], log_probs[t], values[t]
+#                              actions[t] ------- env_actions(t) ------> step(actions, out=slot(t))
+#                              obs[t + 1], rewards[t], flags[t] <-- writes into slot(t) --'
+#  learner, after T steps
+#    compute_advantages -----> valid, advantages, returns
+#    minibatches <-- copies -- all rows in which valid is True
+#    advance                   obs[T] becomes obs[0] of the next rollout
+```
+
+The buffer owns all of this memory, except columns that `allocate` of the envs provides. If envs are
+on the CPU and the buffer on another device, both sides have a copy of what they share: see
+`RolloutStorage`. `estimate` (gae) computes advantages, `Sampler` (minibatches) makes the batches.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +66,10 @@ class EpisodeStats(NamedTuple):
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a rollout has come."""
+    """Progress of a rollout."""
 
     open_steps: int  # T while steps may be written, else 0: checks both the range and the time
-    put: dict[str, set[int]] = field(default_factory=dict)  # steps by the columns that were `put`
+    put: dict[str, set[int]] = field(default_factory=dict)  # by column, the steps that were `put`
     uploaded: set[int] = field(default_factory=set)  # rows of observations on the device
     is_computed: bool = False
 
@@ -60,45 +77,48 @@ class _Progress:
 class RolloutBuffer(StatefulBuffer):
     """T steps of N environments, their advantages, and minibatches of them.
 
-    One update is: for each t from 0 to T - 1 `obs_at(t)`, `put(t, ...)` and an environment step
-    into `slot(t)`; then `compute_advantages`, `minibatches` as often as wanted, `advance`.
+    One update is: for each t from 0 to T - 1 call `obs_at(t)` and `put(t, ...)`, and step the
+    environments into `slot(t)`; then `compute_advantages`, `minibatches` any number of times, and
+    `advance`.
 
-    A rollout begins with log_probs, values and rewards marked as not written (they read as NaN).
-    What is still marked when advantages are computed is an error. Calls with a step out of range,
-    or at the wrong time, raise BufferMisuseError and change nothing.
+    At the start of a rollout, log_probs, values and rewards are marked as not written (they read as
+    NaN). `compute_advantages` raises for marks that are left. A call with a step out of range, or
+    at the wrong time, raises BufferMisuseError and changes nothing.
 
-    Which rows are transitions follows from the autoreset mode. NEXT_STEP: the step after the end of
-    an episode only resets; it is left out (`valid` False), and as the final observation is the next
-    row, its value bootstraps a truncation. SAME_STEP and DISABLED: all rows are transitions, and
-    the value of the true final observation of every truncated episode must be given to
-    `set_final_values`. To leave out more rows set elements of `valid_pages` (of envs on a device:
+    The autoreset mode decides which rows are transitions. NEXT_STEP: the step after the end of an
+    episode only resets, so it is left out (`valid` False). The final observation is the next row,
+    so its value bootstraps a truncation. SAME_STEP and DISABLED: all rows are transitions, and
+    `set_final_values` must be given the value of the true final observation of every truncated
+    episode. To leave out more rows, set elements of `valid_pages` (with envs on a device: of
     `valid`) to False before `compute_advantages`.
 
-    Of agents in games, which die before their game ends or come later, the env writes into
-    `slot(t).valid`, of all steps or none, which rows acted; the others are no transitions. The
-    value of the observation an agent's life was cut off with is that of the next row, unless its
-    game was reset in that step: then give it to `set_final_values`.
+    Agents of a game may die before it ends, or join late. Then the env writes into `slot(t).valid`
+    which rows acted, in all steps or in none; the other rows are no transitions. If an agent is
+    truncated while its game goes on, the next row is its final observation and gives the value. If
+    the game was reset in that step, give the value to `set_final_values`.
 
-    Envs on the CPU write host pages; on the CPU the tensors are these pages. With another device
-    `obs_at` enqueues the copy of one row, `compute_advantages` that of rewards and flags, and `put`
-    and `env_actions` wait for the actions. With `allocate=envs.allocate` of envs on the same device
-    nothing passes through the host. No call waits but `check`, which raises what would be an error,
-    `episodes`, `num_valid`, `state_dict` and `set_final_values` with ids, and all from `obs_at` to
-    `advance` can be captured in CUDA graphs (register `generator` with that of the minibatches,
-    which have to be `fixed`).
+    Envs on the CPU write into host pages. If the buffer is on the CPU too, its tensors are views of
+    these pages. On another device, `obs_at` enqueues the copy of one row, `compute_advantages` that
+    of rewards and flags, and `put` and `env_actions` wait for the actions.
+
+    With `allocate=envs.allocate` of envs on the same device, nothing passes through the host. Only
+    these calls wait for the device: `check`, which raises the errors found there, `episodes`,
+    `num_valid`, `state_dict`, and `set_final_values` with ids. All calls from `obs_at` to `advance`
+    can be captured in CUDA graphs. Minibatches must be `fixed` then, and `generator` registered
+    with their graph.
 
     Attributes:
-        obs: (T + 1, N, *obs_shape), nested like the space. Like all below a tensor on `device`, to
-            be written into; putting another in its place has no effect, or is an error.
+        obs: (T + 1, N, *obs_shape), nested like the space. This and the attributes below are
+            tensors on `device`. Write into them; assigning another tensor has no effect, or raises.
         actions: (T, N, *action_shape), of the dtype of the space.
-        log_probs, advantages, returns: float32 (T, N); the last are advantages + values.
+        log_probs, advantages, returns: float32 (T, N); returns are advantages + values.
         values: float32 (T + 1, N).
-        rewards, terminations, truncations: float32 and bool (T, N), where the env writes them, so
-            that of envs on the CPU they are there.
+        rewards, terminations, truncations: float32 and bool (T, N), where the env writes them: on
+            the CPU with envs on the CPU.
         valid: bool (T, N), complete after `compute_advantages`.
-        valid_pages: The same as a NumPy array; None if envs are on a device.
+        valid_pages: `valid` as a NumPy array, where the env writes; None with envs on a device.
         final_values: float32 (T, N), or None under NEXT_STEP.
-        extras: The extra columns by name, (T, N, ...); and game columns, (T, N / A, ...).
+        extras: The extra columns by name, (T, N, ...), and the game columns, (T, N / A, ...).
 
     Args:
         num_steps: T.
@@ -106,22 +126,22 @@ class RolloutBuffer(StatefulBuffer):
         observation_space: Of a single environment: Box, Discrete, MultiDiscrete, MultiBinary, or
             Dict and Tuple of these.
         action_space: Of a single environment: Box, Discrete, MultiDiscrete or MultiBinary.
-        autoreset_mode: `envs.metadata["autoreset_mode"]`, or its string value. In
-            `step(out=rollout.slot(t))` envs compare it to theirs.
+        autoreset_mode: `envs.metadata["autoreset_mode"]`, or its string value.
+            `envs.step(out=rollout.slot(t))` compares it with the mode of the envs.
         gamma, gae_lambda: Discount, and lambda of generalised advantage estimation.
         device: Where the tensors live.
-        seed: Of the order of rows in minibatches; None takes entropy of the system.
+        seed: Seed of the order of rows in minibatches; None takes entropy of the system.
         allocate: `envs.allocate`, so that results need no copy: called with (shape, dtype) for
-            observations, actions, rewards and flags. None for own memory. If the envs are on a
-            device, slots, and actions that `put` returns, are tensors there.
-        extra_columns: Names and spaces of further values per step, such as costs: `put` writes
-            them, batches have them in `extras`.
-        game_columns: The same of values that a game's agents share, such as its state: stored, and
-            given to `put`, once per game, (T, N / A, ...); batches have them for every row.
-        agents_per_game: A; so many neighbouring rows of a step are one game.
+            observations, actions, rewards and flags. None lets the buffer allocate. If the envs are
+            on a device, slots and the actions that `put` returns are tensors there.
+        extra_columns: Names and spaces of further values per step, such as costs. `put` writes
+            them; batches have them in `extras`.
+        game_columns: Names and spaces of values that the agents of a game share, such as its state.
+            `put` takes them once per game, (N / A, ...); batches have them for every row.
+        agents_per_game: A, the number of neighbouring rows of a step that form one game.
 
     Raises:
-        BufferMisuseError: An argument that does not fit.
+        BufferMisuseError: An argument does not fit.
         BufferMemoryError: More memory is needed than is free. Nothing was allocated.
 
     >>> from gymnasium.spaces import Box, Discrete
@@ -139,7 +159,7 @@ class RolloutBuffer(StatefulBuffer):
     >>> rollout.advance()
     """
 
-    _is_apart = False  # tests on the CPU set it, for host pages of their own as on other devices
+    _is_apart = False  # tests set it, to have separate host pages on the CPU, too
 
     def __init__(
         self,
@@ -187,7 +207,7 @@ class RolloutBuffer(StatefulBuffer):
         self._made_with = {"gamma": self.gamma, "gae_lambda": self.gae_lambda}
 
     def memory(self) -> dict[str, int]:
-        """Bytes held by name of column, host and device together."""
+        """Bytes held on host and device together, by column."""
         return {name: column.nbytes for name, column in self._storage.columns.items()}
 
     @property
@@ -198,19 +218,19 @@ class RolloutBuffer(StatefulBuffer):
 
     @property
     def generator(self) -> torch.Generator | None:
-        """That of minibatches, to register with a CUDA graph; None if envs are on the CPU."""
+        """Generator of minibatches, to register with a CUDA graph; None if envs are on the CPU."""
         return self._sampler.generator.torch if self._storage.is_on_device else None
 
     # Collecting.
 
     def start(self, obs: Any) -> None:
-        """Begin with the observations of a reset of all environments; drops what was collected.
+        """Begin a rollout with the observations of a reset of all envs; drop collected steps.
 
         Args:
             obs: (N, *obs_shape), nested like the observation space; copied.
 
         Raises:
-            BufferMisuseError: They do not fit; nothing was changed.
+            BufferMisuseError: The observations do not fit; nothing was changed.
         """
         leaves = self._read_obs(obs)
         self._storage.wait_for_device()
@@ -219,7 +239,7 @@ class RolloutBuffer(StatefulBuffer):
         self._begin()
 
     def _begin(self) -> None:
-        """Open all steps for writing; the device has been waited for."""
+        """Open all steps for writing; the caller must have waited for the device."""
         self._storage.begin()
         self._is_started, self._at = True, _Progress(self.num_steps)
 
@@ -227,8 +247,8 @@ class RolloutBuffer(StatefulBuffer):
         """Observations before step t, or after the last step for t = T.
 
         Returns:
-            Tensors (N, *obs_shape) on `device`, nested like the space: views, made once, to which
-            the copy of host pages is enqueued, if that is another memory.
+            Tensors (N, *obs_shape) on `device`, nested like the space: views. If host pages are
+            separate memory, their copy to these views is enqueued.
         """
         t = self._step("obs_at", t, self.num_steps, self.num_steps)
         if self._storage.is_apart and self._at.open_steps:
@@ -239,14 +259,15 @@ class RolloutBuffer(StatefulBuffer):
     def is_first_at(self, t: int) -> torch.Tensor:
         """Whether the observations before step t are the first of an episode, as after `start`.
 
-        A recurrent policy forgets its state there. It follows from the flags of the steps before t.
-        NEXT_STEP: the observation after the one that ended the episode. DISABLED: as if envs were
-        reset right after the end. Where the env writes `slot(t).valid`, also rows that did not act
-        in the step before; under SAME_STEP and DISABLED a truncated agent observes the end of its
-        life, unless `set_final_values` was given the value of that.
+        A recurrent policy resets its state there. The answer follows from the flags of the steps
+        before t. NEXT_STEP: the observation after the final one is the first. DISABLED: as if envs
+        were reset right after the end. Where the env writes `slot(t).valid`, rows that did not act
+        in step t - 1 are first as well. There, under SAME_STEP and DISABLED, a truncated agent
+        still has its final observation in the next row, which is not a first one, unless
+        `set_final_values` was given its value.
 
         Returns:
-            bool (N,) on `device`: a view, written anew by the next call for t, 0 to T.
+            bool (N,) on `device`: a view, rewritten by the next call with the same t, 0 to T.
         """
         t = self._step("is_first_at", t, self.num_steps, self.num_steps)
         if t > 0:
@@ -269,12 +290,12 @@ class RolloutBuffer(StatefulBuffer):
             obs: (N, *obs_shape) of all environments, nested like the observation space; copied.
         """
         t = self._step("write_obs", t, self.num_steps, self._at.open_steps)
-        leaves = self._read_obs(obs)
+        leaves = self._read_obs(obs)  # before anything is changed
         self._take_back_obs(t)
         self._storage.write_obs(t, leaves)
 
     def _take_back_obs(self, t: int) -> None:
-        """Let host pages be written that may be on their way to a device."""
+        """Wait until row t of obs was copied to the device, so that its pages may be rewritten."""
         if t in self._at.uploaded:
             self._storage.wait_for_device()
             self._at.uploaded.remove(t)
@@ -288,14 +309,14 @@ class RolloutBuffer(StatefulBuffer):
         values: Any = None,
         **extras: Any,
     ) -> np.ndarray:
-        """Copy what the policy made of the observations of step t.
+        """Store the policy's outputs for the observations of step t.
 
-        Extra columns may come in a second call, say after the step, without the policy's outputs.
+        A second call, such as after the env step, may pass extra columns alone.
 
         Args:
             t: 0 to T - 1.
             actions: (N, *action_shape), of the dtype of the action space or one that casts to it
-                without changing kind. Like the others a tensor or an array; gradients are dropped.
+                without changing kind. All arguments are tensors or arrays; gradients are dropped.
             log_probs: float (N,), logarithms of the probabilities (densities) of the actions.
             values: float (N,), estimated values of the observations.
             extras: Extra columns by name, (N, ...), and game columns, one row per game.
@@ -304,8 +325,8 @@ class RolloutBuffer(StatefulBuffer):
             The actions for the environment, as `env_actions`.
 
         Raises:
-            BufferMisuseError: t out of range or at the wrong time, wrong shape or dtype, an unknown
-                column; nothing was changed.
+            BufferMisuseError: t is out of range or the rollout complete, a shape or dtype does not
+                fit, or a column is unknown; nothing was changed.
         """
         t = self._step("put", t)
         given = {"actions": actions, "log_probs": log_probs, "values": values, **extras}
@@ -327,16 +348,16 @@ class RolloutBuffer(StatefulBuffer):
         for name, column in given.items():
             row = self._storage.rows[name][t]
             pairs.append((row, read_tensor(name, column, row.shape, row.dtype)))
-        for row, column in pairs:
+        for row, column in pairs:  # after all columns were checked
             row.copy_(column)
         for name in extras if missing else ("values", *extras):
             self._at.put.setdefault(name, set()).add(t)
         return self._storage.action_rows[t] if missing else self.env_actions(t)
 
     def env_actions(self, t: int) -> np.ndarray:
-        """The actions of step t, (N, *action_shape): a view of host pages, or of the envs' device.
+        """The actions of step t, (N, *action_shape), where the envs are: a view.
 
-        `put` returns them too; this is for actions written into `actions[t]` directly.
+        `put` returns them too. Call this after writing into `actions[t]` directly.
         """
         t = self._step("env_actions", t)
         if self._storage.is_apart:
@@ -346,24 +367,24 @@ class RolloutBuffer(StatefulBuffer):
     def slot(self, t: int) -> RolloutSlot:
         """Where the environment writes the results of step t.
 
-        Observations go into row t + 1, the rest into row t, of memory that is written anew in every
-        rollout. After an environment that raised take the slot again, and step into it: until then
-        `compute_advantages`, `episodes` and `advance` refuse.
+        Observations go into row t + 1, the rest into row t. Every rollout overwrites this memory.
+        If an environment raises, call `slot(t)` again and repeat the step; until then
+        `compute_advantages`, `episodes` and `advance` raise.
         """
         t = self._step("slot", t)
         self._take_back_obs(t + 1)
         return self._storage.slots[t]
 
     def set_final_values(self, t: int, env_ids: Any, values: Any) -> None:
-        """Give the values of the observations that episodes truncated in step t ended with.
+        """Set the values of the final observations of episodes that were truncated in step t.
 
         Args:
             t: 0 to T - 1.
             env_ids: int (K,), the environments; or a mask bool (N,), as `infos["_final_obs"]`; None
-                for all. A tensor on a device is waited for, unless it is a mask and the envs are
-                there too.
+                for all. The call waits for a tensor on a device, unless it is a mask and the envs
+                are on that device.
             values: float (K,), estimated values of their final observations. With such a mask on
-                the device: (N,), of which those are taken.
+                the device: float (N,), read where the mask is True.
 
         Raises:
             BufferMisuseError: t, env_ids or values do not fit, or the mode is NEXT_STEP, where the
@@ -392,12 +413,13 @@ class RolloutBuffer(StatefulBuffer):
     def advance(self) -> None:
         """Begin the next rollout where this one ended: its last observations become the first.
 
-        All but log_probs, values and rewards can be read until it is written anew.
+        Columns other than log_probs, values and rewards stay readable until they are overwritten.
 
         Raises:
             BufferMisuseError: An environment has not written a step yet; nothing was changed.
         """
         self._require("advance")
+        # First, as `_begin` overwrites the rewards with marks.
         self._storage.count_episodes()
         self._storage.wait_for_device()
         self._storage.advance()
@@ -406,26 +428,27 @@ class RolloutBuffer(StatefulBuffer):
     # Learning.
 
     def compute_advantages(self, last_values: Any, *, policy_outputs: bool = True) -> None:
-        """Fill `valid`, `advantages` and `returns`; the rollout is complete after this.
+        """Fill `valid`, `advantages` and `returns`; this completes the rollout.
 
-        It may be called again, say after writing new `values`.
+        It may be called again, such as after writing new `values`.
 
         Args:
             last_values: float (N,), values of `obs_at(T)`.
-            policy_outputs: False lets actions, log_probs and values that were not written be zero,
-                instead of an error.
+            policy_outputs: False allows missing policy outputs; log_probs and values that were not
+                written become zero.
 
         Raises:
-            BufferMisuseError: Steps without results or policy outputs, a reward that is not finite,
-                a truncated episode without final value. The rollout can be continued.
+            BufferMisuseError: A step has no results or policy outputs, a reward is not finite, or a
+                truncated episode has no final value. The rollout can be continued.
         """
         self._require("compute_advantages")
         last = read_tensor("last_values", last_values, self.values.shape[1:], torch.float32)
         storage, outputs = self._storage, (self.log_probs, self.values)
         storage.finish()
+        # If all values were `put`, none is missing. On a device, steps of a graph call no `put`.
         is_unsure = storage.is_on_device or len(self._at.put.get("values", ())) < self.num_steps
         for name, marks in self._at.put.items() if policy_outputs else ():
-            # If there is none at all it was written into `extras` directly.
+            # A column that was never `put` may have been written into `extras` directly.
             if name in self.extras and (missing := sorted({*range(self.num_steps)} - marks)):
                 raise BufferMisuseError(
                     f"steps {', '.join(map(str, missing))} have no {name}, but others have; pass "
@@ -433,13 +456,13 @@ class RolloutBuffer(StatefulBuffer):
                 )
         storage.look_for_gaps(*(outputs if policy_outputs and is_unsure else ()))
         storage.count_episodes(is_finished=True)
-        if is_unsure:  # what was not written, and need not be, is zero
+        if is_unsure:  # marks left at places that are not needed become zeros
             for column in outputs:
                 bits = column.view(torch.int32)
                 bits.masked_fill_(bits == UNWRITTEN, 0)
         self.values[-1].copy_(last)
         storage.fill_final(self.final_values, self.values)
-        if storage.is_apart:
+        if storage.is_apart:  # minibatches need all observations, also those never asked for
             for t in {*range(self.num_steps + 1)} - self._at.uploaded:
                 storage.upload_obs(t)
         for name in (*RESULTS, "valid"):
@@ -454,23 +477,23 @@ class RolloutBuffer(StatefulBuffer):
         self._at.is_computed, self._at.open_steps = True, 0  # until the next rollout begins
 
     def check(self) -> None:
-        """Wait, and raise what `compute_advantages` has found of envs on a device since last time.
+        """With envs on a device: wait, and raise errors that `compute_advantages` has noted since.
 
-        Of other envs `compute_advantages` raises the BufferMisuseError itself.
+        With other envs `compute_advantages` raises BufferMisuseError itself.
         """
         self._storage.raise_faults()
 
     def count_episodes(self) -> None:
-        """Add up the episodes for `episodes`, before rewards are changed, say; without waiting."""
+        """Sum up episodes for `episodes` now, such as before rewards are changed; does not wait."""
         self._require("count_episodes")
         self._storage.count_episodes()
 
     def episodes(self) -> EpisodeStats:
         """Returns and lengths of the episodes that ended in this rollout, wherever they began.
 
-        Rewards are added up across rollouts from `start` on, as they are when this,
-        `count_episodes` or `compute_advantages` is first called (of envs on a device not by this).
-        Dead steps and rows left out of `valid` do not count; an episode ending in one is dropped.
+        Rewards are summed across rollouts, from `start` on. They are read at the first call of
+        `count_episodes`, `compute_advantages` or, with envs on the CPU, this method.
+        Rows that are not `valid` do not count; an episode that ends in such a row is dropped.
 
         Raises:
             BufferMisuseError: An environment has not written a step yet, or a reward is not finite.
@@ -487,29 +510,28 @@ class RolloutBuffer(StatefulBuffer):
         fixed: bool = False,
         normalize_advantages: bool = False,
     ) -> Iterator[RolloutBatch]:
-        """Go once through all valid rows in random order.
+        """Iterate once over all valid rows, in random order.
 
-        The batches of one pass differ in size by one row at most. With `fixed` all batches of all
-        rollouts have one size instead, so that a compiled learner sees one shape: T * N /
-        num_minibatches rounded up. Some rows of a batch are repeated, evenly, to fill it:
-        `batch.weights` float32 (B,) is 1 where a row comes first, at least one of a batch, and 0
-        where it is repeated, so that means are ``(weights * x).sum() / weights.sum()``. Without
-        `fixed` weights are None.
+        The batches of one pass differ in size by one row at most. With `fixed`, all batches of all
+        rollouts have the size T * N / num_minibatches, rounded up, so that a compiled learner sees
+        one shape. Repeated rows, evenly spread, fill a batch: `batch.weights` float32 (B,) is 1 at
+        the first place of a row and 0 where it is repeated; each batch has a 1. So means are
+        ``(weights * x).sum() / weights.sum()``. Without `fixed` weights are None.
 
         Args:
             num_minibatches: Number of batches, 1 to T * N; fewer if there are fewer valid rows.
             fixed: Make all batches of one size; needed if envs are on a device.
-            normalize_advantages: Subtract from a batch's advantages their mean, and divide them by
-                their standard deviation (unbiased, + 1e-8), over its rows of weight 1, as
-                stable-baselines3 does. `rollout.advantages` remain.
+            normalize_advantages: In each batch, subtract the mean of the advantages and divide by
+                their standard deviation (unbiased, + 1e-8), over rows of weight 1, as
+                stable-baselines3 does. `rollout.advantages` are not changed.
 
         Yields:
-            Batches in memory of their own. One pass at a time: going on with one after another, of
-            `sequences` too, has begun is an error.
+            Batches in memory of their own. Only the latest pass, of `sequences` too, can be
+            continued.
 
         Raises:
             BufferMisuseError: `compute_advantages` has not been called, or the number does not fit;
-                or, at the next batch, the pass is over.
+                or, at the next batch, another pass or rollout has begun.
             BufferMemoryError: Memory for the batches is missing.
         """
         self._require("minibatches", is_computed=True)
@@ -528,21 +550,21 @@ class RolloutBuffer(StatefulBuffer):
         initial_states: Sequence[str] = (),
         normalize_advantages: bool = False,
     ) -> Iterator[RolloutBatch]:
-        """Go once through the rollout in sequences of steps of one environment, in random order.
+        """Iterate once over the rollout in sequences of steps of one env, in random order.
 
         The rollout is cut every `length` steps. All batches of all rollouts have the same shape,
-        (L, S, ...): where a sequence is shorter its last step is repeated, and where sequences are
-        too few for the batches some are repeated. `batch.weights` float32 (L, S) is 0 there and
-        where rows are not valid, and 1 elsewhere; each batch has a 1. Where `is_first` bool (L, S)
-        is True the policy begins with a new state.
+        (L, S, ...): a short sequence repeats its last step, and some sequences are repeated if
+        there are too few for the batches. `batch.weights` float32 (L, S) is 0 at repetitions and at
+        rows that are not valid, and 1 elsewhere; each batch has a 1. Where `is_first` bool (L, S)
+        is True the policy must begin with a new state.
 
         Args:
-            num_minibatches: Number of batches; fewer if fewer sequences have valid rows (with envs
-                on a device some are repeated instead: the host does not know).
+            num_minibatches: Number of batches; fewer if fewer sequences have valid rows. With envs
+                on a device the host can't count them, so some sequences are repeated instead.
             length: L, 1 to T; None for T, which splits the rollout by environments.
-            initial_states: Names of extra columns with the policy's state before each step: of
-                these a batch has the first rows, (S, ...), in `initial_states`, not `extras`.
-            normalize_advantages: As in `minibatches`, like what is yielded and raised.
+            initial_states: Names of extra columns with the policy's state before each step. A batch
+                has those of the first steps, (S, ...), in `initial_states`, not in `extras`.
+            normalize_advantages: As in `minibatches`; so are the yielded batches and the errors.
         """
         self._require("sequences", is_computed=True)
         names = read_states(initial_states, self._layout.extras)
@@ -550,12 +572,13 @@ class RolloutBuffer(StatefulBuffer):
             num_minibatches, normalizes=normalize_advantages, states=names,
             length=self.num_steps if length is None else length,
         )  # fmt: skip
+        # `draw` returns a generator: it reads `is_first` at the first batch, after these two lines.
         self._storage.mark_first(1, self.num_steps + 1)
         self._storage.upload("is_first")
         return batches
 
     def _require(self, method: str, *, is_computed: bool = False) -> None:
-        """Raise unless the rollout was started, or computed (on devices a graph may do that)."""
+        """Raise unless the rollout was started, or computed (on devices a graph may compute it)."""
         if not self._is_started:
             raise BufferMisuseError(
                 f"{method} before the first rollout; call start(obs) with the observations of a "
@@ -567,11 +590,11 @@ class RolloutBuffer(StatefulBuffer):
             )
 
     def _step(self, method: str, t: Any, last: int | None = None, is_open: int = 0) -> int:
-        """A step from 0 to `last`, or T - 1; raise if there is none or it is the wrong time."""
+        """Return step t, 0 to `last` or T - 1; raise if out of range or the rollout is complete."""
         if last is None:
             last, is_open = self.num_steps - 1, self._at.open_steps
         if 0 <= t <= last and self._is_started and is_open:
-            return operator.index(t)  # what is equal to an integer indexes otherwise
+            return operator.index(t)  # True equals 1, but would index as a mask
         self._require(method)
         if 0 <= t <= last:
             raise BufferMisuseError(
@@ -587,9 +610,9 @@ class RolloutBuffer(StatefulBuffer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next rollout starts from: random state, observations, unfinished episodes.
+        """State that the next rollout starts from: generator, observations, unfinished episodes.
 
-        Steps are not saved: BufferMisuseError, unless it is right after `advance` or `start`.
+        Steps are not saved: call it right after `advance` or `start`, else BufferMisuseError.
         """
         return super().state_dict()
 
@@ -605,14 +628,14 @@ class RolloutBuffer(StatefulBuffer):
 
     def _settings(self) -> dict[str, Any]:
         """Version, and settings that a state must share with the buffer it is loaded into."""
-        # Gamma and lambda may have been changed since.
+        # `_made_with`, as the attributes gamma and gae_lambda may have been changed since.
         return {"version": 1, "autoreset_mode": self.autoreset_mode.value, **self._made_with}
 
     def _check_described(self, meta: Mapping[str, Any]) -> None:
         check_settings(meta, self._settings())
 
     def _carried(self) -> dict[str, torch.Tensor]:
-        """What the next rollout starts from, as views."""
+        """Views of what the next rollout starts from."""
         at_env = self._storage.at_env
         firsts = ("is_first", *(leaf.path for leaf in self._layout.obs_leaves))
         return {**{n: at_env[n] for n in _CARRIED}, **{n: at_env[n][0] for n in firsts}}

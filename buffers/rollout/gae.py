@@ -39,24 +39,24 @@ def gae(
         advantage  = delta + gamma * gae_lambda * (not over[t]) * advantage of t + 1
         return     = advantage + values[t]
 
-    A row with ``valid`` False gets advantage 0, and nothing in it reaches another row. Leave
-    ``final_values``, of the observations that truncated episodes really ended with, out only if
-    ``values[t + 1]`` are these already, as under autoreset NEXT_STEP.
+    A row with ``valid`` False gets advantage 0 and does not influence other rows.
+    ``final_values`` are the values of the true final observations of truncated episodes. Leave them
+    out only if ``values[t + 1]`` already has them, as under autoreset NEXT_STEP.
 
     Args:
         rewards: float32 or float64 (T, N). Time first.
         values: Same dtype (T + 1, N); the last row belongs to the observation after the last step.
-        terminations: bool (T, N), or integers 0 and 1, like all flags; the episode ended, its
-            successor is worth nothing.
-        truncations: bool (T, N); the episode was cut off, its successor is worth something.
-        final_values: Same dtype (T, N), read only where truncated; elsewhere anything, NaN too.
+        terminations: bool (T, N), or integers 0 and 1, like all flags; the episode ended, so the
+            next state has value 0.
+        truncations: bool (T, N); the episode was cut off, so the next state has a value.
+        final_values: Same dtype (T, N), read only where truncated; other elements may be NaN.
         valid: bool (T, N).
         gamma: Discount, 0 to 1.
         gae_lambda: Lambda, 0 to 1.
 
     Returns:
-        advantages and returns (T, N), new ones of the type, dtype and device of rewards, whose
-        device is not waited for. Gradients do not flow through.
+        advantages and returns (T, N), new, of the type, dtype and device of rewards. The call does
+        not wait for the device. Gradients do not flow through.
 
     Raises:
         BufferMisuseError: An array of wrong type, shape, dtype or device, or gamma or gae_lambda
@@ -87,7 +87,7 @@ def gae(
         else _read("final_values", final_values, rewards, shape, like.dtype),
         None if valid is None else _read("valid", valid, rewards, shape, torch.bool),
     ]  # fmt: skip
-    found: Any = like.new_empty((2, *shape)).unbind()  # one block, which the C library keeps
+    found: Any = like.new_empty((2, *shape)).unbind()  # one block, which malloc reuses
     estimate(inputs, found[0], found[1], gamma, gae_lambda, is_compiled=like.is_cpu)
     return tuple(part.numpy() for part in found) if isinstance(rewards, np.ndarray) else found
 
@@ -103,9 +103,9 @@ def estimate(
 ) -> None:
     """Fill advantages and returns, contiguous (T, N), from inputs that share no memory with them.
 
-    Inputs are in the order of `gae`, flags bool. By the compiled kernel, for memory of the CPU; or
-    by operations of torch where the tensors are, without waiting: the recurrence takes three for
-    each doubling of the steps that have been added up, 21 for 128 steps.
+    Inputs are in the order of `gae`, flags bool. `is_compiled` uses the kernel, on the CPU only;
+    else operations of torch run where the tensors are, without waiting: three operations per
+    doubling of the summed steps, 21 for 128 steps.
     """
     if is_compiled:
         arrays = [None if tensor is None else tensor.contiguous().numpy() for tensor in inputs]
@@ -134,7 +134,7 @@ def _advantage_row(
 ):  # fmt: skip
     """Fill one row of advantages and returns, given the row after it; all arrays are (N,).
 
-    What does not count may be anything, NaN too: it is not multiplied by zero but left out.
+    Values that are not used may be NaN: they are left out, not multiplied by zero.
     """
     for i in range(rewards.shape[0]):
         terminated = terminations[i] != 0
@@ -158,10 +158,10 @@ def fill_advantages(
 ):  # fmt: skip
     """Fill advantages and returns of a whole rollout.
 
-    Arrays are as of `gae`, C-contiguous, flags uint8, and gamma and decay, discount * lambda, of
-    the dtype of rewards. Rows are handed on one by one, as one-dimensional views: only in this form
-    does LLVM turn the loop into vector instructions (a two-dimensional one with the same body takes
-    four times as long). One thread: at 128 x 2048 that takes as long as copying the inputs.
+    Arrays are those of `gae`, C-contiguous, flags uint8; gamma and decay, gamma * lambda, have the
+    dtype of rewards. Each call gets one row as one-dimensional views: LLVM vectorises the loop only
+    in this form (a two-dimensional loop with the same body takes four times as long). One thread is
+    enough: at 128 x 2048 it takes as long as copying the inputs.
     """
     zero, later = gamma - gamma, np.zeros_like(values[0])
     for t in range(rewards.shape[0] - 1, -1, -1):
@@ -176,10 +176,10 @@ def fill_advantages(
 
 @njit(nogil=True, cache=True)
 def sum_episodes(rewards, valid, terminations, truncations, returns, lengths, episodes):
-    """Add up the episodes of a rollout (T, N), of rows that are valid alone.
+    """Sum up the episodes of a rollout (T, N), over valid rows only.
 
-    Of those under way returns and lengths, float64 and int64 (N,), are changed; in episodes float64
-    (T, 2, N) both are written where one ends, else zeros.
+    `returns` float64 (N,) and `lengths` int64 (N,) are the sums of unfinished episodes, updated.
+    `episodes` float64 (T, 2, N) gets both sums where an episode ends, else zeros.
     """
     episodes[:] = 0.0
     for t in range(rewards.shape[0]):
@@ -196,16 +196,16 @@ def sum_episodes(rewards, valid, terminations, truncations, returns, lengths, ep
 
 
 def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
-    """What solves sums[t] = terms[t] + factors[t] * sums[t + 1], (T, N); both are changed.
+    """Solve sums[t] = terms[t] + factors[t] * sums[t + 1], (T, N); overwrites both arguments.
 
-    After a round each row is the sum of `span` terms, and its factor the product of as many.
+    After each round, a row is the sum of `span` terms, and its factor a product of `span` factors.
     """
     num_steps, span = len(terms), 1
     other_terms, other_factors = torch.empty_like(terms), torch.empty_like(factors)
     while span < num_steps:
         torch.addcmul(terms[:-span], factors[:-span], terms[span:], out=other_terms[:-span])
         other_terms[-span:] = terms[-span:]
-        left = num_steps - 2 * span  # rows that are not summed up yet after this
+        left = num_steps - 2 * span  # rows that need another round
         if left > 0:
             torch.mul(factors[:left], factors[span : span + left], out=other_factors[:left])
         terms, other_terms, factors, other_factors = other_terms, terms, other_factors, factors
@@ -214,7 +214,7 @@ def discounted_sums(terms: Tensor, factors: Tensor) -> Tensor:
 
 
 def _described(array: Any) -> str:
-    """Kind, dtype, shape and place of what was given."""
+    """Type, dtype, shape and device of an argument, for messages."""
     if not isinstance(array, np.ndarray | Tensor):
         return type(array).__name__
     dtype = str(array.dtype).removeprefix("torch.")
@@ -225,7 +225,7 @@ def _described(array: Any) -> str:
 def _read(
     name: str, array: Any, rewards: Any, shape: tuple[int, int], dtype: torch.dtype
 ) -> Tensor:
-    """An array like the rewards as a plain tensor; raise BufferMisuseError if it does not fit."""
+    """An array like rewards, as a plain tensor; raise BufferMisuseError if it does not fit."""
     kind = np.ndarray if isinstance(rewards, np.ndarray) else Tensor
     if isinstance(array, kind):
         tensor = as_tensor(name, array)

@@ -24,7 +24,7 @@ from buffers.rollout.storage import RolloutStorage
 __all__ = ["RolloutBatch", "Sampler", "shuffle"]
 
 _COLUMNS = ("actions", "log_probs", "values", "advantages", "returns", "rewards")
-_BLOCK_BYTES = 1 << 18  # of rows gathered by one call, for several batches if these are small
+_BLOCK_BYTES = 1 << 18  # gathered by one call, for several batches if they are small
 _ONE, _LAST_KEY = np.uint64(1), 2**63 - 1
 _EPSILON = 1e-8  # added to standard deviations, as CleanRL and stable-baselines3 do
 
@@ -33,20 +33,20 @@ _EPSILON = 1e-8  # added to standard deviations, as CleanRL and stable-baselines
 class RolloutBatch(Batch):
     """Transitions of a rollout: B rows, or S sequences of L steps.
 
-    Of sequences all below is (L, S, ...) instead of (B, ...), and ``len(batch)`` is S.
+    With sequences, shapes are (L, S, ...) instead of (B, ...), and ``len(batch)`` is S.
     """
 
     obs: Any  # (B, *obs_shape), nested like the observation space
     actions: Tensor  # (B, *action_shape)
-    log_probs: Tensor  # float32 (B,), of the actions when they were taken
-    values: Tensor  # float32 (B,), when they were taken
+    log_probs: Tensor  # float32 (B,), at the time of the step
+    values: Tensor  # float32 (B,), at the time of the step
     advantages: Tensor  # float32 (B,)
     returns: Tensor  # float32 (B,)
     rewards: Any = None  # float32 (B,)
     indices: Any = None  # int64 (B,), rows of the rollout: t * num_envs + env
-    weights: Any = None  # of batches of one size: float32 (B,), 1 of the rows to learn from, else 0
-    is_first: Any = None  # of sequences: bool (L, S), the observation is the first of an episode
-    initial_states: Any = None  # of sequences: a dict of tensors (S, ...), before the first step
+    weights: Any = None  # float32 (B,), with `fixed` or sequences: 1 for rows to learn from, else 0
+    is_first: Any = None  # with sequences: bool (L, S), the observation is the first of an episode
+    initial_states: Any = None  # with sequences: dict of tensors (S, ...), before the first step
     extras: dict[str, Tensor] = field(default_factory=dict)  # (B, ...), added by the user
 
     _fields = ("obs", "actions", "log_probs", "values", "advantages", "returns")
@@ -58,23 +58,23 @@ class RolloutBatch(Batch):
 
 
 class _Plan(NamedTuple):
-    """How one pass goes through the rows."""
+    """Plan of one pass over the rows."""
 
     paths: list[str]  # of the columns to gather
-    states: tuple[str, ...]  # of which sequences have the first row
-    row_bytes: int  # of a batch
-    number: int  # of batches, at most
-    size: int  # of a batch, at most
+    states: tuple[str, ...]  # columns of which sequences have only the first row
+    row_bytes: int  # bytes of a row of a batch
+    number: int  # largest number of batches
+    size: int  # largest size of a batch
     length: int | None  # of sequences; None: batches have single rows
     is_fixed: bool  # batches of one size, whatever rows are valid
-    normalizes: bool  # advantages, each batch by itself
+    normalizes: bool  # normalise advantages, in each batch
 
 
 class Sampler:
-    """Draws the passes through a finished rollout, one at a time.
+    """Iterates over a finished rollout in random order, one pass at a time.
 
     Attributes:
-        generator: Of the order of rows.
+        generator: Generator of the order of rows.
     """
 
     def __init__(self, storage: RolloutStorage, seed: int | None):
@@ -84,7 +84,7 @@ class Sampler:
         layout, tensors = storage.layout, storage.tensors
         self._obs = [leaf.path for leaf in layout.obs_leaves]
         self._extras = (*layout.extras, *layout.games)
-        # (T * N, ...), of games fewer.
+        # (T * N, ...); game columns (T * N / A, ...).
         self._flat = {
             path: tensors[path][: layout.num_steps].flatten(0, 1)
             for path in (*self._obs, *_COLUMNS, *self._extras, "is_first")
@@ -99,7 +99,7 @@ class Sampler:
         length: int | None = None,
         states: tuple[str, ...] = (),
     ) -> Iterator[Any]:
-        """Go through the rows, or sequences of `length` steps; see `RolloutBuffer`."""
+        """Iterate over the rows, or sequences of `length` steps; see `RolloutBuffer`."""
         layout, paths, kind = self._storage.layout, [*self._flat], "transitions"
         num_items = layout.num_steps * layout.num_envs
         if length is None:
@@ -138,7 +138,7 @@ class Sampler:
             sizes, parts = self._sequences(plan.number, plan.size, plan.length)
         if self._storage.is_apart:
             parts = [part.to(self._storage.device, non_blocking=True) for part in parts]
-        # A call of torch takes longer than copying a small batch, so those are gathered together.
+        # A call of torch takes longer than copying a small batch, so small ones share a call.
         most = max(sizes, default=1) * max(1, plan.row_bytes)
         at_once, start = max(1, _BLOCK_BYTES // most), 0
         for first in range(0, len(sizes), at_once):
@@ -147,12 +147,12 @@ class Sampler:
             self._require(begun)
             made = self._gather(plan, block, *(part[start:stop] for part in parts))
             start = stop
-            while made:  # a batch that is handed out is named nowhere here, to be freed by the user
+            while made:  # no reference to a yielded batch stays here, so the user can free it
                 self._require(begun)
                 yield made.pop()
 
     def _require(self, begun: tuple[int, int]) -> None:
-        """Raise BufferMisuseError if a pass is over."""
+        """Raise BufferMisuseError if another pass has begun or the rows have changed."""
         if begun != (self._num_passes, self._storage.num_changes):
             raise BufferMisuseError(
                 "these minibatches are over: another pass or rollout has begun since, or "
@@ -163,7 +163,7 @@ class Sampler:
     def _gather(
         self, plan: _Plan, sizes: list[int], rows: Tensor, weights: Tensor | None = None
     ) -> list[Any]:
-        """Batches, the last first, of rows int64 (K,), with their weights float32 (K,) if any."""
+        """Make batches, in reverse order, of rows int64 (K,) with weights float32 (K,) if any."""
         layout, length = self._storage.layout, plan.length
         shared = rows // layout.agents_per_game if layout.games else rows
         columns: dict[str, Tensor] = {
@@ -172,8 +172,8 @@ class Sampler:
         }
         if plan.normalizes:
             _normalize(columns["advantages"], sizes, weights)
-        # Copies, as autograd takes a batch that is changed in place for a change of all parts of
-        # what it is a view of. Not `split` for the same reason.
+        # Copies, and no `split`: autograd counts an in-place change of one batch as a change of all
+        # batches that are views of the same tensor.
         columns["indices"] = rows.clone()
         if weights is not None:
             columns["weights"] = weights.clone()
@@ -194,10 +194,10 @@ class Sampler:
         return batches[::-1]
 
     def _order(self, number: int, size: int, *, is_fixed: bool) -> tuple[list[int], list[Tensor]]:
-        """The valid rows in random order: sizes of the batches, and int64 (K,) their rows.
+        """The valid rows in random order: sizes of the batches, and their rows int64 (K,).
 
-        If they are to have one size, also float32 (K,), 1 where a row comes first and 0 where it is
-        repeated to fill a batch.
+        With batches of one size, also weights float32 (K,): 1 at the first place of a row, 0 where
+        it is repeated to fill a batch.
         """
         count: Any = self._storage.num_valid
         if self._storage.is_on_host:
@@ -212,15 +212,15 @@ class Sampler:
         return [size] * number, [*_pad(rows, count, number, size)]
 
     def _sequences(self, number: int, size: int, length: int) -> tuple[list[int], list[Tensor]]:
-        """The rows of sequences that have a valid one, in random order, in batches of one size.
+        """The rows of sequences with a valid row, in random order, in batches of one size.
 
-        Returned are, as by `order`, sizes, rows and weights, each batch step after step. Where a
-        sequence is shorter its last row comes again, with weight 0, as rows that are not valid.
+        Returns sizes, rows and weights like `_order`, each batch step after step. A short sequence
+        repeats its last row with weight 0; rows that are not valid have weight 0 too.
         """
         layout, valid = self._storage.layout, self._storage.at_env["valid"]
         num_steps, num_envs = layout.num_steps, layout.num_envs
         num_chunks = -(-num_steps // length)
-        missing = num_chunks * length - num_steps
+        missing = num_chunks * length - num_steps  # padding of the last chunk
         chunks = pad(valid, (0, 0, 0, missing)).view(num_chunks, length, num_envs)
         has_row = chunks.any(1).reshape(-1)
         if self._storage.is_on_host:
@@ -240,15 +240,16 @@ class Sampler:
         return [length * size] * number, [rows, weights]
 
     def _shuffled(self, mask: Tensor) -> Tensor:
-        """Places in a mask bool (K,), in random order, those where it is set first."""
+        """Indices of mask bool (K,) in random order; those of True elements come first."""
         keys = torch.empty(len(mask), dtype=torch.int64, device=mask.device)
         keys.random_(generator=self.generator.torch)
+        # Masked elements get the largest key, so sorting puts them last.
         return keys.masked_fill_(~mask, _LAST_KEY).argsort()
 
 
 @njit(nogil=True, cache=True)
 def shuffle(rows, generator):
-    """Shuffle rows int64 (K,), K < 2**31, in place; generator uint64 (2,) moves on."""
+    """Shuffle rows int64 (K,), K < 2**31, in place; advance generator uint64 (2,)."""
     key, counter = generator[0], generator[1]
     for last in range(rows.shape[0] - 1, 0, -1):
         chosen = bounded(random_word(key, counter), last + 1)
@@ -258,11 +259,11 @@ def shuffle(rows, generator):
 
 
 def _pad(rows: Tensor, count: Any, num_batches: int, size: int) -> tuple[Tensor, Tensor]:
-    """The first `count`, an int or int64 (), of rows int64 (K,), spread evenly over batches.
+    """Spread the first `count`, an int or int64 (), of rows int64 (K,) evenly over batches.
 
-    Some are repeated, evenly too, to fill batches, so that each half of one has rows of its own;
-    float32 weights are 1 of those that come first. Where there are too few, a batch has one of
-    another batch.
+    Repeated rows fill the batches, evenly too, so that each half of a batch has rows of its own.
+    Weights float32 are 1 at the first place of a row. With fewer rows than batches, a batch takes a
+    row of another one.
     """
     find = _places if isinstance(count, Tensor) else _kept_places
     chosen, weights = find(count, num_batches, size, rows.device)
@@ -270,25 +271,25 @@ def _pad(rows: Tensor, count: Any, num_batches: int, size: int) -> tuple[Tensor,
 
 
 def _places(count: Any, num_batches: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which of the first `count` rows are in batches, int64 (K,), and the weights of `_pad`."""
+    """Indices int64 (K,), below `count`, of the rows in the batches, and the weights of `_pad`."""
     batch = torch.arange(num_batches, device=device)[:, None]
     place = torch.arange(size, device=device)[None]
     each, longer = (count // num_batches, count % num_batches) if num_batches else (0, 0)
     own = each + (batch < longer)
     start = batch * each + batch.clamp(max=longer)
-    # Up to and with a place ceil((place + 1) * own / size) rows are taken.
+    # The places 0 to `place` hold ceil((place + 1) * own / size) different rows.
     taken, before = (((place + k) * own + size - 1) // size for k in (1, 0))
     weights = (taken > before) | ((own == 0) & (place == 0))
     return (start + taken - 1).clamp_(min=0).reshape(-1), weights.reshape(-1).float()
 
 
-_kept_places = lru_cache(2)(_places)  # those of all passes through a rollout are the same
+_kept_places = lru_cache(2)(_places)  # equal for all passes through a rollout
 
 
 def _normalize(advantages: Tensor, sizes: list[int], weights: Tensor | None = None) -> None:
     """Subtract each batch's mean and divide by its standard deviation, in place.
 
-    They are of the rows of weight 1, at least one of each batch: weights float32 (K,), or None.
+    Both are taken over rows of weight 1, of which each batch has one: weights float32 (K,) or None.
     """
     start = 0
     for size, batches in groupby(sizes):
@@ -300,7 +301,7 @@ def _normalize(advantages: Tensor, sizes: list[int], weights: Tensor | None = No
         if weights is not None:
             number = own.sum(1, keepdim=True)
             fewer = (number - 1).clamp(min=1)
-        # Sums from the first row to the last, which are the same on every processor.
+        # `cumsum` adds from the first row to the last, so results are equal on every processor.
         errors = numbers - (numbers * own).cumsum(1)[:, -1:] / number
         deviation = ((errors.square() * own).cumsum(1)[:, -1:] / fewer).sqrt()
         part.copy_(errors * (1.0 / (deviation + _EPSILON)))

@@ -1,13 +1,13 @@
-"""The memory of a rollout, and what follows from its steps: rows that count, episodes, faults.
+"""The memory of a rollout, and what follows from its steps: valid rows, episodes, faults.
 
 ::
 
     envs on the CPU, device "cpu"       one memory: arrays for the envs, tensors for the learner
-    envs on the CPU, another device     host pages for the envs; tensors on the device, copied to
-    envs on the device                  one memory: tensors there for both
+    envs on the CPU, another device     host pages for the envs, copied to tensors on the device
+    envs on the device                  one memory: tensors on the device for both
 
-What follows is operations of torch on the memory that envs write to. On a device nothing is read
-back, so that it can be captured in a CUDA graph; what is wrong is noted there until somebody asks.
+Valid rows, episodes and faults are computed by torch in the memory that envs write to. On a device
+nothing is read back, so a CUDA graph can capture it; faults are noted there until `raise_faults`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
 ]  # fmt: skip
 
 RESULTS = ("rewards", "terminations", "truncations")
-# Bits of a float32 that has not been written yet: a NaN that no computation gives. Async vector
-# envs mark rewards in `step(out=)` likewise, so that what a dead worker leaves is told apart too.
+# Bits of a float32 that has not been written yet: a NaN that no computation yields. Async vector
+# envs mark rewards in `step(out=)` likewise, so rows that a dead worker left are recognised too.
 UNWRITTEN = 0x7FC5EED1
-UNWRITTEN_FLAG = 2  # the same of flags, which are 0 or 1
+UNWRITTEN_FLAG = 2  # the mark of a flag that has not been written; written flags are 0 or 1
 
 _NO_FINAL = 5
 _PUT = "call put(t, actions=..., log_probs=..., values=...) for every step, or let " + (
@@ -53,10 +53,10 @@ _FAULTS = (
     f"no values; {_PUT}",
 )
 
-_MAX_ROWS = 2**31 - 1  # the shuffle draws 32-bit words
+_MAX_ROWS = 2**31 - 1  # the shuffle draws numbers below 2**31
 
-# Names that no extra column may have: of columns, of other entries of batches and `memory`, and of
-# the step in `put(t, ...)`.
+# Names that no extra column may have: other columns, entries of batches and of `memory`, and
+# parameters of `put`.
 _TAKEN = frozenset((
     "obs", "actions", "log_probs", "values", "rewards", "terminations", "truncations", "valid",
     "final_values", "advantages", "returns", "rows", "over_before", "running_returns", "episodes",
@@ -74,7 +74,7 @@ class RolloutLayout(NamedTuple):
     obs_leaves: list[Leaf]
     extras: list[str]
     games: list[str]  # the columns with one row per game
-    agents_per_game: int  # rows of a step that share one of these
+    agents_per_game: int  # rows of a step that share a row of a game column
     autoreset_mode: AutoresetMode
     columns: list[ColumnSpec]  # "host": where envs write; "device": where the tensors live
 
@@ -90,7 +90,7 @@ def plan_rollout(
     game_columns: Mapping[str, Space] | None,
     agents_per_game: int | None,
 ) -> RolloutLayout:
-    """Plan the columns of a rollout buffer; raise BufferMisuseError for what does not do."""
+    """Plan the columns of a rollout buffer; raise BufferMisuseError if an argument is wrong."""
     num_steps, num_envs = check_count("num_steps", num_steps), check_count("num_envs", num_envs)
     if num_steps * num_envs > _MAX_ROWS:
         raise BufferMisuseError(
@@ -145,7 +145,7 @@ def plan_rollout(
 
 
 def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    """The mode of an enum member, or of its name or value; raise BufferMisuseError for others."""
+    """Convert a member, name or value of the enum; raise BufferMisuseError for others."""
     try:
         return read_autoreset_mode(mode)
     except ValueError as error:
@@ -157,15 +157,15 @@ def parse_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
 class RolloutSlot(NamedTuple):
     """Where an environment writes the results of one step: views of the buffer's host pages.
 
-    Of an environment on the buffer's device they are tensors there.
+    With environments on the buffer's device, they are tensors there.
 
-    Its attribute `autoreset_mode` is that of the buffer: `step(out=)` of vecenv's vector envs
-    refuses a slot of another mode than their own.
+    The attribute `autoreset_mode` is the mode of the buffer: `step(out=)` of vecenv's vector envs
+    refuses a slot of another mode.
 
-    Its attribute `valid`, bool (N,), is for envs of which not all rows act in every step, as those
-    with agents that die: which rows acted in this step, so that their reward, flags and next
-    observation are a transition. Such an env writes all elements in every step; others leave it
-    alone.
+    The attribute `valid`, bool (N,), is for envs in which not all rows act in every step, such as
+    games whose agents die. It says which rows acted in this step, so that their reward, flags and
+    next observation are a transition. Such an env writes all elements in every step; other envs
+    must not write it.
     """
 
     obs: Any  # (N, *obs_shape), nested like the observation space
@@ -178,30 +178,29 @@ class RolloutSlot(NamedTuple):
 
 
 class _Slot(RolloutSlot):
-    """A slot of a buffer, which has the attributes."""
+    """A slot of a buffer; unlike a NamedTuple it can have the two attributes."""
 
 
 class RolloutStorage:
-    """Columns of a rollout, and one view per step, made once as that takes as long as a copy.
+    """Columns of a rollout, and views per step, made once: making one takes as long as a copy.
 
     Attributes:
         is_on_device: Envs write tensors on the device.
         is_apart: Envs write host pages, which are copied to the device.
         columns: All columns by name.
-        tensors, at_env: The tensors of all columns, where the learner has them; and where the env
-            has those that it writes, and what follows from them alone.
+        tensors, at_env: The tensors of all columns: for the learner, on the device; and where the
+            env writes, for columns that it writes or that are computed from these.
         obs, obs_rows: Observations, nested like the space; and T + 1 nests (N, *obs_shape).
         slots: T slots, of arrays or, on the device, tensors.
         action_rows: T views (N, *action_shape) of actions as envs take them.
         rows: Views of the learner's tensors, one for each step.
-        acting: uint8 (T, N), which rows acted, as envs with agents write it: 0, 1 or
+        acting: uint8 (T, N), whether rows acted, written by envs with agents: 0, 1 or
             `UNWRITTEN_FLAG`.
         has_final: bool (T, N), rows whose final value was given; None under NEXT_STEP.
-        num_valid: int64 (), of the rollout that was computed last.
-        is_counted: bool (), whether the episodes of this rollout were added up.
-        num_changes: How often the rows became others: passes through them are over then.
-        faults: int64 (6,), by kind, the first row that lacks something, or T * N; of envs on a
-            device.
+        num_valid: int64 (), valid rows of the last computed rollout.
+        is_counted: bool (), whether the episodes of this rollout were summed up.
+        num_changes: How often the rows have changed; a change ends passes of minibatches.
+        faults: int64 (6,), with envs on a device: by kind, the first row with the fault, or T * N.
     """
 
     def __init__(
@@ -213,6 +212,7 @@ class RolloutStorage:
         is_apart: bool,
     ):
         self.layout, self.device = layout, device
+        # `allocate` is a bound method of the envs, whose `device` tells where they write.
         there = getattr(getattr(allocate, "__self__", None), "device", None)
         self.is_on_device = isinstance(there, torch.device)
         if self.is_on_device and there != device:
@@ -266,11 +266,12 @@ class RolloutStorage:
         return list(self.rows[name] if self.is_on_device else self.columns[name].host)
 
     def nest(self, leaves: Any) -> Any:
-        """Observations of leaves, nested like the space."""
+        """Nest the leaves of an observation like the space."""
         return build_tree(self.layout.observation_space, [*leaves])
 
     def begin(self) -> None:
-        """Mark what is to be written as not written; forget what was known of the last steps."""
+        """Mark all columns that must be written as not written; reset flags of the last rollout."""
+        # By bits, as NaN is unequal to itself.
         for column in (self.tensors["log_probs"], self.tensors["values"], self._rewards):
             column.view(torch.int32).fill_(UNWRITTEN)
         self.acting.fill_(UNWRITTEN_FLAG)
@@ -281,7 +282,7 @@ class RolloutStorage:
             self.has_final.fill_(False)
 
     def unwritten_rewards(self) -> torch.Tensor:
-        """Which rewards the env has not written in this rollout, bool (T, N)."""
+        """Whether the env has not yet written a reward in this rollout, bool (T, N)."""
         return self._rewards.view(torch.int32) == UNWRITTEN
 
     def write_obs(self, t: int, leaves: Any) -> None:
@@ -295,7 +296,7 @@ class RolloutStorage:
             self.upload(path, slice(t, t + 1))
 
     def upload(self, name: str, steps: slice = slice(None)) -> None:
-        """Enqueue the copy of a column from host pages to the device, if these are apart."""
+        """Enqueue the copy of a column from host pages to the device, if they are separate."""
         if self.is_apart:
             self.columns[name].upload(steps)
 
@@ -305,39 +306,39 @@ class RolloutStorage:
             torch.cuda.synchronize(self.device)
 
     def start(self) -> None:
-        """Forget episodes under way, as after a reset of all envs."""
+        """Drop unfinished episodes, after a reset of all envs."""
         for tensor in (self._over_before, *self._running):
             tensor.zero_()
         self._is_first[0] = True
 
     def advance(self) -> None:
-        """Carry over to the next rollout what this one ends with; its episodes are counted."""
+        """Carry the last observations and flags over to a new rollout, after `count_episodes`."""
         self.write_obs(0, [self.at_env[path][-1] for path in self._paths])
         last = self.mark_first(self.layout.num_steps, self.layout.num_steps + 1)
         self._over_before.copy_(self._ends[-1] | self._cuts[-1])
         self._is_first[0].copy_(last[0])
 
     def mark_first(self, first: int, stop: int) -> Tensor:
-        """Write and return whether observations begin episodes, of steps 1 <= first to stop - 1.
+        """Write and return `is_first` of the steps from `first`, at least 1, to stop - 1.
 
-        See `RolloutBuffer.is_first_at`; of step 0 `start` and `advance` write it.
+        See `RolloutBuffer.is_first_at`. `start` and `advance` write it for step 0.
         """
         rows = self._is_first[first:stop]
-        lag = 2 if self._is_next_step else 1  # under NEXT_STEP a step in between only resets
+        lag = 2 if self._is_next_step else 1  # a NEXT_STEP reset takes a step
         steps = slice(max(first - lag, 0), stop - lag)
         begins = self._ends[steps] | self._cuts[steps]
-        if first < lag:
+        if first < lag:  # the flags of the last step of the rollout before
             begins = torch.cat([self._over_before[None], begins])
         before = slice(first - 1, stop - 1)
         acting = self.acting[before]
-        if self.has_final is not None:
+        if self.has_final is not None:  # not NEXT_STEP: the next row may be a final observation
             is_known = self.has_final[before] | (acting == UNWRITTEN_FLAG)
             begins = self._ends[before] | (self._cuts[before] & is_known)
         return rows.copy_(begins | (acting == 0))
 
     def mark_valid(self) -> None:
-        """Clear `valid` in steps that only reset, and in rows that did not act; set none."""
-        if self._is_next_step:
+        """Set `valid` to False in steps that only reset and in rows that did not act."""
+        if self._is_next_step:  # a step after the end of an episode is the reset
             self._valid[0].logical_and_(~self._over_before)
             self._valid[1:].logical_and_(~(self._ends[:-1] | self._cuts[:-1]))
         self._valid.logical_and_(self.acting != 0)
@@ -353,7 +354,7 @@ class RolloutStorage:
             self.num_valid.copy_(self._valid.sum())
 
     def fill_final(self, final_values: Tensor | None, values: Tensor) -> None:
-        """Take the next rows' values for those not given, where agents' games go on."""
+        """Take missing final values from the next row, where an agent's game goes on."""
         if self.has_final is not None and final_values is not None:
             is_given = (self.has_final | (self.acting == UNWRITTEN_FLAG)).to(values.device)
             torch.where(is_given, final_values, values[1:], out=final_values)
@@ -361,7 +362,7 @@ class RolloutStorage:
     # Episodes.
 
     def count_episodes(self, *, is_finished: bool = False) -> None:
-        """Add up episodes, of the rewards as they are, unless it was done in this rollout."""
+        """Sum up episodes with the current rewards, unless this was done in this rollout."""
         if self.is_on_host:
             if not bool(self.is_counted):
                 if not is_finished:
@@ -375,12 +376,12 @@ class RolloutStorage:
         self.is_counted.fill_(True)
 
     def _count_there(self, is_done: Tensor) -> None:
-        """As `sum_episodes`, by operations of torch, unless it was done."""
+        """Do what `sum_episodes` does by operations of torch, unless `is_done`."""
         over = self._ends | self._cuts
         sums = torch.stack([torch.where(self._valid, self._rewards, 0.0), self._valid], 1).double()
         for k, running in enumerate(self._running):
             sums[0, k] += running
-        # Backwards, where `discounted_sums` adds up what comes later.
+        # Time is reversed: `discounted_sums` sums later rows, an episode sums earlier ones.
         goes_on = pad((~over[:-1, None]).double().flip(0), (0, 0, 0, 0, 0, 1)).expand_as(sums)
         sums = discounted_sums(sums.flip(0), goes_on.contiguous()).flip(0)
         for k, running in enumerate(self._running):
@@ -390,7 +391,7 @@ class RolloutStorage:
         torch.where(is_done, self._episodes, sums, out=self._episodes)
 
     def episodes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns float64 and lengths int64 (K,) of the episodes that were counted last; waits."""
+        """Returns float64 and lengths int64 (K,) of the last counted episodes; waits."""
         has_ended = self._episodes[:, 1] > 0
         returns, lengths = (self._episodes[:, k][has_ended].cpu() for k in range(2))
         return returns.numpy(), lengths.long().numpy()
@@ -398,7 +399,7 @@ class RolloutStorage:
     # Faults.
 
     def finish(self) -> None:
-        """Complete `valid`; note what the env did not write, and wrong rewards."""
+        """Complete `valid`; note results that are not written, and rewards that are not finite."""
         self._note(0, self.unwritten_rewards())
         unwritten = self.acting == UNWRITTEN_FLAG
         self._note(1, unwritten & ~unwritten.all())
@@ -406,37 +407,38 @@ class RolloutStorage:
         self._note(2, ~torch.isfinite(self._rewards) & self._valid)
 
     def look_for_gaps(self, *outputs: Tensor) -> None:
-        """Note rows without policy outputs, log_probs (T, N) and values (T + 1, N), if given.
+        """Note missing policy outputs, log_probs (T, N) and values (T + 1, N), if these are given.
 
-        And truncated episodes whose final observation is not the next row, and has no value.
+        Note also truncated episodes whose final value was not given and is not in the next row.
         """
         valid, unwritten = self._valid, self.acting == UNWRITTEN_FLAG
         if outputs:
             missing = [x[: len(valid)].view(torch.int32) == UNWRITTEN for x in outputs]
             self._note(3, missing[0].to(valid.device) & valid)
-            needed = valid | unwritten  # values in dead steps too, as those of final observations
-            needed[1:] |= valid[:-1]
+            needed = valid | unwritten  # values of dead steps too: they bootstrap truncations
+            needed[1:] |= valid[:-1]  # a step bootstraps from the value of the next row
             self._note(4, missing[1].to(valid.device) & needed)
         if self.has_final is not None:
             cut_off = self._cuts & ~self._ends & valid & ~self.has_final
-            # An agent that acts in the next step, too, was in a game that was reset, so that its
-            # next row has another observation; in the last step that is not known.
+            # If the agent acts in the next step, its game was reset, so the next row is not its
+            # final observation. After the last step of the rollout this is not known.
             cut_off[:-1] &= self.acting[1:] != 0
             cut_off[-1] &= unwritten[-1]
             self._note(_NO_FINAL, cut_off)
 
     def _note(self, kind: int, mask: Tensor) -> None:
-        """Raise BufferMisuseError if a mask (T, N) has a row; on devices `raise_faults` will."""
+        """Raise BufferMisuseError if mask (T, N) has a True; on devices, note it instead."""
         if self.is_on_host:
             if bool(mask.any()):
                 raise self._fault(kind, int(mask.reshape(-1).nonzero()[0]))
             return
+        # The smallest row with a fault, without reading the mask on the host.
         places = torch.arange(self._num_rows, device=mask.device)
         first = torch.where(mask.reshape(-1), places, self._num_rows).amin()
         self.faults[kind] = torch.minimum(self.faults[kind], first)
 
     def raise_faults(self) -> None:
-        """Wait, raise BufferMisuseError for the first kind that was noted, and forget all."""
+        """Wait; clear the notes and raise BufferMisuseError for the first kind noted."""
         faults = self.faults.tolist()
         self.faults.fill_(self._num_rows)
         for kind, row in enumerate(faults):
