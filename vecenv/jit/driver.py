@@ -7,11 +7,10 @@
       `settle`: closes   ------>  OPEN = 0
                 waits    <------  ACTIVE = 0              <-------  counts itself out
 
-A *job* says what to do (`op`), to which envs, and where the arrays are. Arrays are given as
-addresses, so a thread needs no Python object. Two orders matter: a helper counts itself in before
-it checks whether the job is open; the caller closes a job before it waits until no helper is
-counted in. So no helper reads a record while it changes, and a helper that wakes late delays no
-one.
+A *job* says what to do (`op`), to which envs, and where the arrays are: as addresses, so a thread
+needs no Python object. The order matters: a helper counts itself in before it checks whether the
+job is open, and the caller closes a job before it waits until no helper is counted in. So no helper
+reads a record while it changes, and a late helper delays no one.
 
 `unpack` and `attend` are templates, like `episodes.run_rows`: `binding` copies them for each kind
 of env and binds the global names below to its dtypes and shapes.
