@@ -100,7 +100,7 @@ class Runner:
                 is STEP.
             outputs: R rows each. Only STEP writes rewards and flags; all ops but MASK write obs.
                 Arrays that are not written may be empty.
-                arrays that are not written may be empty.
+
 
         Returns:
             The number of episodes that ended (for MASK: the number of masks that wrongly allow
