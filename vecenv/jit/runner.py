@@ -101,7 +101,6 @@ class Runner:
             outputs: R rows each. Only STEP writes rewards and flags; all ops but MASK write obs.
                 Arrays that are not written may be empty.
 
-
         Returns:
             The number of episodes that ended (for MASK: the number of masks that wrongly allow
             nothing); or -1 - row if the action of that row is out of bounds: then nothing was done.

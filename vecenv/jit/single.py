@@ -70,10 +70,10 @@ class JitEnv(Env[Any, Any]):
 
     @property
     def action_masks(self) -> Callable[[], np.ndarray]:
-        """A function that returns which actions are valid, int8 (width,), a copy; for kinds with
-        masks.
+        """A function that returns which actions are valid, int8 (width,), a copy.
 
-        `action_space.sample(mask=...)` of a Discrete space takes it; `mask.view(bool)` is bool.
+        Only for kinds with masks. `action_space.sample(mask=...)` of a Discrete space takes this
+        array; `mask.view(bool)` is the same as bool.
         """
         if not self._envs.has_action_masks:
             raise AttributeError(f"{self._envs.kernels.name} has no action masks")

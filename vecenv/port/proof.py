@@ -124,9 +124,9 @@ def prove(
         make_python: Makes the Python env: a `gymnasium.Env` (Tuple spaces mean a game), or a
             PettingZoo parallel env.
         kernels: EnvKernels, or a maker of a JitVectorEnv of them.
+        minutes: Time to look for differences.
         fields: Places of the state's fields in the Python env, by name: a path such as
             "agent_pos[0]", or a function of the unwrapped env. None: attributes of the same names.
-
         policies: Functions from an observation to an action, to be played, too.
         tolerance: Allowed distance of floats, relative to the larger of 1 and their size.
         margin: Allowed distance between means of free runs, in standard deviations.
