@@ -160,8 +160,8 @@ class CompiledVecEnv(VecEnv):
     def final_obs(self) -> Any:
         """Final observations (num_envs, *obs_shape) where an episode ended in the last step.
 
-        SAME_STEP only. On the CPU they equal infos["final_obs"], without an object per env. A live
-        view: rows whose episode ended are valid until the next step.
+        SAME_STEP only. On the CPU these are the values of infos["final_obs"], without an object per
+        env. A live view: rows whose episode ended are valid until the next step.
         """
         return self._final_obs
 
@@ -298,9 +298,9 @@ class CompiledVecEnv(VecEnv):
     def set_params(self, rows: Any, values: Any) -> None:
         """Change parameters of some envs from the next step on; nothing is compiled.
 
-        If all envs shared one record, each has its own record from then on. A sampler draws its
-        parameters again at the next reset. On a device this call waits. A CUDA graph that was
-        captured while all envs shared one record keeps reading that record.
+        If all envs shared one record, each has its own record from then on. A sampler
+        overwrites its parameters at the next reset. On a device this call waits. A CUDA graph that
+        was captured while all envs shared one record keeps reading that record.
 
         Args:
             rows: Env ids (B,), a mask bool (num_envs,), or None for all envs.

@@ -1,9 +1,9 @@
 """The driver on CPU threads: one thread does a job, or shares it with helper threads.
 
-    caller                        job record, control words         helper t
-      describes the job  ------>  addresses, counts
+    caller (`Runner.run`)         memory that `Runner` owns         helper thread t
+      describes the job  ------>  job record: addresses, counts
       `publish`          ------>  parts, OPEN = 1, TICKET + 1 --->  `join`: counts itself in
-      `attend`: claims   <----->  next row of each part  <------->  `attend`: claims chunks
+      `attend`: claims   <----->  next row of each part  <------->  `attend`: claims chunks of rows
       `settle`: closes   ------>  OPEN = 0
                 waits    <------  ACTIVE = 0              <-------  counts itself out
 
