@@ -98,7 +98,7 @@ def run_rows(batch, start, stop):
             reward, terminated, truncated = 0.0, False, False
             begins = mode == NEXT_STEP and run.episode_over
             if not begins:
-                open_block(run)
+                open_block(run)  # so draws depend only on the number of steps and resets
                 action = action_row(batch.actions, row)
                 reward, is_terminal, is_cut = env_step(state, action, run, params, env)
                 terminated, truncated = bool(is_terminal), bool(is_cut)
@@ -123,7 +123,7 @@ def run_rows(batch, start, stop):
             batch.truncations[row] = truncated
         if begins:
             open_block(run)
-            env_sampler(run, params, env)
+            env_sampler(run, params, env)  # first: the reset may read the parameters
             env_reset(state, run, params, env)
             run.episode_return = 0.0
             run.episode_length = 0

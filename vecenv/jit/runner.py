@@ -190,7 +190,7 @@ class Runner:
         is_step = batch.op == STEP and len(env_ids) == 0
         self._is_timed = is_step and self._choice.is_timed and self.num_threads > 1
         self._num_parts = parts = min(self._choice.num_parts(num_rows), self.num_threads)
-        lines = -(-num_rows // (parts * CHUNKS_PER_PART * ROWS_PER_LINE))
+        lines = -(-num_rows // (parts * CHUNKS_PER_PART * ROWS_PER_LINE))  # rounded up
         record = self._job
         record["op"] = batch.op
         record["num_rows"] = num_rows
@@ -208,8 +208,8 @@ class Runner:
         if (helpers := self._helpers) is None:
             given = self._plain_run, self._control, self._jobs
             helpers = self._helpers = _Helpers(given, self._kept, self.num_threads)
-        helpers.kept[0] = batch, actions, outputs
-        self._is_settled = False
+        helpers.kept[0] = batch, actions, outputs  # helpers only have their addresses
+        self._is_settled = False  # set first: an exception may come at any time
         to_wake = _publish(self._control, self._jobs, self._bounds, actions, *outputs)
         if to_wake < 0:
             self._is_settled = True
@@ -227,7 +227,7 @@ class Runner:
         begin_ns = time.perf_counter_ns() if self._is_timed else 0
         num_ended = self._run(self._control, self._jobs, 0, NUM_SPINS)
         while num_ended < 0:  # helpers work on their last chunks, or joined too late
-            time.sleep(0)
+            time.sleep(0)  # let them run
             num_ended = _settle(self._control, NUM_SPINS)
         if self._is_timed and self._choice.note(time.perf_counter_ns() - begin_ns):
             self._described = None

@@ -258,7 +258,7 @@ def _runs_of(graph: Any, inputs: Any, count: int, log: Callable[[str], Any]) -> 
     try:
         with tempfile.TemporaryDirectory(dir=folder) as aside:  # no other process reads here
             compile_graph(graph, [x.detach().clone() for x in inputs], file := Path(aside, "g.pt2"))
-            os.replace(file, kept)
+            os.replace(file, kept)  # other processes never see half a file
         runs = [load_package(kept, device) for _ in range(count)]
     except Exception as error:
         raise Refusal(f"the loss does not compile ({first_line(error)})") from error

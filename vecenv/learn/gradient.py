@@ -235,7 +235,7 @@ class Gradient:
                 wrong = f"{name} is off by {error:.2g}, of {own:.2g}{hint}"
                 self._decide_on_autograd(f"as in call {self._num_calls} {wrong}")
                 return expected
-        weights.gradient.copy_(found)
+        weights.gradient.copy_(found)  # autograd has overwritten it
         return scalars
 
     def _by_autograd(self, batch: Any) -> dict[str, Tensor]:
@@ -269,7 +269,7 @@ class Gradient:
         # The mean over no rows is NaN: `where` keeps it out of the sum.
         parts = torch.cat([gradient, own, gradient.new_ones(1)])
         parts = self._ranks.sum_(torch.where(rows > 0, parts * rows.to(gradient), 0.0))
-        means = parts[:-1] / parts[-1]
+        means = parts[:-1] / parts[-1]  # the last one is the sum of the rows
         gradient.copy_(means[: len(gradient)])
         return dict(zip(scalars, means[len(gradient) :].unbind(), strict=True))
 

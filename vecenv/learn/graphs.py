@@ -51,7 +51,7 @@ class Graph:
     def __call__(self) -> Any:
         """Return the function's result; once captured, the same tensors with new values."""
         device, left = self._device, self._calls_left
-        self._calls_left = max(left - 1, -1)
+        self._calls_left = max(left - 1, -1)  # -1: no capture is due
         if left > 0:  # on a separate stream, like the capture
             current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
             stream.wait_stream(current)

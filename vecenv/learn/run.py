@@ -310,7 +310,7 @@ class Run:
             "options": self._options,
             "curve": (np.array(self.curve_steps, np.int64), np.array(self.curve_returns)),
             "seconds": self.seconds,
-            "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
+            "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,  # a resumed run cuts there
             "best_score": scores[0] if is_best else self.best_score,
         }
         if content["unsaved"] and not self._due_at:

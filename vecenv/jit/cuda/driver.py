@@ -93,7 +93,7 @@ def run_thread(
 ):
     """Do one row of a job; see ARGUMENTS."""
     row = cuda.grid(1)
-    if row >= num_rows:
+    if row >= num_rows:  # the last block has spare threads
         return
     env = row if env_ids == 0 else ids_at(env_ids, num_rows)[row]
     row_op, fault = op, 0
@@ -103,7 +103,7 @@ def run_thread(
         if autoreset_mode == DISABLED and runs_at(runs, num_envs)[env]["episode_over"]:
             fault = IS_OVER
         if fault != 0:
-            row_op = OBSERVE
+            row_op = OBSERVE  # the env is not stepped
             if rewards32 != 0:
                 floats_at(rewards32, num_rows)[row] = 0.0
             else:
@@ -140,7 +140,7 @@ def run_thread(
             doubles_at(over_returns, num_rows)[row] = run["last_return"] if is_over else 0.0
             ids_at(over_lengths, num_rows)[row] = run["last_length"] if is_over else 0
     if fault != 0:
-        ids_at(faults, 1)[0] = fault << FAULT_SHIFT | env
+        ids_at(faults, 1)[0] = fault << FAULT_SHIFT | env  # threads may race: one fault stays
 
 
 def any_is_allowed(actions, row, bounds):

@@ -153,7 +153,7 @@ class CudaVectorEnv(CompiledVecEnv):
         self._final_obs = device.zeros(
             (num_envs if has_final else 0, *self._obs_shape[1:]), self._obs_dtype
         )
-        self._faults = device.host_zeros(1)
+        self._faults = device.host_zeros(1)  # in host memory, so reading it does not wait
         self._fault_word = self._faults.numpy()
         self._bounds = self._upload(element_bounds(self.single_action_space).reshape(-1))
         self._params = None
