@@ -1,7 +1,7 @@
-"""Adapters: vector envs in the forms that other libraries ask for; see docs/adapters.md.
+"""Adapters: vector envs in the forms that other libraries need; see docs/adapters.md.
 
-One module per library, which is imported by nobody but its users and loads the library when it is
-first used. Here is what the modules share; it serves adapters to further libraries as well.
+One module per library; only its users import it, and it loads the library at the first use. The
+functions here are shared by these modules, and can serve adapters to further libraries.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def load_library(module: str, extra: str) -> types.ModuleType:
         extra: The extra of this package that installs the library.
 
     Raises:
-        ModuleNotFoundError: The library is not installed; says how to install it.
+        ModuleNotFoundError: The library is not installed; the message says how to install it.
     """
     library = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != library:
-            raise  # something that the library needs
+            raise  # the library lacks a module that it needs
         raise ModuleNotFoundError(
             f"this adapter needs {library}, which is not installed: pip install 'vecenv[{extra}]'",
             name=error.name,
@@ -45,7 +45,7 @@ def load_library(module: str, extra: str) -> types.ModuleType:
 
 
 def bind_base(cls: type, base: type) -> type:
-    """Return `cls` with a base class of a library that is loaded only now; `cls` comes first."""
+    """Return `cls` with a library class, loaded only now, as a further base; `cls` comes first."""
     if issubclass(cls, base):
         return cls
     if (cls, base) not in _bound:
@@ -55,11 +55,11 @@ def bind_base(cls: type, base: type) -> type:
 
 
 def require_mode(envs: Any, mode: AutoresetMode, library: str) -> None:
-    """Refuse vector envs that a library would get wrong.
+    """Raise for vector envs that a library would misread.
 
     Raises:
-        TypeError: They are no vector env of Gymnasium's.
-        ValueError: They have another autoreset mode, or keep their observations for themselves.
+        TypeError: `envs` is not a Gymnasium vector env.
+        ValueError: It has another autoreset mode, or reuses the memory of its observations.
     """
     if not isinstance(envs, VectorEnv):
         raise TypeError(
@@ -84,9 +84,9 @@ def split_infos(
     """Turn batched infos into one dict per env.
 
     Args:
-        infos: Batched infos; a mask `_key` says which envs have a `key`, without one all have it.
-        num_envs: Rows of every array.
-        env_ids: int (B,), the envs wanted; None for all in order.
+        infos: Batched infos; a mask `_key` says which envs have `key`; without a mask, all have it.
+        num_envs: Number of rows in every array.
+        env_ids: int (B,), the envs to return; None for all in order.
 
     Returns:
         New dicts, B or `num_envs`; array values are views of the batched arrays.
@@ -113,9 +113,9 @@ def split_infos(
 
 
 def rows_of(value: Any, num_envs: int) -> list[Any]:
-    """Return one value per env of what a vector env as a whole has.
+    """Split a value of a whole vector env into one value per env.
 
-    An array, list or tuple of `num_envs` items is split; anything else is the same for all.
+    An array, list or tuple of `num_envs` items is split; any other value is repeated.
     """
     is_batched = isinstance(value, np.ndarray | list | tuple) and len(value) == num_envs
     return list(value) if is_batched else [value] * num_envs
@@ -125,7 +125,7 @@ def read_attr(envs: VectorEnv, name: str) -> list[Any]:
     """Return an attribute of each env; compiled envs share theirs, see `rows_of`.
 
     Raises:
-        AttributeError: There is none of this name.
+        AttributeError: There is no attribute of this name.
     """
     whole: Any = envs.unwrapped
     if hasattr(whole, "get_attr"):
@@ -137,7 +137,7 @@ def write_attr(envs: VectorEnv, name: str, value: Any, env_ids: Sequence[int]) -
     """Set an attribute of some envs to one value.
 
     Raises:
-        TypeError: Compiled envs, which have no attributes of their own.
+        TypeError: The envs are compiled, and have no attributes of their own.
     """
     whole: Any = envs.unwrapped
     if not hasattr(whole, "set_attr"):

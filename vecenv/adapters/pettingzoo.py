@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         ParallelEnv as _Base,  # pyright: ignore[reportAttributeAccessIssue]
     )
 else:
-    _Base = object  # until a view is made
+    _Base = object  # until the first view is made
 
 __all__ = ["GameView"]
 
@@ -25,23 +25,22 @@ __all__ = ["GameView"]
 class GameView(_Base):
     """The single game of a vector env of agents as a PettingZoo `ParallelEnv`.
 
-    What takes a `ParallelEnv` takes games of any backend this way: TorchRL's `PettingZooWrapper`,
+    Code for a `ParallelEnv` can use games of any backend this way: TorchRL's `PettingZooWrapper`,
     RLlib's `ParallelPettingZooEnv`, PettingZoo's tests and wrappers. Spaces and groups are those of
-    the vector env, so of padded agents the padded ones.
+    the vector env; agents that it pads have padded spaces here, too.
 
     Args:
-        envs: A vector env of one game, in autoreset mode DISABLED or NEXT_STEP; closed together
-            with this one.
+        envs: A vector env of one game, in autoreset mode DISABLED or NEXT_STEP. `close` closes it.
 
     Attributes:
-        envs: The vector env, as one with dicts by group.
-        agents: Who acts next.
+        envs: The vector env, in its form with dicts by group.
+        agents: The agents that act next.
         possible_agents: All agents.
 
     Raises:
         ModuleNotFoundError: PettingZoo is not installed.
-        TypeError: `envs` is no vector env of agents.
-        ValueError: It has several games, or resets them itself in the step that ends them.
+        TypeError: `envs` is not a vector env of agents.
+        ValueError: It has several games, or resets a game in the step that ends it.
 
     Example:
         envs = vecenv.make_vec_agents("sisl/pursuit-v5", autoreset_mode="Disabled")
@@ -98,16 +97,16 @@ class GameView(_Base):
         """Step the game.
 
         Args:
-            actions: Those of the agents that are alive; others are ignored. Without any agent alive
+            actions: Actions of the agents that are alive; others are ignored. If no agent is alive,
                 nothing is stepped.
 
         Returns:
-            observations, rewards, terminations, truncations and infos of the agents that acted, and
-            observations of those that have joined.
+            Observations, rewards, terminations, truncations and infos of the agents that acted, and
+            observations of agents that joined.
 
         Raises:
             ValueError: The action of an agent that is alive is missing.
-            ActionError: One has another size or kind than its space says, or is NaN.
+            ActionError: An action does not fit its space in size or kind, or is NaN.
         """
         if not self.agents:
             return {}, {}, {}, {}, {}
@@ -151,7 +150,7 @@ class GameView(_Base):
         return self.envs.state()[0]
 
     def render(self) -> Any:
-        """Return what the game renders."""
+        """Return the frame of the game."""
         return self.envs.render_game(0)
 
     def close(self) -> None:
@@ -163,12 +162,12 @@ class GameView(_Base):
         return [agent for agent, (name, k) in self._places.items() if groups[name].alive[k]]
 
     def _rows(self, batches: dict[str, Any], agents: list[Any]) -> dict[Any, Any]:
-        """Return the rows of some agents, by agent."""
+        """Return the rows of some agents as a dict by agent."""
         places = {agent: self._places[agent] for agent in agents}
         return {agent: _row(batches[name], k) for agent, (name, k) in places.items()}
 
     def _split(self, infos: dict[str, Any], agents: list[Any]) -> dict[Any, Any]:
-        """Return the infos by agent, and the game's as "common"."""
+        """Return the infos by agent, and those of the game as "common"."""
         rows = {
             name: split_infos(infos.get(name, {}), group.num_envs)
             for name, group in self.envs.groups.items()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         VecEnv as _Base,
     )
 else:
-    _Base = object  # until an env is made: stable-baselines3 imports torch
+    _Base = object  # until the first env is made, because stable-baselines3 imports torch
 
 __all__ = ["SB3VecEnv", "make_sb3_env"]
 
@@ -41,29 +41,29 @@ _SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 class SB3VecEnv(_Base):
     """A Gymnasium vector env as a stable-baselines3 `VecEnv`.
 
-    Where an episode ends, `infos[i]` is its last info with "terminal_observation",
-    "TimeLimit.truncated" and, from `monitor`, "episode"; the first info of the next episode is
-    `reset_infos[i]`. Elsewhere `infos[i]` is the env's info, often empty. All are the caller's.
+    Where an episode ends, `infos[i]` is its last info plus "terminal_observation",
+    "TimeLimit.truncated" and, with `monitor`, "episode"; `reset_infos[i]` is the first info of the
+    next episode. Elsewhere `infos[i]` is the env's info, often empty. All infos may be kept.
 
-    Rows of agents (`make_vec_agents` with one group) share one policy. SB3 can't leave rows out, so
-    it also learns from those of agents that are not alive: zeros without reward, as an episode of
-    their own that ends when the agent comes back, and of which no "episode" is reported.
+    Rows of agents (`make_vec_agents` with one group) share one policy. SB3 can't skip rows, so it
+    also learns from rows of agents that are not alive: zeros without reward. Such rows form an
+    episode, which ends when the agent comes back, and is not reported as "episode".
 
     Args:
-        envs: Vector env in autoreset mode SAME_STEP whose observations are the caller's to keep;
-            closed together with this one.
-        monitor: Add "episode", the return "r", length "l" and time "t" of each episode that ends,
-            as `Monitor` does, from which SB3 takes `ep_rew_mean`. Infos that have it keep theirs.
-        monitor_dir: Folder that such episodes are written to as well, made if it is not there:
-            `0.monitor.csv` of env 0 and so on, which SB3's `load_results` reads and which replace
-            earlier ones. Of compiled envs, which may be thousands, all are in `0.monitor.csv`.
+        envs: Vector env in autoreset mode SAME_STEP whose observations the caller may keep. `close`
+            closes it.
+        monitor: Add "episode" with return "r", length "l" and time "t" of each ended episode, as
+            `Monitor` does, for SB3's `ep_rew_mean`. Infos that already have it keep theirs.
+        monitor_dir: Folder for files of such episodes, created if missing: `0.monitor.csv` for env
+            0 and so on, which SB3's `load_results` reads; earlier files are replaced. Compiled
+            envs, which may be thousands, share `0.monitor.csv`.
 
     Attributes:
         envs: The vector env.
 
     Raises:
         ModuleNotFoundError: stable-baselines3 is not installed.
-        TypeError: `envs` is no Gymnasium vector env, or stable-baselines3 has no use for its
+        TypeError: `envs` is not a Gymnasium vector env, or stable-baselines3 does not support its
             spaces.
         ValueError: Another autoreset mode, or `copy=False`; or `monitor_dir` without `monitor`.
         OSError: `monitor_dir` can't be written.
@@ -92,7 +92,7 @@ class SB3VecEnv(_Base):
         self._started = time.time()
         self._actions: Any = None
         self._is_reset = False
-        # Of agents, who acted in the latest step and who acts next; None for others.
+        # Agents only: which acted in the latest step, and which act next; None for other envs.
         self._valid = getattr(envs.unwrapped, "valid", None)
         self._alive = getattr(envs.unwrapped, "alive", None)
         self._is_binary = isinstance(envs.single_action_space, spaces.MultiBinary)
@@ -101,7 +101,7 @@ class SB3VecEnv(_Base):
         self._files = [] if monitor_dir is None else self._open_files(Path(monitor_dir))
 
     def _open_files(self, folder: Path) -> list[Any]:
-        """Return one file per env, or one for all compiled envs, as `Monitor` opens them."""
+        """Return one file per env, or one for all compiled envs, in `Monitor`'s format."""
         writer = load_library("stable_baselines3.common.monitor", "sb3").ResultsWriter
         count = self.num_envs if hasattr(self.envs.unwrapped, "call") else 1
         header = {"t_start": self._started, "env_id": str(self.envs.spec and self.envs.spec.id)}
@@ -110,7 +110,7 @@ class SB3VecEnv(_Base):
     # -- stepping ----------------------------------------------------------------------------
 
     def reset(self) -> Any:
-        """Reset all envs with what `seed` and `set_options` left; return the observations."""
+        """Reset all envs with the values from `seed` and `set_options`; return the observations."""
         count = getattr(self.envs.unwrapped, "num_games", self.num_envs)  # seeds count games
         chosen = self._seeds[:count]
         seeds: Any = None if all(seed is None for seed in chosen) else list(chosen)
@@ -133,15 +133,15 @@ class SB3VecEnv(_Base):
         return first or None
 
     def step_async(self, actions: np.ndarray) -> None:
-        """Keep the actions for `step_wait`; `num_envs` of them."""
+        """Keep `num_envs` actions for `step_wait`."""
         self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Step all envs with the actions of `step_async`.
 
         Returns:
-            obs (N, *obs_shape), rewards float32 (N,), dones bool (N,), which are the caller's, and
-            one info per env.
+            obs (N, *obs_shape), rewards float32 (N,), dones bool (N,), all new arrays, and one info
+            per env.
         """
         actions, self._actions = self._actions, None
         if self._is_binary:  # SB3's policies draw floats 0.0 and 1.0
@@ -174,7 +174,7 @@ class SB3VecEnv(_Base):
         terminations: np.ndarray,
         rows: list[dict[str, Any]],
     ) -> Mapping[int, dict[str, Any]]:
-        """Put the last infos of the episodes that ended into `rows`, the first of the next apart.
+        """Write last infos of ended episodes into `rows`; keep first infos of the next ones apart.
 
         Args:
             infos: Batched infos.
@@ -183,14 +183,14 @@ class SB3VecEnv(_Base):
             rows: One info per env; those of `ended` are replaced.
 
         Returns:
-            What `Monitor` would say of each, by env.
+            The "episode" entries of `Monitor`, by env.
         """
         final_obs = infos["final_obs"]
         final_infos = split_infos(infos.get("final_info", {}), self.num_envs, ended)
         episodes = self._episodes(ended)
         for i, info, episode in zip(ended.tolist(), final_infos, episodes, strict=True):
             first = self.reset_infos[i] = rows[i]
-            # Vector wrappers report the episode that has ended in the infos of the next one.
+            # Vector wrappers put "episode" of an ended episode into the next one's first infos.
             if isinstance(first.get("episode"), dict):
                 info.setdefault("episode", first.pop("episode"))
             if self.monitor and "episode" not in info:
@@ -208,11 +208,11 @@ class SB3VecEnv(_Base):
         terminations: np.ndarray,
         rows: list[dict[str, Any]],
     ) -> Mapping[int, dict[str, Any]]:
-        """Do what `_end_episodes` does for agents.
+        """Do the work of `_end_episodes` for agents.
 
         The final observation of an agent is in the infos only if its game was reset in this step.
-        If it has ended before its game, `obs` has it, and its last info is in `rows`; where an
-        agent comes back, what ends are the zeros of its absence.
+        If the agent ended before its game, the observation is in `obs` and its last info in `rows`.
+        When an agent comes back, the episode of zeros during its absence ends.
         """
         assert self._valid is not None
         num_rows = self.num_envs
@@ -222,7 +222,7 @@ class SB3VecEnv(_Base):
         for i, is_zero in zip(ended.tolist(), has_come.tolist(), strict=True):
             final_obs[i] = infos["final_obs"][i] if given[i] else _row(obs, i, is_zero=is_zero)
         is_over = terminations.copy()
-        is_over[ended[has_come]] = True  # nothing is to be expected of zeros
+        is_over[ended[has_come]] = True  # the rows of zeros have no future value
         episodes = dict(self._end_episodes({**infos, "final_obs": final_obs}, ended, is_over, rows))
         for i in ended[has_come].tolist():
             rows[i].pop("episode", None)
@@ -233,7 +233,7 @@ class SB3VecEnv(_Base):
         return episodes
 
     def _episodes(self, ended: np.ndarray) -> list[dict[str, Any]]:
-        """Return what `Monitor` would say of the episodes that ended, and begin new ones."""
+        """Return the "episode" entries of `Monitor` for ended episodes; start new episodes."""
         returns = self._returns[ended].round(6).tolist()
         lengths = self._lengths[ended].tolist()
         self._returns[ended] = 0
@@ -258,13 +258,13 @@ class SB3VecEnv(_Base):
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """Return an attribute of each env.
 
-        Compiled envs share theirs: an array with one row per env is split into rows, anything else
-        is the same for all. "action_masks", by which sb3-contrib asks whether there are masks, is
-        that of the vector env; masks that single envs give in infos are known after the first
-        reset, and believed in before.
+        Compiled envs share attributes: an array with one row per env is split into rows, any other
+        value is the same for all. "action_masks", by which sb3-contrib asks whether there are
+        masks, is that of the vector env; masks in the infos of single envs are known after the
+        first reset, and assumed to exist before.
 
         Raises:
-            AttributeError: There is none of this name.
+            AttributeError: There is no attribute of this name.
         """
         if attr_name == _MASKS and isinstance(whole := self.envs.unwrapped, VecEnv):
             may_be = not self._is_reset and isinstance(self.action_space, _MASKABLE)
@@ -278,7 +278,7 @@ class SB3VecEnv(_Base):
         """Set an attribute of the envs of `indices` to one value.
 
         Raises:
-            TypeError: Compiled envs, which have no attributes of their own.
+            TypeError: The envs are compiled, and have no attributes of their own.
         """
         write_attr(self.envs, attr_name, value, self._chosen(indices))
 
@@ -287,9 +287,9 @@ class SB3VecEnv(_Base):
     ) -> list[Any]:
         """Call a method of each env and return what the envs of `indices` returned.
 
-        All envs are called. With compiled envs the method of the vector env is called once, and an
-        array with one row per env split. "action_masks", which sb3-contrib's `MaskablePPO` calls,
-        is `VecEnv.action_masks`, whoever gives the masks.
+        All envs are called. For compiled envs, the method of the vector env is called once, and an
+        array with one row per env is split. "action_masks", which sb3-contrib's `MaskablePPO`
+        calls, is `VecEnv.action_masks`, wherever the masks come from.
         """
         is_masks = method_name == _MASKS and isinstance(self.envs.unwrapped, VecEnv)
         if not is_masks and hasattr(self.envs.unwrapped, "call"):
@@ -303,8 +303,8 @@ class SB3VecEnv(_Base):
     def env_is_wrapped(self, wrapper_class: type, indices: Indices = None) -> list[bool]:
         """Return which envs are wrapped in `wrapper_class`.
 
-        With `monitor` all are, as far as SB3's `Monitor` is concerned; envs in worker processes
-        are not looked into.
+        With `monitor`, all envs count as wrapped in SB3's `Monitor`; wrappers in worker processes
+        are not looked for.
         """
         chosen = self._chosen(indices)
         monitors = load_library("stable_baselines3.common.monitor", "sb3").Monitor
@@ -329,18 +329,18 @@ def make_sb3_env(
     monitor_dir: str | Path | None = None,
     **options: Any,
 ) -> SB3VecEnv:
-    """Make a vector env and adapt it: `make_vec` in the autoreset mode that SB3 wants.
+    """Make a vector env with `make_vec`, in SB3's autoreset mode, and adapt it.
 
     Args:
         env: A registered id, an `EnvSpec`, a factory or a list of factories, as in `make_vec`.
-        num_envs: How many envs.
-        seed: Of the first reset: env i is seeded with seed + i, as by `SB3VecEnv.seed(seed)`, and
-            the action space with `seed`. None leaves them to chance.
+        num_envs: Number of envs.
+        seed: Seed of the first reset: env i gets seed + i, as with `SB3VecEnv.seed(seed)`, and the
+            action space gets `seed`. None for random seeds.
         monitor: See `SB3VecEnv`.
         monitor_dir: See `SB3VecEnv`.
         **options: Further arguments of `make_vec`, such as `backend` and the env's own.
     """
-    load_library("stable_baselines3.common.vec_env", "sb3")  # before anything is made
+    load_library("stable_baselines3.common.vec_env", "sb3")  # fails before anything is made
     envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
     try:
         adapted = SB3VecEnv(envs, monitor=monitor, monitor_dir=monitor_dir)

@@ -24,7 +24,7 @@ from vecenv.adapters import (
 if TYPE_CHECKING:
     from tianshou.env import BaseVectorEnv as _Base  # pyright: ignore[reportMissingImports]
 else:
-    _Base = object  # until an env is made: tianshou imports torch
+    _Base = object  # until the first env is made, because tianshou imports torch
 
 __all__ = ["TianshouVectorEnv", "make_tianshou_env"]
 
@@ -35,19 +35,19 @@ VectorStep = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 class TianshouVectorEnv(_Base):
     """A vector env as a Tianshou `BaseVectorEnv`.
 
-    Tianshou resets envs itself, and steps those it likes: `step(actions, id)` is a step of all envs
-    where `id` has all, else a `send` and a `recv`.
+    Tianshou resets envs itself, and steps any subset: `step(actions, id)` is a step of all envs if
+    `id` has all of them, else a `send` and a `recv`.
 
     Args:
-        envs: Vector env in autoreset mode DISABLED whose observations are the caller's to keep;
-            closed together with this one.
+        envs: Vector env in autoreset mode DISABLED whose observations the caller may keep. `close`
+            closes it.
 
     Attributes:
         envs: The vector env.
 
     Raises:
         ModuleNotFoundError: tianshou is not installed.
-        TypeError: `envs` is no `vecenv.VecEnv`, or its observations are tuples.
+        TypeError: `envs` is not a `vecenv.VecEnv`, or its observations are tuples.
         ValueError: Another autoreset mode, or `copy=False`.
 
     Example:
@@ -81,12 +81,12 @@ class TianshouVectorEnv(_Base):
         return self.env_num
 
     def reset(self, env_id: EnvIds = None, **kwargs: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Reset some envs, or all, with the seeds that `seed` left.
+        """Reset some envs, or all, with the seeds from `seed`.
 
         Args:
-            env_id: Which envs; None for all.
+            env_id: Ids of the envs; None for all.
             **kwargs: "options", a dict for all envs; "seed", one per env of the vector env, or an
-                integer s, which seeds env i with s + i.
+                integer s, which gives env i the seed s + i.
 
         Returns:
             Observations and infos of these envs, in their order.
@@ -109,11 +109,11 @@ class TianshouVectorEnv(_Base):
 
         Args:
             action: One action per env of `id`.
-            id: Which envs; None for all.
+            id: Ids of the envs; None for all.
 
         Returns:
-            obs, rewards float64, terminations bool, truncations bool and infos, an array of dicts
-            with "env_id" each, of the envs of `id` in their order.
+            obs, rewards float64, terminations bool, truncations bool and infos (an array of dicts,
+            each with "env_id") of the envs of `id`, in their order.
         """
         ids, actions = self._ids(id), np.asarray(action)
         if len(actions) != len(ids):
@@ -137,7 +137,7 @@ class TianshouVectorEnv(_Base):
         return self._pack(obs), rewards, terminations, truncations, _objects(rows)
 
     def _pack(self, obs: Any) -> np.ndarray:
-        """Return Dict observations as Tianshou stacks them, an array of dicts."""
+        """Return Dict observations as an array of dicts, as Tianshou stacks them."""
         if isinstance(obs, np.ndarray):
             return obs
         return _objects(list(iterate(self.envs.observation_space, obs)))
@@ -149,10 +149,10 @@ class TianshouVectorEnv(_Base):
         """Keep seeds for the next reset of each env, and seed the action spaces.
 
         Args:
-            seed: s seeds env i with s + i; a list has one per env; None does nothing.
+            seed: s gives env i the seed s + i; a list has one seed per env; None does nothing.
 
         Returns:
-            The seeds, as Tianshou wants them.
+            The seeds, in the form of Tianshou.
         """
         if seed is None:
             return [None] * self.env_num
@@ -179,11 +179,11 @@ class TianshouVectorEnv(_Base):
         return [values[i] for i in self._ids(id).tolist()]
 
     def set_env_attr(self, key: str, value: Any, id: EnvIds = None) -> None:
-        """Set an attribute of some envs, or of all, to one value; not of compiled ones."""
+        """Set an attribute of some envs, or of all, to one value; not for compiled envs."""
         write_attr(self.envs, key, value, self._ids(id).tolist())
 
     def render(self, **kwargs: Any) -> list[Any]:
-        """Return what each env renders; none may be under way."""
+        """Return the frame of each env; no env may be in flight."""
         frames = self.envs.render()
         return [None] * self.env_num if frames is None else list(frames)
 
@@ -194,14 +194,14 @@ class TianshouVectorEnv(_Base):
 
 
 def make_tianshou_env(env: Any, num_envs: int | None = None, **options: Any) -> TianshouVectorEnv:
-    """Make a vector env and adapt it: `make_vec` in the autoreset mode that Tianshou wants.
+    """Make a vector env with `make_vec`, in Tianshou's autoreset mode, and adapt it.
 
     Args:
         env: A registered id, an `EnvSpec`, a factory or a list of factories, as in `make_vec`.
-        num_envs: How many envs.
+        num_envs: Number of envs.
         **options: Further arguments of `make_vec`, such as `backend` and the env's own.
     """
-    load_library("tianshou.env", "tianshou")  # before anything is made
+    load_library("tianshou.env", "tianshou")  # fails before anything is made
     envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.DISABLED, **options)
     try:
         return TianshouVectorEnv(envs)

@@ -13,9 +13,9 @@ from vecenv.adapters import load_library
 
 __all__ = ["as_tensordict"]
 
-# Ours to TorchRL's.
+# Our names to TorchRL's.
 _OBSERVATIONS = {"obs": "observation", "future_obs": "future_obs", "goal_obs": "goal_obs"}
-# With a last dimension of size 1.
+# These get a last dimension of size 1.
 _COLUMNS = {"values": "state_value", "advantages": "advantage", "returns": "value_target"}
 _OF_THE_STEP = {"rewards": "reward", "terminations": "terminated", "truncations": "truncated"}
 _UNCHANGED = (
@@ -28,23 +28,23 @@ def as_tensordict(source: Any) -> Any:
     """Return a TensorDict of views of a buffer's tensors, under the names that TorchRL expects.
 
     Args:
-        source: A batch that a buffer of `buffers` returned, or a `RolloutBuffer`; any object with
-            tensors `actions` and `rewards` or `advantages`, and others of their names, will do.
+        source: A batch from a buffer of `buffers`, or a `RolloutBuffer`. Any object works that has
+            tensors `actions` and `rewards` or `advantages`, and other tensors by the same names.
 
     Returns:
         A `tensordict.TensorDict` of batch size (B,), or (B, L) for sequences, or (T, N) for a
-        rollout, whose estimators of TorchRL want `.transpose(0, 1)`. It shares the memory of the
-        source, so it is overwritten with it; only `("next", "done")`, the union of the two flags,
-        and the "discounts" of a replay buffer without gamma are new. Dict observations have their
-        keys at the root, as `GymWrapper` puts them.
+        rollout (TorchRL's estimators need `.transpose(0, 1)` of it). It shares the source's memory,
+        and changes with it. New are only `("next", "done")`, the union of the two flags, and
+        "discounts" of a replay buffer without gamma. Dict observations have their keys at the root,
+        as with `GymWrapper`.
 
-        `("next", "observation")` is the true one, so a rollout has it under NEXT_STEP only: in
-        other modes the row after an end belongs to the next episode. Its "valid" is False in rows
-        that are no transitions.
+        `("next", "observation")` is the true next observation. So a rollout has it under NEXT_STEP
+        only: in other modes, the row after an end belongs to the next episode. Its "valid" is False
+        in rows that are not transitions.
 
     Raises:
         ModuleNotFoundError: tensordict is not installed.
-        TypeError: Observations are tuples, or `source` has no such tensors.
+        TypeError: Observations are tuples, or `source` lacks these tensors.
     """
     new = load_library("tensordict", "torchrl").TensorDict
     batch_size = _batch_size(source)
@@ -55,7 +55,7 @@ def as_tensordict(source: Any) -> Any:
 
 
 def _before(source: Any, num_rows: int) -> dict[str, Any]:
-    """Return the entries at the root; those with a row too many, such as values, lose the last."""
+    """Return the entries at the root; those with a row too many, like values, lose the last."""
     entries: dict[str, Any] = {}
     for name, new_name in _OBSERVATIONS.items():
         if (obs := getattr(source, name, None)) is not None:
@@ -107,6 +107,6 @@ def _observations(name: str, obs: Any, rows: slice) -> dict[str, Any]:
 
 
 def _log_prob_name() -> str:
-    """Return the name that TorchRL's losses give the log-probability of an action."""
+    """Return the name of an action's log-probability in TorchRL's losses."""
     is_aggregated = load_library("tensordict.nn", "torchrl").composite_lp_aggregate()
     return "sample_log_prob" if is_aggregated else "action_log_prob"

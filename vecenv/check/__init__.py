@@ -1,4 +1,4 @@
-"""check_vector_env: does a vector env do what Gymnasium's interface says?"""
+"""check_vector_env: does a vector env follow Gymnasium's interface?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of games of several agents: who acts, rows of others, games that end, and the seed."""
+"""Checks of games with several agents: who acts, rows of others, games that end, the seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check_agents"]
 
 
 class _Frame(NamedTuple):
-    """Copies of what a reset or a step gave, by group."""
+    """Copies of the results of a reset or a step, by group."""
 
     observations: dict[str, Any]
     rewards: dict[str, np.ndarray]
@@ -30,7 +30,7 @@ class _Frame(NamedTuple):
 def check_agents(
     envs: AgentsVecEnv | AgentRowsVecEnv, num_steps: int, seed: int, found: Findings
 ) -> None:
-    """Do all checks of a vector env of agents but that of `close`; see `check_vector_env`."""
+    """Do all checks of a vector env of agents except that of `close`; see `check_vector_env`."""
     checks = _AgentChecks(envs, num_steps, seed, found)
     with found.attempt("run with random actions"):
         checks.check_run()
@@ -42,7 +42,7 @@ def check_agents(
 
 
 class _AgentChecks:
-    """Runs of a vector env of agents, and what they are held against."""
+    """Runs of a vector env of agents, and the rules for their results."""
 
     def __init__(
         self, envs: AgentsVecEnv | AgentRowsVecEnv, num_steps: int, seed: int, found: Findings
@@ -55,7 +55,7 @@ class _AgentChecks:
         self.num_ends = 0
 
     def check_run(self) -> None:
-        """Step with random actions and hold every result against the rules."""
+        """Step with random actions; check every result against the rules."""
         envs, rng = self._envs, np.random.default_rng(self._seed)
         for group in envs.groups.values():
             group.action_space.seed(self._seed)
@@ -83,7 +83,7 @@ class _AgentChecks:
             self._frames.append(frame)
 
     def check_replay(self) -> None:
-        """Require that the run comes again under its seed."""
+        """Require that the same seed repeats the run."""
         rule, frame = "the same seed gives the same run", self._reset(self._seed)
         for k, first in enumerate(self._frames):
             self._found.where = f"step {k - 1}" if k else "reset"
@@ -122,20 +122,20 @@ class _AgentChecks:
         return ~self._any(frame.alive)
 
     def _require_none(self, rule: str, wrong: np.ndarray, where: str) -> None:
-        """Require that no row, or game, is marked."""
+        """Require that no row, or no game, is marked as wrong."""
         message = "not so in {where} {marked}"
         marked = np.flatnonzero(wrong)
         self._found.require(rule, not wrong.any(), message, where=where, marked=marked)
 
     def _check_begun(self, frame: _Frame, games: np.ndarray) -> None:
-        """Check games that have just been reset."""
+        """Check games that were just reset."""
         self._check_observations(frame)
         empty, acted = games & ~self._any(frame.alive), games & self._any(frame.valid)
         self._require_none("a game that begins has agents", empty, "games")
         self._require_none("after a reset nobody has acted", acted, "games")
 
     def _check_step(self, before: _Frame, frame: _Frame, infos: dict[str, Any]) -> None:
-        """Check what a step returned, knowing the frame before it."""
+        """Check the results of a step, given the frame before it."""
         self._check_observations(frame)
         was_over, is_over = self._over(before), self._over(frame)
         ended = np.zeros_like(was_over)
@@ -186,7 +186,7 @@ class _AgentChecks:
 
 
 def _draw(group: AgentGroup, rng: np.random.Generator) -> np.ndarray:
-    """Return random actions, allowed ones where there are masks."""
+    """Return random actions, allowed ones if there are masks."""
     if group.has_action_masks:
         return sample_actions(group.single_action_space, group.action_masks(), rng)
     return group.action_space.sample()

@@ -1,4 +1,4 @@
-"""Checks of what `VecEnv` adds to Gymnasium's interface."""
+"""Checks of the methods that `VecEnv` adds to Gymnasium's interface."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class CallChecks:
 
     Args:
         envs: The vector env.
-        runs: Its runs, the watched one done.
-        seed: Of the resets.
-        found: Where to note what was found.
+        runs: Its runs, after the watched one.
+        seed: Seed of the resets.
+        found: Collects the findings.
     """
 
     def __init__(self, envs: VecEnv, runs: Runs, seed: int, found: Findings) -> None:
@@ -46,7 +46,7 @@ class CallChecks:
         self._rng = np.random.default_rng(seed)
 
     def check_all(self) -> None:
-        """Do every check but those of a closed or never reset env."""
+        """Do all checks that need an open vector env after a reset."""
         parts = {"order of calls": self._check_pending, "wrong actions": self._check_wrong_actions}
         if self._runs.is_repeatable:
             parts["seeds"] = self._check_seeds
@@ -68,7 +68,7 @@ class CallChecks:
         self._runs.require_same(rule, self._runs.frames[0], listed)
 
     def _check_partial_reset(self) -> None:
-        """After a reset of env 0 alone, the others must go on as if nothing had been."""
+        """Require that a reset of env 0 alone does not change the others."""
         envs, space = self._envs, self._envs.single_observation_space
         self._runs.check_partial_reset()
         self._found.require(
@@ -77,7 +77,7 @@ class CallChecks:
             "options['reset_mask'] was removed or changed; copy the dict",
         )
         others = range(1, envs.num_envs)
-        # Env 0 may begin where its action of the first run is forbidden.
+        # Env 0 may now begin where the masks forbid its action of the first run.
         own, is_own = self._runs.allowed_now(), np.arange(envs.num_envs) == 0
         actions = merge_rows(envs.single_action_space, self._runs.actions[0], own, is_own)
         first, second = (
@@ -92,7 +92,7 @@ class CallChecks:
         )  # fmt: skip
 
     def _step_in_parts(self, actions: Any) -> tuple[Any, ...]:
-        """Step all envs by several sends in random order, and put the rows back in order."""
+        """Step all envs by several sends in random order; return the rows in env order."""
         envs, rng = self._envs, self._rng
         order = rng.permutation(envs.num_envs)
         for ids in np.split(order, np.sort(rng.integers(0, envs.num_envs + 1, size=2))):
@@ -154,7 +154,7 @@ class CallChecks:
             )  # fmt: skip
 
     def _masks_of_run(self, step: Callable[[Any], Any]) -> list[np.ndarray]:
-        """Return the masks after the reset and every step; end the run at a wrong one."""
+        """Return the masks after the reset and every step; stop the run at a wrong mask."""
         envs, found, rng = self._envs, self._found, np.random.default_rng(self._seed)
         shape = (envs.num_envs, mask_width(envs.single_action_space))
         infos = envs.reset(seed=self._seed)[1]
@@ -186,11 +186,11 @@ class CallChecks:
         return kept
 
     def _compare_infos(self, infos: dict[str, Any], masks: np.ndarray, over: np.ndarray) -> None:
-        """Require that masks in the infos are those that `action_masks` returns."""
+        """Require that masks in infos equal those from `action_masks`."""
         given = infos.get(MASK_KEY)
         if not isinstance(given, np.ndarray) or given.shape != masks.shape:
-            return  # a tuple per env for example, which `action_masks` has read
-        rows = np.asarray(infos[f"_{MASK_KEY}"]) & ~over  # where it does not matter it may differ
+            return  # for example a tuple per env, which `action_masks` has read
+        rows = np.asarray(infos[f"_{MASK_KEY}"]) & ~over  # rows that have a mask
         self._found.require(
             "infos['action_mask'] is what action_masks returns",
             np.array_equal(given[rows], masks[rows]),
@@ -225,10 +225,10 @@ class CallChecks:
 
 
 def check_before_reset(envs: VecEnv, found: Findings) -> None:
-    """Check a vector env that may be new."""
+    """Check a vector env that may not have been reset yet."""
     rule = "step before the first reset raises ResetNeeded"
     try:
-        with warnings.catch_warnings():  # Gymnasium's way to log what envs raise
+        with warnings.catch_warnings():  # Gymnasium logs the errors of envs as warnings
             warnings.simplefilter("ignore")
             envs.step(RandomActions(envs)())
     except ResetNeeded:

@@ -1,4 +1,4 @@
-"""Rules that every result of a vector env must keep, and the findings of a check."""
+"""Rules for every result of a vector env, and the findings of a check."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _FIELDS = ("observations", "rewards", "terminations", "truncations")
 
 
 class GiveUpError(Exception):
-    """The rest of a part makes no sense; why has been noted already."""
+    """The rest of a part of the check is pointless; the reason has been noted."""
 
 
 class Findings:
-    """Collects which rules were kept and broken; of each broken rule the first instance.
+    """Collects kept and broken rules; for each broken rule the first instance.
 
     Attributes:
-        where: The call whose results are being judged; begins every message.
+        where: The call whose results are being checked; begins every message.
         tried: Rules that were tried, in order.
         failures: Rule -> what was wrong.
         skipped: Rule -> why it could not be tried.
-        remarks: What breaks no rule.
-        cause: The first exception that nobody expected.
+        remarks: Facts that break no rule.
+        cause: The first unexpected exception.
     """
 
     def __init__(self) -> None:
@@ -43,13 +43,13 @@ class Findings:
         self.cause: Exception | None = None
 
     def require(self, rule: str, is_kept: Any, message: str, **values: Any) -> bool:
-        """Note that `rule` was tried, and if it was broken say how.
+        """Note that `rule` was tried; if it was broken, say how.
 
         Args:
-            rule: What should be.
-            is_kept: Whether it is.
-            message: What came instead and what to do; a template, filled only if needed.
-            values: For the template; other than strings are shown by their representation.
+            rule: What should hold.
+            is_kept: Whether it holds.
+            message: What happened instead and what to do; a template, filled only if needed.
+            values: For the template; values other than strings are shown by their repr.
         """
         self.tried[rule] = None
         if not is_kept and rule not in self.failures:
@@ -75,7 +75,7 @@ class Findings:
 
     @contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Run a part of the check; an exception is a failure and ends the part."""
+        """Run a part of the check; an exception is a failure and ends this part."""
         self.where = what
         try:
             yield
@@ -84,33 +84,33 @@ class Findings:
         except Exception as error:
             self.cause = self.cause or error
             text = f"{type(error).__name__}: {error}"
-            if self.failures:  # it is likely to follow from these
+            if self.failures:  # it probably follows from these
                 self.skipped[what] = f"broke off at {self.where} with {text}"
             else:
                 self.require(f"{what} ends without an error", False, "{text}", text=text)
 
 
 class Frame(NamedTuple):
-    """Copies of what a reset (observations only) or a step returned."""
+    """Copies of the results of a reset (observations only) or of a step."""
 
     observations: Any
     rewards: Any = None
     terminations: Any = None
     truncations: Any = None
-    restarted: Any = None  # observations after the caller has reset ended envs
+    restarted: Any = None  # observations after the caller's reset of ended envs
 
 
 class Watch:
-    """Follows a run and holds every result against the rules.
+    """Follows a run; checks every result against the rules.
 
     Args:
-        envs: The vector env that is being run.
+        envs: The vector env of the run.
         mode: Its autoreset mode, None if unknown.
-        starts: Per env the observation that every reset returns, None if it varies.
-        found: Where to note what was found.
+        starts: For each env, the observation that every reset returns; None if it varies.
+        found: Collects the findings.
 
     Attributes:
-        num_ends: How many episodes have ended.
+        num_ends: Number of episodes that ended.
     """
 
     def __init__(
@@ -127,12 +127,12 @@ class Watch:
         self._over = np.zeros(envs.num_envs, dtype=np.bool_)  # after the last step
         self._returned: deque[tuple[str, tuple[Any, ...], tuple[Any, ...]]] = deque(maxlen=3)
         self._last_obs: Any = None
-        self._stale: list[str] = []  # ends after which the final observation was still there
-        self._num_varying = 0  # ends of envs whose starts vary
+        self._stale: list[str] = []  # ends after which the observation was still the final one
+        self._num_varying = 0  # ends of envs with varying starts
         self.num_ends = 0
 
     def saw_reset(self, result: Any) -> None:
-        """Check what a reset, of all envs or of some, returned."""
+        """Check the results of a reset of all or some envs."""
         is_pair = isinstance(result, tuple) and len(result) == 2
         rule = "reset returns observations and infos"
         if not self._require(rule, is_pair, "returned {result}", result=result):
@@ -142,7 +142,7 @@ class Watch:
         self._check_memory(result[:1])
 
     def saw_step(self, result: Any) -> None:
-        """Check what a step returned."""
+        """Check the results of a step."""
         is_five = isinstance(result, tuple) and len(result) == 5
         rule = "step returns five values"
         if not self._require(rule, is_five, "returned {result}", result=result):
@@ -165,7 +165,7 @@ class Watch:
         self._over = over
 
     def finish(self) -> None:
-        """Judge what only the whole run shows."""
+        """Check the rules that need the whole run."""
         if self._num_varying > 1:
             self._require(
                 "an ended episode is followed by a new one",
@@ -199,7 +199,7 @@ class Watch:
             self._require(f"{name} are numbers", is_number, "got {array}", array=array)
 
     def _check_dead_step(self, obs: Any, rewards: np.ndarray, over: np.ndarray) -> None:
-        """NEXT_STEP: the step after an end resets and is no transition."""
+        """NEXT_STEP: the step after an end only resets; it is not a transition."""
         for i in np.flatnonzero(self._over).tolist():
             self._require(
                 "NEXT_STEP: the reward of the step after an end is 0",
@@ -217,7 +217,7 @@ class Watch:
             self._check_start(i, take_row(self._single_space, obs, i), final)
 
     def _check_final_infos(self, obs: Any, infos: dict[str, Any], over: np.ndarray) -> None:
-        """SAME_STEP: the ended episode's last observation and info are in the infos."""
+        """SAME_STEP: infos have the last observation and info of the ended episode."""
         for key in ("final_obs", "final_info"):
             mask = infos.get(f"_{key}", np.zeros(self._num_envs, dtype=np.bool_))
             is_there = key in infos or not over.any()
@@ -236,7 +236,7 @@ class Watch:
             self._check_start(i, take_row(self._single_space, obs, i), final)
 
     def _check_start(self, index: int, obs: Any, final: Any) -> None:
-        """Check an observation that should be the first of a new episode."""
+        """Check an observation that should be the first one of a new episode."""
         start = self._starts[index]
         if start is None:
             self._num_varying += 1
@@ -251,7 +251,7 @@ class Watch:
         )  # fmt: skip
 
     def _check_memory(self, arrays: tuple[Any, ...]) -> None:
-        """Check that the results of earlier calls are what they were."""
+        """Check that the results of earlier calls have not changed."""
         for earlier, returned, copies in self._returned:
             for name, array, copy in zip(_FIELDS, returned, copies, strict=False):
                 is_kept = is_same(array, copy)
@@ -272,15 +272,15 @@ class Watch:
 
 
 def _as_array(obs: Any) -> Any:
-    """Make numbers comparable: a final observation may be an int where a batch has an int64."""
+    """Make observations comparable: a final one may be an int where a batch has an int64."""
     return np.asarray(obs) if isinstance(obs, int | float | np.generic) else obs
 
 
 def check_infos(found: Findings, infos: Any, num_envs: int, path: str = "infos") -> None:
     """Check that every value has one row per env and a mask.
 
-    In nested dicts masks are checked if there are any: Gymnasium's vector envs make them, its
-    vector wrappers (RecordEpisodeStatistics) don't.
+    In nested dicts, masks are checked only if there are any: Gymnasium's vector envs make them, its
+    vector wrappers (RecordEpisodeStatistics) do not.
     """
     rule = "infos have a row per env and bool masks"
     if not found.require(rule, isinstance(infos, dict), "infos are {infos}", infos=infos):

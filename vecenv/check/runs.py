@@ -1,4 +1,4 @@
-"""Runs of a check: watched with random actions, then replayed in ways that must give the same."""
+"""Runs of a check: one watched with random actions, then replays that must give the same."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from vecenv.core.spaces import is_same, merge_rows, short, take_row, take_rows
 __all__ = ["MASK_RULE", "Runs"]
 
 MASK_RULE = "action masks fit the action space, and allow an action while an episode goes on"
-_NUM_RESETS = 8  # under different seeds, to see whether starts vary
+_NUM_RESETS = 8  # with different seeds, to see whether starts vary
 
 StepFunction = Callable[[Any], tuple[Any, ...]]
 
 
 class Runs:
-    """Runs of one vector env under one seed with the same random actions.
+    """Runs of one vector env with one seed and the same random actions.
 
     Args:
         envs: The vector env.
         mode: Its autoreset mode, None if unknown.
         num_steps: Length of a run.
-        seed: Of the resets and the actions.
-        found: Where to note what was found.
+        seed: Seed of resets and actions.
+        found: Collects the findings.
 
     Attributes:
-        actions: Of each step; the watched run draws those that masks allow.
-        frames: What the watched run returned: the reset, then each step. Empty if it broke off.
-        is_repeatable: Whether the watched run came again under its seed.
+        actions: Actions of each step; the watched run draws actions that masks allow.
+        frames: Results of the watched run: the reset, then each step. Empty if it was cut short.
+        is_repeatable: Whether the same seed repeated the watched run.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Runs:
         self._seed = seed
         self._found = found
         self._obs_space = envs.single_observation_space
-        action_space = deepcopy(envs.action_space)  # sampling must not disturb the caller's
+        action_space = deepcopy(envs.action_space)  # sampling must not change the caller's
         action_space.seed(seed)
         self.actions = [action_space.sample() for _ in range(num_steps)]
         self._others = [action_space.sample() for _ in range(num_steps)]
@@ -64,12 +64,12 @@ class Runs:
         self.is_repeatable = False
 
     def check_first_reset(self) -> None:
-        """Check what a reset returns, before anything depends on it."""
+        """Check the results of a reset; all other checks depend on it."""
         watch = Watch(self._envs, self._mode, self._starts, self._found)
         watch.saw_reset(self._envs.reset(seed=self._seed))
 
     def check_starts(self) -> None:
-        """Find envs that always start alike; require that the others don't start all the same."""
+        """Find envs that always start alike; require that the others differ from each other."""
         envs, found = self._envs, self._found
         rule = "envs are seeded differently"
         seeds = range(self._seed, self._seed + 1000 * _NUM_RESETS, 1000)
@@ -92,7 +92,7 @@ class Runs:
             )  # fmt: skip
 
     def check_run(self) -> None:
-        """Step with random actions and check everything that comes."""
+        """Step with random actions and check every result."""
         watch = Watch(self._envs, self._mode, self._starts, self._found)
         self.frames = self._roll(self._envs.step, watch=watch)
         watch.finish()
@@ -103,7 +103,7 @@ class Runs:
     def _roll(
         self, step: StepFunction, *, watch: Watch | None = None, vary_dead_actions: bool = False
     ) -> list[Frame]:
-        """Reset, do all steps, and return copies of what came."""
+        """Reset, do all steps, and return copies of the results."""
         result = self._envs.reset(seed=self._seed)
         self._found.where = "reset"
         if watch:
@@ -131,11 +131,11 @@ class Runs:
         return frames
 
     def allowed_now(self) -> Any:
-        """Return actions that masks allow after the latest call; of others those of step 0."""
+        """Return actions that masks allow after the latest call; without masks, those of step 0."""
         if not self._allowed.are_masked:
             return self.actions[0]
         envs: Any = self._envs.unwrapped
-        try:  # any action might be one that the env raises at
+        try:  # an arbitrary action might make the env raise
             if isinstance(envs, VecEnv) and envs.has_action_masks:
                 envs.action_masks()
         except ActionMaskError as error:
@@ -144,12 +144,12 @@ class Runs:
         return self._allowed()
 
     def _see(self, result: tuple[Any, ...]) -> None:
-        """Note the masks in what a reset or a step has returned."""
-        with contextlib.suppress(Exception):  # of results that the check finds fault with
+        """Note the masks in the results of a reset or a step."""
+        with contextlib.suppress(Exception):  # the check reports wrong results elsewhere
             self._allowed.see(result[0], result[-1])
 
     def check_restart(self, mask: np.ndarray, before: Any, watch: Watch | None = None) -> Any:
-        """Reset the envs of `mask`; the others' observations must stay as they were `before`.
+        """Reset the envs of `mask`; the others' observations must stay equal to `before`.
 
         Returns:
             A copy of the observations returned.
@@ -183,7 +183,7 @@ class Runs:
             self._found.skipped["a partial reset leaves the other envs alone"] = "there is one env"
 
     def check_repetition(self) -> None:
-        """Require that the watched run comes again; else no other replay tells anything."""
+        """Require that the watched run can be repeated; otherwise replays prove nothing."""
         rule = "the same seed gives the same run"
         self.check_replay(rule, self._envs.step)
         self.is_repeatable = rule not in self._found.failures
@@ -191,7 +191,7 @@ class Runs:
     def check_replay(
         self, rule: str, step: StepFunction, *, vary_dead_actions: bool = False
     ) -> None:
-        """Require that the watched run comes again when stepped by `step`."""
+        """Require that `step` repeats the watched run."""
         frames = self._roll(step, vary_dead_actions=vary_dead_actions)
         for k, (first, second) in enumerate(zip(self.frames, frames, strict=True)):
             self._found.where = f"step {k - 1}" if k else "reset"
@@ -199,7 +199,7 @@ class Runs:
                 return
 
     def check_dead_actions(self) -> None:
-        """NEXT_STEP: require that other actions for the steps after ends change nothing."""
+        """NEXT_STEP: require that the actions for steps after ends have no effect."""
         has_ends = any((f.terminations | f.truncations).any() for f in self.frames[1:-1])
         if self._mode is AutoresetMode.NEXT_STEP and has_ends:
             rule = "NEXT_STEP: the step after an end ignores its action"
@@ -208,13 +208,13 @@ class Runs:
     def require_same(
         self, rule: str, first: Frame, second: Frame, when: str = "in the first run"
     ) -> bool:
-        """Require that two frames are equal, else name the field and the env.
+        """Require that two frames are equal; otherwise name the field and the env.
 
         Args:
-            rule: What their equality shows.
-            first: What was, at the time that `when` says.
-            second: What is now.
-            when: For the message.
+            rule: The rule that holds if they are equal.
+            first: The earlier frame, of the time `when`.
+            second: The later frame.
+            when: Text for the message.
         """
         for name, a, b in zip(Frame._fields, first, second, strict=True):
             if is_same(a, b):
@@ -233,11 +233,11 @@ class Runs:
         return self._found.require(rule, True, "")
 
     def check_wrong_counts(self, expected: type[Exception]) -> None:
-        """Require that too few and too many actions are refused; this may ruin the vector env."""
+        """Require errors for too few and too many actions; this may ruin the vector env."""
         envs, space = self._envs, self._envs.single_action_space
         envs.reset(seed=self._seed)
         counts = {0: []}
-        # Gymnasium's AsyncVectorEnv sends what there is before it counts, and then can't close.
+        # Gymnasium's AsyncVectorEnv sends actions before it counts them, and then can't be closed.
         if expected is not Exception or not hasattr(envs.unwrapped, "step_async"):
             counts[envs.num_envs + 1] = [*range(envs.num_envs), 0]
         for count, indices in counts.items():

@@ -1,4 +1,4 @@
-"""The check itself: what is tried, in which order, and what is reported."""
+"""The check itself: its parts, their order, and the report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CheckReport(NamedTuple):
     Attributes:
         passed: Rules that were tried and kept.
         skipped: Rules that could not be tried, each with the reason.
-        remarks: What a user should know though it breaks no rule.
+        remarks: Facts that a user should know, though they break no rule.
     """
 
     passed: tuple[str, ...]
@@ -39,14 +39,14 @@ class CheckReport(NamedTuple):
     remarks: tuple[str, ...]
 
     def __str__(self) -> str:
-        """Return what fits a screen: how many rules passed, and the rest line by line."""
+        """Return a short text: how many rules passed, and everything else line by line."""
         counted = f"{len(self.passed)} rules passed"
         if self.skipped:
             counted += f", {len(self.skipped)} could not be tried"
         return "\n".join([counted, *self._lines(skipped=self.skipped, remark=self.remarks)])
 
     def full(self) -> str:
-        """Return all there is, the rules that passed by name."""
+        """Return the full text, including the names of passed rules."""
         kinds = {"passed": self.passed, "skipped": self.skipped, "remark": self.remarks}
         return "\n".join(self._lines(**kinds))
 
@@ -62,7 +62,7 @@ class VectorEnvCheckError(AssertionError):
 
     Attributes:
         failures: Rule -> what was expected, what came, where, and what to do.
-        report: What passed all the same, what could not be tried, and remarks.
+        report: Rules that passed, rules that could not be tried, and remarks.
     """
 
     def __init__(self, name: str, failures: dict[str, str], report: CheckReport) -> None:
@@ -77,28 +77,28 @@ class VectorEnvCheckError(AssertionError):
 def check_vector_env(
     envs: VectorEnv | AgentsVecEnv, *, num_steps: int = 200, seed: int = 0
 ) -> CheckReport:
-    """Check that a vector env keeps the rules of Gymnasium's interface, and `VecEnv`s their own.
+    """Check that a vector env keeps the rules of Gymnasium's interface, and those of `VecEnv`.
 
-    Checked are spaces, shapes and dtypes, infos and their masks, autoreset as the metadata declare
-    it, determinism under a seed, the memory of results returned earlier, refusal of wrong actions,
-    and `close`; of a `VecEnv` also `send` and `recv`, `out=`, the seeds of single envs, partial
-    resets, action masks if there are any, and the order of calls. Of games of several agents, who
-    acts (`alive`, `valid`), rows of agents that do not, games that end, and the seed.
-    Of compiled envs of your own, three episodes are first played in plain Python, for at most five
-    seconds, where every index is checked. If one is out of range, nothing compiled is run.
+    Checked are: spaces, shapes and dtypes, infos and their masks, the autoreset mode of the
+    metadata, repetition under a seed, the memory of earlier results, refusal of wrong actions, and
+    `close`. For a `VecEnv` also: `send` and `recv`, `out=`, seeds of single envs, partial resets,
+    action masks, and the order of calls. For games with several agents: who acts (`alive`,
+    `valid`), rows of other agents, games that end, and the seed. For your own compiled envs, three
+    episodes are first played in plain Python, for at most five seconds, with a check of every
+    index. If one is out of range, no compiled code is run.
 
     Args:
-        envs: The vector env, without vector wrappers that change from run to run, such as
-            normalizers. It is reset with other seeds, stepped, and closed.
-        num_steps: Length of a run; there are up to five. Rules about the end of an episode are
-            skipped if none ends in so many steps. The observations of one run are kept in memory.
-        seed: For resets and random actions.
+        envs: The vector env, without vector wrappers that change between runs, such as normalizers.
+            It is reset with other seeds, stepped, and closed.
+        num_steps: Length of a run; there are up to five. If no episode ends in a run, rules about
+            ends are skipped. The observations of one run are kept in memory.
+        seed: Seed of resets and random actions.
 
     Returns:
-        What was tried and what could not be.
+        The rules that passed, and those that could not be tried.
 
     Raises:
-        VectorEnvCheckError: With all failures found, rather than the first.
+        VectorEnvCheckError: Some rules are broken; lists all of them.
         TypeError: `envs` is not a vector env.
         ValueError: `num_steps` is below 1.
 
@@ -133,12 +133,12 @@ def check_vector_env(
 
 
 def _check_kernels(envs: Any, found: Findings) -> bool:
-    """Play whole episodes of a compiled env with indices checked; pass over others.
+    """Play whole episodes of a compiled env with indices checked; skip other envs.
 
     Returns:
         Whether compiled code may be run.
     """
-    if isinstance(envs, SyncVectorEnv):  # which may step compiled envs one by one
+    if isinstance(envs, SyncVectorEnv):  # it may step compiled envs one by one
         envs = envs.envs[0].unwrapped
     if not hasattr(envs, "play_in_python"):
         return True
@@ -149,7 +149,7 @@ def _check_kernels(envs: Any, found: Findings) -> bool:
     except (IndexError, RuntimeError) as error:
         found.require(rule, False, "{text}", text=str(error))
         return False
-    if num_episodes is None:  # of this package
+    if num_episodes is None:  # kernels of this package
         return True
     found.require(rule, True, "")
     if num_episodes == 0:
@@ -161,7 +161,7 @@ def _check_kernels(envs: Any, found: Findings) -> bool:
 
 
 def _games_of(envs: Any) -> Any:
-    """Return the vector env that steps games, or what is inside of wrappers."""
+    """Return the vector env that steps games, or the env inside the wrappers."""
     if isinstance(envs, AgentRowsVecEnv):
         envs = envs.agents
     return getattr(envs.games, "envs", None) if isinstance(envs, AgentsVecEnv) else envs.unwrapped
@@ -199,7 +199,7 @@ def _check_all(envs: VectorEnv, num_steps: int, seed: int, found: Findings) -> N
 
 
 def _check_parts(envs: VecEnv, seed: int, found: Findings) -> None:
-    """Look for parts of observations that no space declares: in a batch they are missing."""
+    """Look for parts of observations that no space declares: batches lack them."""
     for i, env in enumerate(envs.envs if isinstance(envs, SyncVectorEnv) else ()):
         obs, _ = env.reset(seed=seed)
         extra = _undeclared(envs.single_observation_space, obs, "obs")
@@ -213,7 +213,7 @@ def _check_parts(envs: VecEnv, seed: int, found: Findings) -> None:
 
 
 def _undeclared(space: Any, obs: Any, name: str) -> str:
-    """Return the first key of Dict observations that their space lacks; "" if it has all."""
+    """Return the first key of Dict observations that their space lacks; "" if none."""
     if not isinstance(space, Dict) or not isinstance(obs, Mapping):
         return ""
     extra = [f"{name}[{key!r}]" for key in obs if key not in space.spaces]

@@ -1,4 +1,4 @@
-"""`vecenv bench`: what this machine makes of a few envs, on each backend, on one page."""
+"""`vecenv bench`: how fast this machine steps a few envs on each backend, on one page."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from vecenv.timing.report import new_table
 
 __all__ = ["WORKLOADS", "Bench", "run_bench"]
 
-_LEVEL = 1.1  # a backend that is faster by less is not worth a change
+_LEVEL = 1.1  # a backend that is faster by less is not recommended
 _BRIEF = {"episode_length": 20}  # a comparison goes on until each env has ended two episodes
 _SPREAD = {"wait_distribution": "lognormal", "wait_p99_ms": 20.0}
 _SYNTHETIC = "vecenv:Synthetic-v0"
-# By what it stands for: the env, its arguments, and how many are stepped side by side.
+# By what the workload stands for: the env, its arguments, and the number of envs.
 WORKLOADS: dict[str, tuple[str, dict[str, Any], int]] = {
     "CartPole": ("CartPole-v1", {}, 64),
     "computes 0.5 ms": (_SYNTHETIC, {"cpu_ms": 0.5, **_BRIEF}, 16),
@@ -29,16 +29,16 @@ WORKLOADS: dict[str, tuple[str, dict[str, Any], int]] = {
 
 
 class Bench(NamedTuple):
-    """What was measured.
+    """The results of the measurements.
 
     Attributes:
-        comparisons: By names of `WORKLOADS`.
+        comparisons: By names in `WORKLOADS`.
     """
 
     comparisons: dict[str, Comparison]
 
     def __rich__(self) -> Any:
-        """One table: a row for each backend, a column for each workload."""
+        """Return one table: a row for each backend, a column for each workload."""
         titles = [f"{title}\n{WORKLOADS[title][2]} envs" for title in self.comparisons]
         table = new_table("env steps per second", ["", *titles], box=SIMPLE_HEAD)
         found = list(self.comparisons.values())
@@ -59,7 +59,7 @@ class Bench(NamedTuple):
         return Group(found[0].machine, "", table, *self.advice(), "", *told)
 
     def advice(self) -> list[str]:
-        """What to use, and why: a sentence for each workload."""
+        """Recommended backends with reasons: a sentence for each workload."""
         sentences = []
         for title, comparison in self.comparisons.items():
             rates = {case.backend: case.steps_per_second for case in comparison.measured}
@@ -77,8 +77,8 @@ def run_bench(on_progress: Callable[[str, float], Any], titles: list[str] | None
     """Measure workloads, one after the other.
 
     Args:
-        on_progress: Called with what is measured, and the share of the work that is done.
-        titles: Which; None for all.
+        on_progress: Called with the current work, and the share of all work done.
+        titles: Workloads to measure; None for all.
     """
     comparisons: dict[str, Comparison] = {}
     titles = list(WORKLOADS) if titles is None else titles

@@ -38,19 +38,19 @@ _DESCRIPTION = """Train, play and watch policies; check and compare Gymnasium's 
 
 `vecenv COMMAND --help` says more about a command."""
 
-# What wrong arguments, files and ids lead to, and bugs in users' own files, whose place is told;
-# anything else keeps its traceback, but for errors of ours, as of a kernel's index.
+# Errors by wrong arguments, files and ids, and bugs in users' own files, whose place is printed.
+# Any other error keeps its traceback, except our own errors, like those about a kernel's index.
 _USER_ERRORS = (
     *(ValueError, TypeError, OSError, ImportError, RuntimeError, GymnasiumError),
     FloatingPointError,  # of a loss
 )
-# Options of trainers that are 1 at least.
+# Options of trainers that must be at least 1.
 _COUNTS = "num_envs", "num_games", "num_steps", "num_epochs", "num_minibatches", "num_workers"
 _COUNTS += "batch_size", "hidden", "hold", "torch_threads", "eval_episodes"
 
 
 def demo() -> int:
-    """Train a defender for CAGE Challenge 2 in two minutes, compare it with others, film it."""
+    """Train a defender for CAGE Challenge 2 in two minutes, compare it with others, and film it."""
     raise AssertionError("main has _demo for it, which takes these options")
 
 
@@ -66,9 +66,9 @@ def _demo(words: Sequence[str]) -> int:
 
 @dataclass
 class Train:
-    """Train a policy, by PPO, SAC or DQN as the env's spaces ask for, into a run folder.
+    """Train a policy into a run folder, by PPO, SAC or DQN as the env's spaces require.
 
-    Options of the algorithm, such as --total-steps, --save and --resume, are given here too:
+    Options of the algorithm, such as --total-steps, --save and --resume, go here, too:
     `vecenv train ENV --help` lists them.
     """
 
@@ -88,10 +88,10 @@ class Train:
 
 
 def _train(words: Sequence[str]) -> int:
-    """Read what `Train` has, then the options of the trainer, and run it."""
+    """Read the options in `Train`, then those of the trainer, and run it."""
     helps = {"-h", "--help"} & set(words)
     while len(words) > 2 and words[0] in ("--algo", "--config", "--track", "--eject"):
-        words = [*words[2:], *words[:2]]  # what is before ENV must not be an option of a trainer
+        words = [*words[2:], *words[:2]]  # words before ENV must not become a trainer's options
     if not words or words[0].startswith("-"):
         if words and not helps:
             raise ValueError(
@@ -132,7 +132,7 @@ def _train(words: Sequence[str]) -> int:
 
 
 def _env_kwargs_in(words: Sequence[str]) -> list[str]:
-    """Return what follows --env-kwargs, names and values in turn."""
+    """Return the words after --env-kwargs: names and values in turn."""
     found = words[words.index("--env-kwargs") + 1 :] if "--env-kwargs" in words else []
     return list(itertools.takewhile(lambda word: not word.startswith("--"), found))
 
@@ -140,13 +140,13 @@ def _env_kwargs_in(words: Sequence[str]) -> list[str]:
 def _options_of_training(
     given: Train, chosen: Any, module: Any, config: Path | None, words: Sequence[str]
 ) -> Any:
-    """Read options of a trainer; those left out are its defaults, or the run's that is resumed.
+    """Read options of a trainer; missing ones are its defaults, or those of the resumed run.
 
     Args:
         given: The options of `vecenv train`.
         chosen: The trainer's name and env.
         module: The trainer.
-        config: The file of options, which are in `words` already.
+        config: The file of options; `words` contain them already.
         words: The command line.
     """
     from vecenv.command import trainers
@@ -192,7 +192,7 @@ def _options_of_training(
 
 
 def _check_counts(options: Any) -> None:
-    """Refuse what would end a training with an error, before it begins."""
+    """Raise for options that would end a training with an error later."""
     for name in (*_COUNTS, "total_steps"):
         given, least = getattr(options, name, None), int(name in _COUNTS)
         counts = given if isinstance(given, tuple) else (given,)
@@ -217,27 +217,27 @@ def play(
     fps: float | None = None,
     sample: bool = False,
 ) -> int:
-    """Play episodes with a policy that was trained, print the mean return, film one.
+    """Play episodes with a trained policy, print the mean return, film one episode.
 
     Args:
         env: As for `train`.
         policy: Run folder of `train`, or a file in it; "zoo" for the bundled one of this env, if
             it has one; or a .zip that stable-baselines3 has written, which can run code when it is
             read.
-        episodes: How many; games, of several agents, whose return is of all agents of a group.
+        episodes: How many; for several agents, games: a return is that of all agents of a group.
         seed: Of the episodes.
-        env_kwargs: For the env, such as size=5; those of the training hold, too.
-        algo: What trained it, if it was a file of your own.
+        env_kwargs: For the env, such as size=5; those of the training also apply.
+        algo: The trainer that made it, if it is a file of your own.
         vecnormalize: Statistics of a model of stable-baselines3 that was trained under
             VecNormalize, which can run code, too; by default vecnormalize.pkl beside it.
         gif: File to write an animation of one more episode to.
         text: Show one more episode in the terminal.
         html: File to write a page to, with one more episode to scrub through in a browser.
-        frames: Of that episode, at most so many.
+        frames: Number of frames of that episode, at most.
         fps: Pictures per second; by default those of the env, 2 of CAGE's networks, on a page at
             most 10.
-        sample: Draw actions from the policy, as in the training, instead of the likeliest ones, of
-            which the return is printed beside that of drawn ones.
+        sample: Draw actions from the policy, as in the training, instead of the likeliest ones. By
+            default, both returns are printed.
     """
     from vecenv.command.trainers import runs_of
 
@@ -265,7 +265,7 @@ def play(
 
 
 def _tell_statistics(policy: str | Path | None, given: Path | None = None) -> None:
-    """Say whose statistics observations of a model of stable-baselines3 go through, if any."""
+    """Say which statistics normalise observations for a model of stable-baselines3, if any."""
     from vecenv.cage.saved import find_vecnormalize, is_sb3_file
 
     if policy is None or not is_sb3_file(policy):
@@ -280,10 +280,10 @@ def envs(words: tyro.conf.Positional[tuple[str, ...]] = (), /, *, all: bool = Fa
     """List envs: their spaces, and whether they are compiled.
 
     Args:
-        words: Only those with one of these in the name.
-        all: Gymnasium's and other registered ones, too.
+        words: Only envs with one of these words in the name.
+        all: Also envs of Gymnasium and other packages.
     """
-    if "numba" not in sys.modules:  # to see their spaces, compiled envs need not be compiled
+    if "numba" not in sys.modules:  # spaces can be seen without compiling the envs
         os.environ["NUMBA_DISABLE_JIT"] = "1"
     from vecenv.command.listing import list_envs
 
@@ -292,7 +292,7 @@ def envs(words: tyro.conf.Positional[tuple[str, ...]] = (), /, *, all: bool = Fa
 
 
 def bench() -> int:
-    """Measure this machine, for a minute: which backend for which env, and why."""
+    """Measure this machine for a minute: which backend suits which env, and why."""
     from vecenv.command.bench import run_bench
 
     with _progress() as show:
@@ -303,7 +303,7 @@ def bench() -> int:
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str, float], Any]]:
-    """Return a function that is told what is done and how much of all is done, 0 to 1."""
+    """Yield a function to call with the current work and the share of all work done, 0 to 1."""
     with progress_bar() as bar:
         task = bar.add_task("starting", total=1.0)
         yield lambda what, done: bar.update(task, description=what, completed=done)
@@ -329,7 +329,7 @@ def evaluate(
     """Let a policy play CAGE Challenge 2 or 4 by the challenge's protocol; print its scores.
 
     With --env it plays any other env, by the likeliest actions and by drawn ones. With --paired,
-    let two policies play the same episodes, of any env, and print the difference.
+    two policies play the same episodes, of any env, and the difference is printed.
 
     Args:
         paired: Two policies, instead of one.
@@ -429,7 +429,7 @@ def _evaluate_cage(
 
 
 def _find_scenario(name: str) -> Any:
-    """Return the scenario of "module:name", or of a registered id."""
+    """Return the scenario that "module:name" or a registered id names."""
     from vecenv.cage import Scenario
     from vecenv.compare.source import read_source
     from vecenv.core.importing import import_module
@@ -505,7 +505,7 @@ def watch(
 
 
 def _check_shown(gif: Path | None, html: Path | None, fps: float | None) -> None:
-    """Refuse files that can't be written, and a wrong speed, before anything is played."""
+    """Raise for files that can't be written, or a wrong speed, before anything is played."""
     if fps is not None and not 0 < fps < float("inf"):
         raise ValueError(f"fps is {fps!r}, expected a positive number")
     if html is not None:
@@ -524,13 +524,13 @@ def replay(
     *,
     max_differences: int = 20,
 ) -> int:
-    """Play recorded episodes of CAGE Challenge 4 and print every field that comes out differently.
+    """Play recorded episodes of CAGE Challenge 4; print every field that differs.
 
-    The exit status is 1 if there is any, 2 if a file is damaged.
+    The exit status is 1 if any field differs, 2 if a file is damaged.
 
     Args:
         files: Traces of the documented format, .npz.
-        max_differences: An episode is left once it has so many.
+        max_differences: Leave an episode after this many differences.
     """
     from vecenv.cage import replay_traces
 
@@ -726,16 +726,16 @@ def port(
 
 @contextlib.contextmanager
 def _warnings_in_one_line() -> Iterator[None]:
-    """Print warnings as errors are, without the line of code that they come from."""
+    """Print warnings like errors, without the line of code that caused them."""
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: print(f"vecenv: {message}", file=sys.stderr)
         yield
 
 
 def _words_of_process() -> list[str]:
-    """Return the command line; from here on, letters that a terminal lacks are printed as "?"."""
+    """Return the command line; from now on, print "?" for letters that the terminal lacks."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # not None, as where it is closed
+        if isinstance(stream, io.TextIOWrapper):  # it is None if the stream is closed
             stream.reconfigure(errors="replace")
     return sys.argv[1:]
 
@@ -773,7 +773,7 @@ def main(args: Sequence[str] | None = None) -> int:
             told = did_you_mean(words[0].lower(), commands)
             told = told or f"expected one of {', '.join(commands)}"
             raise ValueError(f"there is no command {words[0]!r}; {told} (--help describes them)")
-        if words[:1] in (["demo"], ["train"]):  # which take the options of an example
+        if words[:1] in (["demo"], ["train"]):  # these take the options of an example
             return (_demo if words[0] == "demo" else _train)(words[1:])
         return tyro.extras.subcommand_cli_from_dict(
             commands, prog="vecenv", description=_DESCRIPTION, args=words or ["--help"]
@@ -783,12 +783,12 @@ def main(args: Sequence[str] | None = None) -> int:
             return 2
         if not isinstance(error.code, str):
             raise
-        print(f"vecenv: {error.code}", file=sys.stderr)  # of an example
+        print(f"vecenv: {error.code}", file=sys.stderr)  # raised by an example
         return 2
     except KeyboardInterrupt:
         print("vecenv: stopped by Ctrl-C", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # nobody reads on, as in `vecenv --help | head`; the rest goes nowhere
+    except BrokenPipeError:  # nobody reads on, as in `vecenv --help | head`: drop the rest
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
     except Exception as error:
@@ -796,22 +796,22 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _tell(error: Exception) -> int:
-    """Print the error that is being handled, if it is one that a user can mend; else it goes on."""
+    """Print the current error if a user can mend it; otherwise raise it again."""
     if not isinstance(error, _USER_ERRORS) and not type(error).__module__.startswith("vecenv."):
         raise error
     message, place = str(error) or type(error).__name__, _place_of(error)
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         message = f"{error.filename}: {error.strerror}; give another file or folder"
-    if place is not None:  # a bug of the user's, perhaps
+    if place is not None:  # possibly a bug of the user's
         message = f"{type(error).__name__}: {error}\n  {place}"
     print(f"vecenv: {message}", file=sys.stderr)
     return 2
 
 
 def _tell_sdl_of_no_display() -> None:
-    """Keep pygame from looking for a display where there is none, which prints an error.
+    """Keep pygame from looking for a display where none exists: it would print an error.
 
-    Two names, as envs that find "dummy" alone (highway-env) draw black pictures.
+    Two names, because envs that find "dummy" alone (highway-env) draw black pictures.
     """
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy,offscreen")
@@ -820,13 +820,13 @@ def _tell_sdl_of_no_display() -> None:
 def _place_of(error: BaseException) -> str | None:
     """Return the innermost line of a user's own files that an error passed; None if none did.
 
-    A wrong argument needs no place, a bug does.
+    A wrong argument needs no place, but a bug does.
     """
     package = Path(__file__).parents[1]
     ours = [package, package.parent / "buffers", package.parent / "examples"]
     ours += [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)  # some are none, "<string>" for example
+        path = Path(frame.filename)  # some are not files, "<string>" for example
         is_installed = {"site-packages", "dist-packages"} & set(path.parts) or not path.is_file()
         if not is_installed and not any(path.resolve().is_relative_to(p.resolve()) for p in ours):
             return f'File "{path}", line {frame.lineno}, in {frame.name}'

@@ -1,4 +1,4 @@
-"""Train a defender for CAGE Challenge 2, compare it with simple ones, and film it at work.
+"""Train a defender for CAGE Challenge 2, compare it with simple ones, and film an episode.
 
 It learns as `vecenv train Cage2-v0` does, but for a minute or so. Ctrl-C ends the training early
 and keeps the policy.
@@ -38,7 +38,7 @@ class Options:
 
 
 def _interval(mean: float, half_width: float) -> str:
-    """Write a confidence interval, tenths only where they matter."""
+    """Return a confidence interval as text, with tenths only where they matter."""
     digits = int(abs(mean) < 100)
     return f"{mean:.{digits}f} ± {half_width:.{digits}f}"
 
@@ -76,15 +76,15 @@ def main(options: Options) -> None:
         num_envs=options.num_envs,
         num_epochs=3,
         learning_rate=2e-3,
-        entropy_weight=0.03,  # with less, a better way to play is found by some seeds only
-        compile="on",  # up to half a minute, the first time; later runs load it
+        entropy_weight=0.03,  # with less, only some seeds find a better way to play
+        compile="on",  # takes up to half a minute the first time; later runs load the code
         seed=options.seed,
         save=options.save,
         overwrite=True,
     )
     given: Any = {"episodes": options.episodes, "seed": options.seed}
-    # Meanwhile the others play in a process of their own, which leaves their compiled rules on disk
-    # for the evaluation at the end. Ctrl-C is for the training.
+    # Meanwhile, a separate process plays the others; this also caches their compiled rules for the
+    # evaluation at the end. It ignores Ctrl-C, which is for the training.
     ignore = (signal.SIGINT, signal.SIG_IGN)
     with ProcessPoolExecutor(1, get_context("spawn"), signal.signal, ignore) as pool:
         rivals = [pool.submit(evaluate, name, **given) for name in RIVALS]

@@ -23,8 +23,8 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
     """Return a table of registered envs.
 
     Args:
-        words: Parts of names, in any case; envs with one of them, or all.
-        has_all: The newest versions of Gymnasium's and other registered envs, too.
+        words: Parts of names, in any case; lists only envs with one of them. Empty lists all.
+        has_all: Also list the newest versions of Gymnasium's and other registered envs.
     """
     specs = [gym.registry[name] for name in sorted(gym.registry)]
     specs = [spec for spec in specs if _is_ours(spec) or (has_all and _is_newest(spec))]
@@ -33,8 +33,8 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
         hint = "" if has_all else "; --all lists Gymnasium's, too"
         raise ValueError(f"no env has {' or '.join(words)} in its name{hint}")
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("id", no_wrap=True, overflow="fold")  # to be copied
-    # Long reasons why an env is not to be had share what is left with the last column.
+    table.add_column("id", no_wrap=True, overflow="fold")  # ids are for copying
+    # Long reasons why an env is not available share the rest of the width with the last column.
     table.add_column("observations", min_width=13 if has_all else 19, overflow="fold")
     table.add_column("actions", min_width=16, overflow="fold")
     table.add_column("", overflow="fold")
@@ -54,7 +54,7 @@ def _is_newest(spec: EnvSpec) -> bool:
 
 
 def _cells(spec: EnvSpec) -> list[str]:
-    """Spaces, and whether it is compiled, of an env that is made to see."""
+    """Return the spaces of an env, and whether it is compiled; makes an env for this."""
     from vecenv.jit.binding import uncompiled
 
     try:
@@ -65,7 +65,7 @@ def _cells(spec: EnvSpec) -> list[str]:
                 envs = make_vec(spec.id, 1, backend="jit" if is_compiled else "sync")
             spaces = envs.single_observation_space, envs.single_action_space
             envs.close()
-    except Exception as error:  # whatever a package that is missing leads to
+    except Exception as error:  # missing packages lead to many types
         told = (str(error.__cause__ or error).strip() or type(error).__name__).splitlines()[0]
         return [f"not to be had: {told}", "", ""]
     twin = COMPILED_TWINS.get(spec.id)
@@ -74,7 +74,7 @@ def _cells(spec: EnvSpec) -> list[str]:
 
 
 def _shown(space: Any) -> str:
-    """A space in a few words."""
+    """Return a short text for a space."""
     name = type(space).__name__
     if name in ("Box", "MultiBinary"):
         dtype = "" if str(space.dtype) in ("float32", "int8") else f" {space.dtype}"  # as is usual

@@ -1,4 +1,4 @@
-"""What `vecenv play` does: load a policy that was trained, and play episodes with it."""
+"""The work of `vecenv play`: load a trained policy, and play episodes with it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from vecenv.make import make_vec
 __all__ = ["load_policy", "play", "show_run"]
 
 
-# A vector env, the caller's to close, or of several agents an `AgentsVecEnv`; a function from
-# observations, tensors, to actions, as `vecenv.learn.evaluate` calls it; and
-# what trained it.
+# A vector env, which the caller must close (for several agents an `AgentsVecEnv`); a function from
+# tensors of observations to actions, as `vecenv.learn.evaluate` calls it; and a text that says
+# what trained the policy.
 LoadedPolicy = tuple[Any, Callable[..., Any], str]
 
 
@@ -38,18 +38,18 @@ def play(
     sample: bool = False,
     **options: Any,
 ) -> tuple[dict[str, tuple[Any, Any]], str]:
-    """Play whole episodes; return what was found, and what trained the policy.
+    """Play whole episodes; return the results, and what trained the policy.
 
-    That are two `vecenv.learn.EvaluationResult` under the name "", or for each group of agents
-    under "NAME, N agents": with the likeliest actions, and with drawn ones, None where the policy
-    has nothing to draw from. With `sample` the first one is drawn, and the second None.
+    The results are two `vecenv.learn.EvaluationResult`, under the name "", or for each group of
+    agents under "NAME, N agents". The first is for the likeliest actions, the second for drawn ones
+    (None if the policy can't draw). With `sample`, the first is for drawn ones, the second None.
 
     Args:
         env: See `load_policy`.
         policy: See `load_policy`.
-        episodes: How many, at most 100 side by side.
-        seed: Of the episodes, and of what is drawn.
-        render_modes: In which `show_run` is to draw afterwards: refused here if the env does not.
+        episodes: Number of episodes; at most 100 run side by side.
+        seed: Seed of the episodes and of draws.
+        render_modes: Modes in which `show_run` is to draw later: raises if the env lacks them.
         sample: See `load_policy`.
         **options: The others of `load_policy`.
     """
@@ -57,7 +57,7 @@ def play(
         raise ValueError(f"episodes is {episodes}, expected at least 1")
     given: Any = {"num_envs": min(episodes, 100), "sample": sample, **options}
     envs, act, name = load_policy(env, policy, **given)
-    from vecenv.learn import evaluate  # torch, not before there is a policy
+    from vecenv.learn import evaluate  # imports torch, only after the policy was found
 
     try:
         for mode in render_modes:
@@ -82,9 +82,9 @@ def show_run(env: str, policy: Path, files: Any, *, seed: int, **options: Any) -
     Args:
         env: See `load_policy`.
         policy: See `load_policy`.
-        files: Where to, `vecenv.command.watching.Shown`.
-        seed: Of the episode.
-        **options: Those of `load_policy`.
+        files: Where to write, a `vecenv.command.watching.Shown`.
+        seed: Seed of the episode.
+        **options: For `load_policy`.
     """
     kwargs = {**options.pop("env_kwargs"), "render_mode": files.render_mode}
     envs, act, _ = load_policy(env, policy, num_envs=1, env_kwargs=kwargs, **options)
@@ -112,15 +112,15 @@ def load_policy(
     """Load a policy, and make envs for it.
 
     Args:
-        env: What it plays in; see `vecenv.compare.source.read_source`.
-        policy: A run folder of the trainers, or a file in it; "zoo"; or a .zip that
-            stable-baselines3 has written, which can run code: give only those that you trust.
+        env: The env to play; see `vecenv.compare.source.read_source`.
+        policy: A run folder of the trainers, or a file in it; "zoo"; or a .zip of
+            stable-baselines3, which can run code: load only those that you trust.
         num_envs: How many envs.
-        env_kwargs: For the env; in the env that it was trained in, those of the training hold, too.
-        algorithm: Which trainer the run is of, a name or a file; None finds out.
-        vecnormalize: Statistics of a model of stable-baselines3, see `load_sb3_model`, which can
-            run code, too.
-        sample: Whether it draws from the policy instead of taking the likeliest actions.
+        env_kwargs: For the env; in the env of the training, those of the training also apply.
+        algorithm: The run's trainer, a name or a file; None finds out.
+        vecnormalize: Statistics of a model of stable-baselines3, see `load_sb3_model`; they can run
+            code, too.
+        sample: Whether to draw actions from the policy instead of taking the likeliest ones.
     """
     source = read_source(env)
     if policy == Path("zoo") and not (policy / OPTIONS_FILE).is_file():
@@ -147,7 +147,7 @@ def _load_run(
     env_kwargs: Mapping[str, Any],
     algorithm: str | None,
 ) -> LoadedPolicy:
-    """Have the trainer of a run load its policy."""
+    """Load a run's policy by its trainer."""
     from vecenv.learn import load_options
 
     home = next((p for p in (policy, *policy.parents[:2]) if (p / OPTIONS_FILE).is_file()), None)
@@ -164,7 +164,7 @@ def _load_run(
         told = "which vecenv play can't play: it has no function `load_policy`"
         raise ValueError(f"{home} is of {name_of(module)}, {told}")
     options = dataclasses.replace(load_options(home, module.Options), save=home)
-    if getattr(options, "backend", None) == "auto":  # which was tried out in the training
+    if getattr(options, "backend", None) == "auto":  # the training has chosen one
         options.backend = None
     kwargs: dict[str, Any] = {}
     if hasattr(options, "env_kwargs"):
@@ -175,7 +175,7 @@ def _load_run(
         options = dataclasses.replace(options, env_kwargs={**own, **env_kwargs}, **{field: asked})
         if hasattr(options, "device"):
             options.device = "cpu"
-    else:  # a trainer of one env
+    else:  # a trainer for one agent
         asked = source.name.removeprefix(GAMES).rpartition(":")[2]
         trained_in = next((k for k, v in OF_ENVS.items() if v == name_of(module)), asked)
         kwargs = {**source.kwargs, **env_kwargs}
@@ -197,7 +197,7 @@ def _load_run(
 
 
 def _trained_by(home: Path) -> str:
-    """Return the bundled trainer that a run says it is of."""
+    """Return the bundled trainer that a run names as its own."""
     from vecenv.learn import load_checkpoint
     from vecenv.train.policy import LIBRARY, POLICY_FILE
 

@@ -1,4 +1,4 @@
-"""`vecenv port`: prove that kernels do what a Python env does, or write a skeleton of them."""
+"""`vecenv port`: prove that kernels behave like a Python env, or write a skeleton of kernels."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["prove_port", "python_env", "write_new"]
 
 
 def python_env(name: str, kwargs: Mapping[str, Any] | None = None) -> Callable[[], Any]:
-    """Return what makes the Python env that a registered id or "module:factory" names."""
+    """Return a function that makes the Python env of a registered id or "module:factory"."""
     return read_source(name, kwargs).env_fn()
 
 
 def _kernels(name: str) -> Any:
-    """Return EnvKernels, or what makes a JitVectorEnv, by "module:name" or by a registered id."""
+    """Return EnvKernels, or a maker of a JitVectorEnv, for "module:name" or a registered id."""
     module, _, attribute = name.partition(":")
     if attribute and hasattr(found := import_module(module), attribute.partition(".")[0]):
         kernels = import_object("kernels", name)
@@ -35,12 +35,12 @@ def _kernels(name: str) -> Any:
         limit = {key: value for key, value in limit.items() if value is not None}
         return make_vec(name, num_envs, vector_kwargs=options, **limit)
 
-    read_source(name)  # which says what there is
+    read_source(name)  # raises with a list of what exists
     return make
 
 
 def _policy(text: str) -> Callable[[Any], Any]:
-    """Return a function from an observation to an action, by "module:function" or a run folder."""
+    """Return a function from observation to action, for "module:function" or a run folder."""
     if Path(text).exists():
         from vecenv.train.policy import load_policy
 
@@ -60,13 +60,13 @@ def prove_port(
     env_kwargs: Mapping[str, Any],
     **options: Any,
 ) -> Proof:
-    """Prove a port whose two sides are named.
+    """Prove a port, given the names of its two sides.
 
     Args:
         env: Registered id or "module:factory" of the Python env.
         kernels: "module:name" of EnvKernels, or the id of compiled envs.
         fields: "module:name" of the paths of fields; None for FIELDS beside the kernels, if there.
-        policies: Each "module:function" or a run folder.
+        policies: Names, each "module:function" or a run folder.
         env_kwargs: For the Python env.
         **options: For `vecenv.port.prove`.
     """

@@ -1,4 +1,4 @@
-"""Scores: of one policy in any env, or of two under equal luck; tables of them in files."""
+"""Scores of one policy in any env, or of two policies on equal seeds; tables of them in files."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Scores:
     """Mean returns with their uncertainty.
 
     Attributes:
-        title: Of the table.
-        rows: Name, mean, and half width of its 95 % confidence interval.
+        title: Title of the table.
+        rows: Name, mean, and half the width of its 95 % confidence interval.
         facts: Further values for JSON.
-        note: Below the table.
+        note: Text below the table.
     """
 
     title: str
@@ -56,7 +56,7 @@ class Scores:
 def score(
     env: str, policy: Path, episodes: int, seed: int, *, env_kwargs: Mapping[str, Any]
 ) -> Scores:
-    """Play by the likeliest actions, then by drawn ones; see `play` for the arguments."""
+    """Play with the likeliest actions, then with drawn ones; see `play` for the arguments."""
     found, trainer = play(env, policy, episodes, seed=seed, env_kwargs=env_kwargs)
     rows = [
         (f"{group}: {way}" if group else way, result.mean, result.ci95)
@@ -70,12 +70,12 @@ def score(
 
 
 def compare_policies(policies: tuple[str, str], episodes: int, seed: int, **options: Any) -> Scores:
-    """Let two policies play the same episodes, each once; `options` are those of `returns_of`.
+    """Let two policies play the same episodes, once each; `options` are those of `returns_of`.
 
-    Rows are of both, and of the first less the second, episode by episode.
+    Rows: both policies, then the first minus the second, episode by episode.
 
     Raises:
-        ValueError: Fewer than two episodes, or what `returns_of` raises.
+        ValueError: There are fewer than two episodes, or `returns_of` raises it.
     """
     if episodes < 2:
         raise ValueError(f"episodes is {episodes}, expected at least 2")
@@ -83,7 +83,7 @@ def compare_policies(policies: tuple[str, str], episodes: int, seed: int, **opti
     columns = np.stack([first, second, first - second])
     means, halves = columns.mean(1).tolist(), 1.96 * columns.std(1, ddof=1) / episodes**0.5
     rows = [*zip([*policies, "difference"], means, halves.tolist(), strict=True)]
-    unpaired = float(np.hypot(*halves[:2]))  # if the episodes had nothing to do with each other
+    unpaired = float(np.hypot(*halves[:2]))  # as if the episodes were independent
     note = f"{episodes} episodes under equal luck; ±: 95 %; unpaired it would be ± "
     facts = {"episodes": episodes, "seed": seed, "unpaired_ci95": unpaired}
     return Scores("", rows, facts, note + as_number(unpaired))
@@ -95,11 +95,11 @@ def returns_of(
     """Return the returns float64 (episodes,) of a policy; episode i has the seed `seed + i`.
 
     Args:
-        policy: As `vecenv evaluate` takes it of CAGE, else as `vecenv play` does.
-        episodes: How many, side by side, each the first of its env.
-        seed: Of the first.
-        env: "Cage2-v0", "Cage4-v0", or what `vecenv play` takes.
-        env_kwargs: Of the env, such as red_agent="meander" of CAGE 2.
+        policy: As in `vecenv evaluate` for CAGE; otherwise as in `vecenv play`.
+        episodes: Number of episodes, side by side, each the first of its env.
+        seed: Seed of the first episode.
+        env: "Cage2-v0", "Cage4-v0", or an env of `vecenv play`.
+        env_kwargs: For the env, such as red_agent="meander" for CAGE 2.
     """
     if env == "Cage2-v0":
         from vecenv.cage.challenge2.play.playing import play_cell
@@ -110,7 +110,7 @@ def returns_of(
 
         return play_episodes(policy, episodes, seed=seed, **env_kwargs).rewards[:-1].sum(axis=0)
     envs, act, _ = load_policy(env, Path(policy), num_envs=episodes, env_kwargs=env_kwargs)
-    from vecenv.learn import evaluate  # torch, not before there is a policy
+    from vecenv.learn import evaluate  # imports torch, only after the policy was found
 
     try:
         return np.array(evaluate(act, envs, episodes, seed=seed).returns)
@@ -119,14 +119,14 @@ def returns_of(
 
 
 def table_format(path: Path) -> str:
-    """Return ".csv" or ".md", the ending of a file for a table; ValueError for another one."""
+    """Return the format of a table's file, ".csv" or ".md"; ValueError for other endings."""
     if path.suffix not in (".csv", ".md"):
         raise ValueError(f"table is {str(path)!r}, expected an ending of .csv or .md")
     return path.suffix
 
 
 def write_table(table: Table, path: Path) -> None:
-    """Write the cells of a table: in .csv the two numbers of `mean ± half` are columns each."""
+    """Write the cells of a table; in .csv, `mean ± half` becomes two columns."""
     columns = [[str(column.header), *map(_plain, column.cells)] for column in table.columns]
     if table_format(path) == ".md":
         lines = [f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)]

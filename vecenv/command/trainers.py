@@ -1,18 +1,18 @@
-"""The trainers of `vecenv train` and `play`: modules of `vecenv.train`, or files of a user's.
+"""The trainers of `vecenv train` and `play`: modules of `vecenv.train`, or users' files.
 
 Both have the same parts:
 
 - `Options`, a dataclass with the field `env_id` (or `env`), and, if it has them, `save`, the folder
   of the run, and `resume`;
 - `main(options)`, which trains;
-- for `vecenv play`, `load_policy(options, num_envs)`, which returns envs and a function from
-  observations, and where episodes begin, to actions; of several agents an `AgentsVecEnv`, and dicts
-  by group. Where `Options` has no `env_kwargs`, it is given them as keyword arguments.
+- for `vecenv play`, `load_policy(options, num_envs)`: it returns envs, and a function from
+  observations, and where episodes begin, to actions. For several agents these are an
+  `AgentsVecEnv`, and dicts by group. If `Options` lacks `env_kwargs`, it gets them as keywords.
 
-For each there is an example to be copied and changed, and for some envs settings and a policy in
-the zoo. In a checkout these lie in `examples/`, a wheel has copies of them in `vecenv/examples/`.
+For each trainer there is an example to copy and change; for some envs, the zoo has settings and a
+policy. They lie in `examples/` of a checkout; a wheel has copies in `vecenv/examples/`.
 
-Only `load` imports torch, by what it loads.
+Only `load` imports torch, by the modules that it loads.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ __all__ = [
     "zoo_policy",
 ]  # fmt: skip
 
-# What `--algo` takes; other names are files. In the order in which a run folder is recognised.
+# Names for `--algo`; others are files. In this order, the trainer of a run folder is recognised.
 ALGORITHMS = ("ppo", "sac", "dqn", "r2d2", "ppo_agents", "cage2_defender", "cage4_defender")
-_EXAMPLES = {"cage2_defender": "cage2"}  # of trainers, where they have other names
+_EXAMPLES = {"cage2_defender": "cage2"}  # names of trainers' examples, where they differ
 OF_ENVS = {"Cage2-v0": "cage2_defender", "Cage4-v0": "cage4_defender"}
-OPTIONS_FILE = "options.json"  # of a run folder, see vecenv.learn.Run
+OPTIONS_FILE = "options.json"  # in a run folder, see vecenv.learn.Run
 
 
 class Chosen(NamedTuple):
@@ -71,8 +71,8 @@ class Chosen(NamedTuple):
 
     Attributes:
         algorithm: A name of `ALGORITHMS`, or a file.
-        env: What its options call the env: an id, or what `make_vec_agents` takes.
-        reason: A sentence.
+        env: The env in its options: an id, or the argument of `make_vec_agents`.
+        reason: Why it was chosen, a sentence.
     """
 
     algorithm: str
@@ -81,7 +81,7 @@ class Chosen(NamedTuple):
 
 
 def folder() -> Path:
-    """Return where the examples are: in the package (of a wheel), or beside it (in a checkout)."""
+    """Return the folder of the examples: in the package (wheel), or beside it (checkout)."""
     package = Path(__file__).parents[1]
     for found in (package / "examples", package.parent / "examples"):
         if (found / "ppo.py").is_file():
@@ -90,7 +90,7 @@ def folder() -> Path:
 
 
 def path_of(algorithm: str) -> Path:
-    """Return the file of a user's trainer, or the example that is like a bundled one."""
+    """Return the file of a user's trainer, or the example of a bundled one."""
     if algorithm.endswith(".py"):
         path = Path(algorithm).resolve()
         if not path.is_file():
@@ -103,10 +103,9 @@ def path_of(algorithm: str) -> Path:
 
 
 def load(name: str) -> ModuleType:
-    """Import a trainer by its name, or a file that is like one.
+    """Import a trainer by its name, or from a file of the same form.
 
-    The folder of a file comes first in `sys.path` meanwhile, as it does for a script, and last
-    afterwards.
+    Meanwhile the file's folder is first in `sys.path`, as for a script; afterwards it is last.
     """
     try:
         if name in ALGORITHMS:
@@ -130,7 +129,7 @@ def _load_file(path: Path) -> ModuleType:
     finally:
         sys.path.remove(here)
         if here not in sys.path:
-            sys.path.append(here)  # for envs that lie beside it
+            sys.path.append(here)  # for envs beside the file
     found = Path(module.__file__ or "").resolve()
     if found != path:
         raise ValueError(f"{path} is named like {found}, which is imported already: rename it")
@@ -140,16 +139,16 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def name_of(module: ModuleType) -> str:
-    """Return what a trainer is called: a name of `ALGORITHMS`, or a file's without its ending."""
+    """Return the name of a trainer: one of `ALGORITHMS`, or a file's name without ending."""
     return module.__name__.rpartition(".")[2]
 
 
 def env_id_of(source: EnvSource) -> str:
-    """Return what `make_vec` takes for an env."""
+    """Return the argument of `make_vec` for an env."""
     if source.spec is None:
         return source.name
     module, colon, _ = source.name.rpartition(":")
-    # Another module may have registered an env of ours under an id of its own.
+    # Another module may have registered one of our envs under its own id.
     if module in ("", "vecenv") and _is_ours(source.spec.id):
         return f"vecenv:{source.spec.id}"
     return f"{module}{colon}{source.spec.id}"
@@ -162,13 +161,13 @@ def _is_ours(env_id: str) -> bool:
 
 
 def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = ()) -> Chosen:
-    """Choose a trainer by the spaces of an env.
+    """Choose a trainer that fits the spaces of an env.
 
     Args:
         env: Registered id, also "module:id", "module:name" of a factory or of `EnvKernels`, or
             "agents:NAME".
         algorithm: One of `ALGORITHMS`, or a file; None chooses.
-        env_kwargs: What follows `--env-kwargs` on the command line: names and values in turn.
+        env_kwargs: The words after `--env-kwargs` on the command line: names and values in turn.
     """
     if algorithm is not None:
         path_of(algorithm)
@@ -247,13 +246,13 @@ def read_config(config: Path) -> dict[str, Any]:
 
 
 def env_kwargs_of(values: Mapping[str, Any]) -> list[str]:
-    """Return the kwargs of envs that `read_config` has found, as `choose` takes them."""
+    """Return the env kwargs in a result of `read_config`, in the form for `choose`."""
     found = values.get("env_kwargs", values.get("env-kwargs"))
     return _as_arguments("env-kwargs", found)[1:] if isinstance(found, Mapping) else []
 
 
 def arguments_of(values: Mapping[str, Any], kind: type, config: Path) -> list[str]:
-    """Return options as command line arguments, which are then read like those.
+    """Return options as command line arguments, which are then read in the usual way.
 
     Args:
         values: What `read_config` returned.
@@ -270,7 +269,7 @@ def arguments_of(values: Mapping[str, Any], kind: type, config: Path) -> list[st
             told = did_you_mean(name, names) or "--help lists the options"
             raise ValueError(f"{config} has the option {name!r}, which there is not; {told}")
         if name in ("save", "resume", "overwrite", "env_id", "env"):
-            continue  # of that run, not of this one
+            continue  # belongs to that run
         found += _as_arguments(name.replace("_", "-"), value)
     return found
 
@@ -286,12 +285,12 @@ def _as_arguments(name: str, value: Any) -> list[str]:
 
 
 def run_folder(env: str, algorithm: str) -> Path:
-    """Return where `vecenv train` saves by default."""
+    """Return the folder where `vecenv train` saves by default."""
     return Path("runs", f"{_file_name(env)}-{Path(algorithm).stem}")
 
 
 def runs_of(env: str) -> list[Path]:
-    """Return the folders with a policy for an env that `vecenv train` has saved by default."""
+    """Return the default folders of `vecenv train` that have a policy for an env."""
     checkpoints = Path("runs").glob(f"{_file_name(env)}-*/checkpoint/last.pt")
     return sorted(path.parents[1] for path in checkpoints)
 
@@ -303,7 +302,7 @@ def require_tracker(tracker: str, algorithm: str, options: Any) -> None:
     """
     if "tensorboard" not in {field.name for field in dataclasses.fields(options)}:
         raise ValueError(f"{algorithm} has no option tensorboard, which --track {tracker} needs")
-    for name in {"tensorboard", tracker}:  # W&B reads what is written for TensorBoard
+    for name in {"tensorboard", tracker}:  # W&B reads TensorBoard's files
         if find_spec(name) is None:
             told = f"--track {tracker} needs {name}, which is not installed: pip install {name}"
             raise ModuleNotFoundError(told, name=name)
@@ -311,7 +310,7 @@ def require_tracker(tracker: str, algorithm: str, options: Any) -> None:
 
 @contextmanager
 def sent_to(tracker: str | None, options: Any) -> Iterator[None]:
-    """Send what is written for TensorBoard to W&B, too; a resumed run goes on as the same run."""
+    """Send TensorBoard's data to W&B, too; a resumed run continues the same W&B run."""
     if tracker != "wandb":
         yield
         return
@@ -328,7 +327,7 @@ def sent_to(tracker: str | None, options: Any) -> Iterator[None]:
 
 
 def eject(algorithm: str, target: Path) -> Path:
-    """Copy the example of a trainer into a folder, to be changed; return the copy."""
+    """Copy the example of a trainer into a folder, to change it; return the copy."""
     path = path_of(algorithm)
     copy = target / path.name
     if copy.exists():

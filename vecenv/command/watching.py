@@ -1,4 +1,4 @@
-"""Shows any env while a policy plays: as text in the terminal, as an animation, as a page."""
+"""Show any env while a policy plays: as text in the terminal, as an animation, as a page."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ __all__ = [
     "watch_cage",
 ]  # fmt: skip
 
-PAGE_FPS = 10.0  # at most, of a page to scrub through, where actions are to be seen
+PAGE_FPS = 10.0  # most steps per second on a page, so that actions can be seen
 
 
 class Shown(NamedTuple):
     """How one episode is shown.
 
     Attributes:
-        policy: What it is called on the page.
-        num_steps: At most so many are played.
-        gif, html: Files for an animation and a page; with neither it is text in the terminal.
-        fps: Steps per second; None for those of the env, on a page at most 10.
+        policy: Name of the policy on the page.
+        num_steps: Most steps to play.
+        gif, html: Files for an animation and a page; without both, text in the terminal.
+        fps: Steps per second; None for the env's own, on a page at most 10.
     """
 
     policy: str
@@ -56,12 +56,12 @@ class Shown(NamedTuple):
 
     @property
     def render_mode(self) -> str:
-        """What the env has to draw."""
+        """The render mode that the env needs."""
         return "ansi" if self.gif is None and self.html is None else "rgb_array"
 
 
 class _NoPage:
-    """Takes what `record` tells a page, and keeps none of it."""
+    """Replaces a page for `record`, and keeps nothing."""
 
     def show(self, *_: Any, **__: Any) -> None:
         pass
@@ -70,7 +70,7 @@ class _NoPage:
 
 
 class _OneGame:
-    """One game of several agents as a vector env of one env; its reward is that of all agents."""
+    """One game with several agents as a vector env of one env; rewards are summed over agents."""
 
     parts = ()
 
@@ -89,7 +89,7 @@ class _OneGame:
         return obs, total, is_over, np.zeros(1, np.bool_), facts if len(rewards) > 1 else {}
 
     def describe(self, actions: Mapping[str, Any]) -> str:
-        """Return what the agents that are alive do, in place of `ActionNames`."""
+        """Return what the agents that are alive do; replaces `ActionNames`."""
         return "; ".join(
             f"{agent}: {self._names[name].describe(actions[name][k])}"
             for name, group in self._envs.groups.items()
@@ -114,14 +114,14 @@ def show(
 
     Args:
         envs: A vector env of one env, or an `AgentsVecEnv` of one game.
-        env: Its name, as it was asked for.
+        env: Its name, as the user gave it.
         act: See `vecenv.page.episode.record`.
-        shown: How.
-        seed: Of the episode.
+        shown: How to show it.
+        seed: Seed of the episode.
         see: See `vecenv.page.episode.record`.
         tell: See `vecenv.page.episode.record`.
-        num_parts: How many parts of an action are named; None for all.
-        **about: What else the page says of the episode.
+        num_parts: Number of parts of an action that are named; None for all.
+        **about: Further facts of the episode for the page.
     """
     own_fps, frames = float(envs.metadata.get("render_fps") or 10), list[Any]()
     page: Any = _NoPage()
@@ -156,14 +156,14 @@ def show(
 def watch_cage(
     challenge: int, name: str, options: Mapping[str, Any], shown: Shown, seed: int
 ) -> None:
-    """Do what `vecenv watch` does for CAGE 2, also with a network of one's own, and CAGE 4.
+    """Do the work of `vecenv watch` for CAGE 2 (also with the user's network) and CAGE 4.
 
     Args:
         challenge: 2 or 4.
-        name: Of the env.
-        options: Of the env.
-        shown: How; its policy is what the challenge's `find_policy` takes.
-        seed: Of the episode, and of policies that draw.
+        name: Name of the env.
+        options: Options of the env.
+        shown: How to show it; its policy is an argument of the challenge's `find_policy`.
+        seed: Seed of the episode, and of policies that draw.
     """
     playing: Any = importlib.import_module(f"vecenv.cage.challenge{challenge}.play.playing")
     about = {"red": str(options.get("red_agent", options.get("red", "as ever")))}
@@ -174,13 +174,13 @@ def watch_cage(
 
 
 def watch(source: EnvSource, shown: Shown, seed: int) -> None:
-    """Do what `vecenv watch` does for envs other than CAGE.
+    """Do the work of `vecenv watch` for envs other than CAGE.
 
     Args:
         source: The env.
-        shown: How; its policy is "random", or "module:function": a function from observations
-            (1, ...) to actions (1, ...).
-        seed: Of the env and of random actions.
+        shown: How to show it; its policy is "random", or "module:function": a function from
+            observations (1, ...) to actions (1, ...).
+        seed: Seed of the env and of random actions.
     """
     env, policy, see = source.name, shown.policy, None
     chosen: Any = None
@@ -219,7 +219,7 @@ def new_page(env: str, policy: str, seed: int, fps: float = PAGE_FPS, **about: s
 
 @contextlib.contextmanager
 def progress_of(page: Any, num_steps: int) -> Iterator[None]:
-    """Show on a terminal how far the recording of a page is."""
+    """Show the progress of a page's recording on the terminal."""
     with progress_bar() as bar:
         task = bar.add_task("making the env", total=num_steps + 1)
         page.on_show = lambda: bar.update(task, advance=1, description="playing and drawing")
@@ -227,7 +227,7 @@ def progress_of(page: Any, num_steps: int) -> Iterator[None]:
 
 
 def save_page(page: EpisodePage, path: Path) -> None:
-    """Write a page, and say where it is and what was left out."""
+    """Write a page; print where it is and what was left out."""
     page.save(path)
     size = f"{path.stat().st_size / 1e6:.2f} MB" if path.is_file() else ""
     words = f"page: {path} ({page.num_steps} steps{size and ', ' + size}); open it in a browser"
@@ -236,12 +236,12 @@ def save_page(page: EpisodePage, path: Path) -> None:
 
 
 def say(words: str) -> None:
-    """Print a line as it is, names of files and envs included."""
+    """Print a line without markup: it may contain names of files and envs."""
     Console(soft_wrap=True).print(words, markup=False, emoji=False, highlight=False)
 
 
 def show_live(frames: Iterable[Any], fps: float) -> None:
-    """Show texts one after the other in the terminal, or the last one where there is none."""
+    """Show texts one after the other in the terminal; without a terminal, only the last one."""
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
         for frame in frames:
@@ -252,7 +252,7 @@ def show_live(frames: Iterable[Any], fps: float) -> None:
 
 
 def _make_drawn(source: EnvSource, render_mode: str) -> VecEnv:
-    """Make a vector env of one env that renders, or does not: `frame_of` says that."""
+    """Make a vector env of one env in a render mode; `frame_of` raises if it does not draw."""
     kwargs = {**source.kwargs, "render_mode": render_mode}
     if source.kernels is not None:
         return make_vec(source.kernels, backend="jit", **kwargs)
@@ -266,10 +266,10 @@ def _make_drawn(source: EnvSource, render_mode: str) -> VecEnv:
 
 
 def check_draws(envs: Any, name: str, render_mode: str) -> None:
-    """Refuse envs, made without a render mode, that would not draw if they were made with it."""
+    """Raise if envs, made without a render mode, would not draw even with this mode."""
     if modes := envs.metadata.get("render_modes"):
         draws = render_mode in modes
-    else:  # forgotten, or there is nothing to draw with
+    else:  # the mode was forgotten, or the env can't draw
         singles = getattr(envs.unwrapped, "envs", ()) if isinstance(envs, VectorEnv) else ()
         draws = any(type(env.unwrapped).render is not Env.render for env in singles)
         draws = draws or isinstance(envs, AgentsVecEnv)
@@ -294,7 +294,7 @@ def frame_of(envs: Any, name: str, render_mode: str) -> Any:
         twin = COMPILED_TWINS.get(name.rpartition(":")[2])
         told = f"; {twin} is the same env and draws itself" if twin else ""
         raise ModuleNotFoundError(f"{error}{told}") from error
-    except NotImplementedError:  # of Gymnasium's base class
+    except NotImplementedError:  # raised by Gymnasium's base class
         frames = None
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "mujoco":

@@ -1,4 +1,4 @@
-"""Backends side by side on one env: what `vecenv compare` runs; see docs/compare.md."""
+"""Backends compared on one env: what `vecenv compare` runs; see docs/compare.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Comparison", "Options", "run_comparison"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the comparison when it is asked for: the processes that it starts do without."""
+    """Load the comparison at its first use; the processes that it starts don't need it."""
     if name in __all__:
         from vecenv.compare import comparison
 

@@ -1,4 +1,4 @@
-"""Running backends in turn on the same env and the same random policy."""
+"""Run backends in turn, on the same env with the same random policy."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Options:
 
     Attributes:
         env: Registered id, also "module:id", or "module:factory".
-        env_kwargs: For the env's constructor or the factory.
-        num_envs: Numbers of envs.
-        backends: Of `vecenv.backends.COMPARED`.
-        seed: Of envs and actions.
-        rounds: In each, every backend runs once.
-        round_s: Seconds that a backend runs in a round at least; where resets take long, it goes on
-            until every env has ended two episodes.
-        warm_up_s: Seconds of stepping before.
+        env_kwargs: For the env's constructor, or the factory.
+        num_envs: Numbers of envs to compare.
+        backends: Names in `vecenv.backends.COMPARED`.
+        seed: Seed of envs and actions.
+        rounds: Number of rounds; each backend runs once per round.
+        round_s: Least number of seconds per backend and round; if resets take long, the round goes
+            on until every env has ended two episodes.
+        warm_up_s: Seconds of stepping before the rounds.
         timed_s: Seconds of stepping with timing on.
-        timeout: Seconds that anything asked of a backend may take.
-        num_workers: Of the async backends, at most one an env; None as `Setting` says.
+        timeout: Most seconds for any request to a backend.
+        num_workers: Most workers of the async backends, at most one per env; None as in `Setting`.
     """
 
     env: str
@@ -57,7 +57,7 @@ class Options:
     num_workers: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the values; the env is looked for by `run_comparison`."""
+        """Check the values; `run_comparison` looks for the env."""
         unknown = [name for name in self.backends if name not in COMPARED]
         if unknown or not self.backends:
             what = f"has {unknown[0]!r}" if unknown else "is empty"
@@ -78,8 +78,8 @@ def run_comparison(
     """Compare backends on an env; see docs/compare.md for what is measured.
 
     Args:
-        options: What and how.
-        on_progress: Called with what is being done, and the share of all that is done, 0 to 1.
+        options: What to compare, and how.
+        on_progress: Called with the current work, and the share of all work done, 0 to 1.
 
     Raises:
         ValueError: There is no such env.
@@ -109,14 +109,14 @@ def run_comparison(
 
 
 class _Session:
-    """The processes of a comparison; all are ended when it is left."""
+    """The processes of a comparison; leaving it ends all of them."""
 
     def __init__(self, options: Options, cases: Sequence[Case], on_progress: Progress) -> None:
         self._options, self._on_progress = options, on_progress
         self._processes: dict[int, RunnerProcess] = {}
         num_groups = len({case.num_envs for case in cases if not case.is_loop})
         num_loops = sum(case.is_loop for case in cases)
-        # By what takes how long, in rounds: opening and warming up, the rounds, timing.
+        # Duration of each case in rounds: opening and warming up, the rounds, timing.
         per_case = options.rounds + (2 * options.warm_up_s + options.timed_s) / options.round_s
         self._total = per_case * len(cases) + options.rounds * num_loops * max(0, num_groups - 1)
         self._done = 0.0
@@ -129,7 +129,7 @@ class _Session:
             process.close(is_now=exc_info[0] is not None)  # Ctrl-C must not wait for envs
 
     def open(self, cases: Sequence[Case]) -> None:
-        """Start the processes side by side, then make the envs of one after the other."""
+        """Start the processes side by side, then make their envs one after the other."""
         for case in cases:
             self._processes[id(case)] = RunnerProcess()
         o = self._options
@@ -145,7 +145,7 @@ class _Session:
             case.memory_bytes = self.ask(case, "warm_up", warm_up_s)
 
     def alternate(self, loop: Sequence[Case], cases: Sequence[Case]) -> float | None:
-        """Let all run in turn, round by round; return the cores that others kept busy."""
+        """Run all cases in turn, round by round; return how many cores other programs used."""
         load = OthersLoad()
         for number in range(self._options.rounds):
             base = None
@@ -167,7 +167,7 @@ class _Session:
             self._processes.pop(id(case)).close()
 
     def ask(self, case: Case, name: str, *args: Any) -> Any:
-        """Call a method of the case's runner; None if the case has failed before, or does now."""
+        """Call a method of the case's runner; None if the case has failed, now or before."""
         if case.status in (FAILED, UNAVAILABLE):
             return None
         try:
@@ -178,7 +178,7 @@ class _Session:
             return None
 
     def note(self, what: str, rounds: float) -> None:
-        """Tell what is begun, which takes as long as so many rounds."""
+        """Report the work that begins, and its expected duration in rounds."""
         self._on_progress(what, min(self._done / self._total, 1.0))
         self._done += rounds
 

@@ -1,4 +1,4 @@
-"""The caller's side of a backend's process: ask, wait with a deadline, say what went wrong."""
+"""The caller's side of a backend's process: requests with a deadline, and reports of failures."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from vecenv.core.faults import describe_exit
 
 __all__ = ["RunnerError", "RunnerProcess"]
 
-_LOOK_S = 0.1  # between two looks at whether the process is alive
+_LOOK_S = 0.1  # between two checks that the process is alive
 _CLOSE_S = 5.0
 _DOING = {"open": "making the envs", "warm_up": "warming up"}
 
 
 class RunnerError(Exception):
-    """A backend can't go on; `is_unavailable`, it can't be had for this env."""
+    """A backend can't go on; `is_unavailable` means that it does not support this env."""
 
     is_unavailable = False
 
 
 class RunnerProcess:
-    """A process with a `Runner`; what envs print there goes to a file and shows in errors.
+    """A process with a `Runner`; output of its envs goes to a file, which errors quote.
 
-    It leads a process group of its own, which ends with it, workers included.
+    It leads its own process group; ending it also ends its workers.
     """
 
     def __init__(self) -> None:
@@ -54,15 +54,15 @@ class RunnerProcess:
         theirs.close()
 
     def call(self, name: str, *args: Any, timeout: float) -> Any:
-        """Return what a method of the process's `Runner` returns.
+        """Return the result of a method of the process's `Runner`.
 
         Args:
-            name: Of the method.
+            name: Name of the method.
             *args: Its arguments; they are pickled.
-            timeout: Longest wait in seconds; after it the process is killed.
+            timeout: Longest wait in seconds; then the process is killed.
 
         Raises:
-            RunnerError: The method raised, the process is gone, or there was no answer in time.
+            RunnerError: The method raised, the process is gone, or it did not answer in time.
         """
         deadline = monotonic() + timeout
         try:
@@ -86,7 +86,7 @@ class RunnerProcess:
         raise error
 
     def _gone(self) -> RunnerError:
-        """Say how it ended, with its last words."""
+        """Return an error that says how the process ended, with its last output."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_S)
         self._output.seek(0)
@@ -95,13 +95,13 @@ class RunnerProcess:
         return RunnerError(f"{reason} ({lines[-1]})" if lines else reason)
 
     def kill(self) -> None:
-        """End the process and its workers at once; harmless if it has ended."""
+        """End the process and its workers at once; does nothing if it has ended."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def close(self, is_now: bool = False) -> None:
-        """Let it close its envs, unless that is not to be waited for, and end it; twice, too."""
+        """End it, and wait until its envs are closed unless `is_now`; may be called twice."""
         if self._output.closed:
             return
         if not is_now and self._process.poll() is None:

@@ -1,4 +1,4 @@
-"""What a comparison found: rates, shares, and one plain verdict, in several forms."""
+"""Results of a comparison: rates, shares, and one plain verdict, in several forms."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from vecenv.timing.report import TimingReport, draw_shares, new_figure, new_tabl
 
 __all__ = ["Case", "Comparison", "check_picture"]
 
-# Factors nearer to 1 than this are not worth a word: two processes that run the same code differ by
-# as much, for as long as they live.
+# Factors nearer to 1 than this are not reported: two processes with the same code differ by as
+# much, and keep this difference as long as they live.
 _HARDLY = 1.1
-_NOISY = 1.5  # factors that rounds which overlap can't settle
-_BUSY_CORES = 0.25  # that others keep busy, from which it is said
-_MOST_NAMED = 4  # of a tie
+_NOISY = 1.5  # factors up to this are unsettled if rounds overlap
+_BUSY_CORES = 0.25  # cores used by other programs, from which it is reported
+_MOST_NAMED = 4  # most names of a tie
 _FEW_EPISODES = 2
-_NOTE_LENGTH = 144  # two lines; the JSON has all of it
+_NOTE_LENGTH = 144  # two lines; the JSON has the whole text
 _STATES = {"unavailable": "skipped", "failed": "failed"}
 _ROW_INCHES = 0.27
 
@@ -38,16 +38,16 @@ class Case:
 
     Attributes:
         backend: One of `vecenv.backends.COMPARED`.
-        num_envs: How many; 1 for "loop".
+        num_envs: Number of envs; 1 for "loop".
         status: "ok", "unavailable" or "failed".
         reason: Why it is not "ok", in one line.
-        rounds: What it did in each.
-        beside: What "loop" did in the same rounds; empty without it.
-        start_s: Seconds for making and resetting the envs, imports not counted.
-        reset_s: Seconds for the first reset of all envs.
-        memory_bytes: Proportional set size of its process and workers, Python itself included.
-        num_workers: Processes that step the envs; None without.
-        report: Where the time went in a run of its own; None for backends without timing.
+        rounds: Its results in each round.
+        beside: Results of "loop" in the same rounds; empty without "loop".
+        start_s: Seconds to make and reset the envs, without imports.
+        reset_s: Seconds of the first reset of all envs.
+        memory_bytes: Proportional set size of its process and workers, Python included.
+        num_workers: Number of processes that step the envs; None without workers.
+        report: Shares of the time in a separate run; None for backends without timing.
     """
 
     backend: str
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def is_loop(self) -> bool:
-        """Whether it steps one env, which others are compared with."""
+        """Whether it steps a single env, the baseline of the others."""
         return BACKENDS[self.backend].stepping == "loop"
 
     @property
@@ -79,34 +79,34 @@ class Case:
 
     @property
     def rates(self) -> list[float]:
-        """Env steps per second of each round."""
+        """Env steps per second in each round."""
         return [one.rate for one in self.rounds]
 
     @property
     def steps_per_second(self) -> float:
-        """All env steps over all seconds."""
+        """All env steps divided by all seconds."""
         return _rate(self.rounds)
 
     @property
     def spread(self) -> float:
-        """Highest rate of a round minus the lowest, as a share of the rate."""
+        """Difference between the highest and lowest rate of a round, divided by the rate."""
         return (max(self.rates) - min(self.rates)) / self.steps_per_second
 
     @property
     def speed_up(self) -> float | None:
-        """Rate over that of "loop" in the same rounds; None without it."""
+        """Its rate divided by that of "loop" in the same rounds; None without "loop"."""
         return self.steps_per_second / _rate(self.beside) if self.beside else None
 
     @property
     def misses_resets(self) -> bool:
-        """Whether resets take long, and rounds may have seen too few of them to say how long."""
+        """Whether resets are long and rounds may have seen too few of them to measure this."""
         num_missing = _FEW_EPISODES - sum(one.episodes for one in self.rounds)
         seconds = sum(one.seconds for one in self.rounds)
         resets_s = (self.reset_s or 0.0) * num_missing
         return self.is_measured and resets_s > (_HARDLY - 1) * seconds
 
     def is_level_with(self, other: Case) -> bool:
-        """Whether it can't be said which of the two is faster: their rounds overlap, or nearly."""
+        """Return whether neither is clearly faster: their rounds overlap, or nearly."""
         slow, fast = sorted((self, other), key=lambda case: case.steps_per_second)
         is_near = slow.steps_per_second * _HARDLY > fast.steps_per_second
         return is_near or max(slow.rates) >= min(fast.rates)
@@ -117,12 +117,12 @@ class Comparison:
     """Backends side by side on one env.
 
     Attributes:
-        env: As it was asked for.
+        env: The env's name, as the user gave it.
         settings: The options of the run.
         machine: Processor, cores, versions.
-        others_busy: Cores that other programs kept busy meanwhile, where they did most; None if the
-            system does not tell.
-        cases: One per backend and number of envs, in the order asked for.
+        others_busy: Most cores that other programs used during the run; None if the system does not
+            tell.
+        cases: One per backend and number of envs, in the order of the options.
     """
 
     env: str
@@ -138,7 +138,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Say what is fastest and what holds it up."""
+        """The fastest backend and its bottleneck, as sentences."""
         if not self.measured:
             reasons = [case.reason for case in self.cases if case.status == FAILED]
             reasons += [case.reason for case in self.cases if case.status == UNAVAILABLE]
@@ -162,7 +162,7 @@ class Comparison:
         return f"{text}." if best.report is None else f"{text}. There, {self._about_time(best)}."
 
     def _about_time(self, best: Case) -> str:
-        """Say where the time goes, and give advice unless it has been followed here already."""
+        """Return where the time goes; add advice unless it is followed already."""
         assert best.report is not None
         advised = best.report.advice.backend
         for case in self.measured:
@@ -172,7 +172,7 @@ class Comparison:
         return best.report.verdict
 
     def _about_tie(self, best: Case, level: list[Case]) -> str:
-        """Name those that are level, in the order of the table."""
+        """Return the names of the level cases, in the order of the table."""
         named = [case.name for case in self.cases if case in [best, *level]]
         more = len(named) - _MOST_NAMED
         names = "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
@@ -188,7 +188,7 @@ class Comparison:
         return f"A tie: {names} ({rates})."
 
     def _about_workers(self) -> str:
-        """Say how many workers there were, and how to have others."""
+        """Return how many workers there were, and how to change their number."""
         counts = {c.num_envs: c.num_workers for c in self.measured if c.num_workers}
         if not counts:
             return ""
@@ -199,7 +199,7 @@ class Comparison:
         return f"workers of async: {told} ({why})"
 
     def _about_measuring(self) -> str:
-        """Say what the rates may have missed."""
+        """Return what the rates may have missed."""
         told = ""
         if (self.others_busy or 0.0) >= _BUSY_CORES:
             told = (
@@ -217,7 +217,7 @@ class Comparison:
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the numbers as JSON, and write them to a file if one is given.
 
-        Names say the unit (`_s`, `_bytes`); rates are env steps per second.
+        Names contain the unit (`_s`, `_bytes`); rates are env steps per second.
 
         Raises:
             OSError: The file can't be written.
@@ -261,7 +261,7 @@ class Comparison:
             figure.savefig(aside, dpi=130)
 
     def __rich__(self) -> Any:
-        """Return speeds, shares and the verdict, to be printed with rich."""
+        """Return speeds, shares and the verdict, for `rich` to print."""
         reasons = dict.fromkeys(case.reason for case in self.cases if case.reason)
         notes = {reason: number for number, reason in enumerate(reasons, 1)}
         parts: list[Any] = [_speed_table(self, notes)]
@@ -280,7 +280,7 @@ def _note(text: str) -> Text:
 
 
 def _rate(rounds: Sequence[Round]) -> float:
-    """Env steps per second of some rounds together."""
+    """Return env steps per second of several rounds together."""
     return sum(one.steps for one in rounds) / sum(one.seconds for one in rounds)
 
 
@@ -330,7 +330,7 @@ def _share_table(comparison: Comparison) -> Table:
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a path that no picture can be written to, before the work is done.
+    """Raise for a path that no picture can be written to, before the work is done.
 
     Raises:
         ValueError: The ending names no known format.
@@ -342,7 +342,7 @@ def check_picture(path: Path) -> None:
 
 
 def _draw_rates(axes: Any, comparison: Comparison) -> None:
-    """Draw a point for all rounds of a case, and a line from the lowest to the highest round."""
+    """Draw a point for each case, and a line from its lowest to its highest round."""
     measured = comparison.measured
     for row, case in enumerate(measured):
         rate, most = case.steps_per_second, max(case.rates)
@@ -355,7 +355,7 @@ def _draw_rates(axes: Any, comparison: Comparison) -> None:
         axes.text(most * 1.06, row, label, va="center", fontsize=8)
     axes.set_yticks(range(len(measured)), [case.name for case in measured])
     axes.invert_yaxis()
-    axes.set_xscale("log")  # which has no zero for bars to begin at
+    axes.set_xscale("log")  # bars can't begin at zero on this scale, so points are drawn
     axes.grid(axis="x", alpha=0.3)
     left, right = axes.get_xlim()
     axes.set_xlim(left, right * 4)

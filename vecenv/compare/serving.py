@@ -1,7 +1,7 @@
-"""What runs in the process of one backend: it makes the envs, steps them, and takes the time.
+"""Code that runs in the process of one backend: it makes, steps and times the envs.
 
-Each backend has a process of its own, so that an env that takes its process down, or hangs, takes
-nothing else with it, and so that memory and start-up are those of this backend alone.
+Each backend has its own process. So a process that dies or hangs harms no other backend, and memory
+and start-up time are those of this backend alone.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from vecenv.timing.report import TimingReport
 __all__ = ["FAILED", "OK", "UNAVAILABLE", "Round", "Runner", "Setting", "serve"]
 
 OK, UNAVAILABLE, FAILED = "ok", "unavailable", "failed"
-_MOST_CALLS = 50_000  # at a time: the flags of each are kept until then
+_MOST_CALLS = 50_000  # most calls at a time: the flags of each call are kept until the end
 _AT_A_TIME_S = 0.005  # between two looks at the clock
-_EPISODES = 2  # of every env, that a round spans
-# A round that has lasted for so many resets is over whatever the episodes do: at most a tenth of
-# the time is lost to resets then.
+_EPISODES = 2  # episodes of every env in a round
+# A round ends after this many times the reset's duration, whatever the episodes do: so resets cost
+# at most a tenth of its time.
 _RESETS = 10
-_PROBE_S = 10.0  # to find out whether envs wait
+_PROBE_S = 10.0  # time to find out whether envs wait
 
 
 class Setting(NamedTuple):
-    """What is run.
+    """What to run.
 
     Attributes:
         env: Id, or "module:factory".
         env_kwargs: For its constructor.
         backend: One of `COMPARED`.
-        num_envs: How many; "loop" always steps one.
-        seed: Of envs and actions.
-        num_workers: Of the async backends, at most; None for one a core, or one for each env that
-            waits.
+        num_envs: Number of envs; "loop" always steps one.
+        seed: Seed of envs and actions.
+        num_workers: Most workers of the async backends; None for one per core, or, if envs wait,
+            one per env.
     """
 
     env: str
@@ -57,12 +57,12 @@ class Setting(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a backend did in a round.
+    """The results of a backend in one round.
 
     Attributes:
         steps: Env steps.
-        seconds: These took.
-        episodes: That ended, of the env with the fewest.
+        seconds: Their duration.
+        episodes: Number of episodes that ended in the env with the fewest.
     """
 
     steps: int
@@ -81,15 +81,15 @@ class Runner:
     def __init__(self) -> None:
         self._stepper: Any = None  # a `Stepper`, once there are envs
         self._setting: Any = None
-        self._call_s = 0.0  # of the latest run
+        self._call_s = 0.0  # seconds of one call in the latest run
 
     def open(self, setting: Setting) -> tuple[float, float, int | None]:
-        """Make the envs and reset them; return the seconds of both, and the number of workers.
+        """Make the envs and reset them; return the seconds of each, and the number of workers.
 
-        Imports are not counted; the last is None without workers, or where envs don't tell.
+        Imports are not timed. The number is None without workers, or if the envs don't tell it.
 
         Raises:
-            BackendUnavailableError: This env can't be run that way.
+            BackendUnavailableError: The backend does not support this env.
         """
         source = read_source(setting.env, setting.env_kwargs)
         self._setting = setting
@@ -106,26 +106,26 @@ class Runner:
         return made_s, self._stepper.reset_s, getattr(envs, "num_workers", None)
 
     def warm_up(self, seconds: float) -> int | None:
-        """Step for about this long; return the memory in use then, in bytes."""
+        """Step for about this long; return the memory then in use, in bytes."""
         begin, count = perf_counter(), 1
         self._stepper.prepare()
         while (left := seconds - (perf_counter() - begin)) > 0 or self._call_s == 0:
             self._run(count)
             count = max(1, min(2 * count, int(left / self._call_s), _MOST_CALLS))
-        self._step_for(0.0, 1)  # so that rounds begin where episodes do
+        self._step_for(0.0, 1)  # rounds then begin with episodes
         return tree_memory_bytes(os.getpid())
 
     def measure(self, seconds: float) -> Round:
         """Step for at least this long, and until every env has ended two episodes.
 
-        A round that ended anywhere in an episode would have seen its steps but not its reset. If
-        resets are quick or episodes long, so that resets take a tenth of the time at most, it ends
-        without that. The next round goes on where this one ends.
+        A round that stops inside an episode would count its steps but not its reset. But if resets
+        take at most a tenth of the time, because they are quick or episodes long, a round may stop
+        anywhere. The next round continues from there.
         """
         return self._step_for(seconds, _EPISODES)
 
     def take_time(self, seconds: float) -> TimingReport | None:
-        """Step for about this long with timing on; None for backends that have none."""
+        """Step for about this long with timing on; None for backends without timing."""
         if self._setting.backend not in TIMED:
             return None
         stepper = self._stepper
@@ -156,7 +156,7 @@ class Runner:
         return max(1, min(round(seconds / self._call_s), _MOST_CALLS))
 
     def _step_for(self, seconds: float, episodes: int) -> Round:
-        """Step for `seconds`, and on until each env has ended so many episodes, see `measure`."""
+        """Step for `seconds`, then until each env has ended `episodes` episodes, see `measure`."""
         stepper = self._stepper
         stepper.prepare()
         before, enough_s = stepper.episodes.copy(), max(seconds, _RESETS * stepper.reset_s)
@@ -174,13 +174,13 @@ class Runner:
 
 
 def _workers_for(source: EnvSource, setting: Setting) -> dict[str, Any]:
-    """Return how many workers envs are to have: one each if they wait, which is tried out."""
-    from vecenv.choose import try_out  # of some backends only
+    """Return the number of workers as an option: one per env if envs wait, which is tried out."""
+    from vecenv.choose import try_out  # needed by some backends only
 
     num_envs = setting.num_envs
     if setting.num_workers is not None:
         return {"num_workers": min(setting.num_workers, num_envs)}
-    with contextlib.suppress(Exception):  # making the envs for good says what is wrong
+    with contextlib.suppress(Exception):  # the later construction reports what is wrong
         if try_out([source.env_fn()], _PROBE_S).is_waiting:
             return {"num_workers": num_envs}
     return {}
@@ -197,16 +197,16 @@ def _make_envs(source: EnvSource, backend: Backend, num_envs: int, options: dict
 
 
 def _with_mask_infos(env_fn: Callable[[], Any]) -> Any:
-    """Make an env whose infos have its masks, as a method can't be asked at all times."""
+    """Make an env that puts its masks into infos: a method can't be called at any time."""
     env = env_fn()
     has_method = any(map(env.has_wrapper_attr, METHODS)) and can_be_masked(env.action_space)
     return MaskInfos(env) if has_method else env
 
 
 def serve(file_number: int, caller_pid: int, is_child_of_main_thread: bool) -> None:
-    """Do what the caller asks for over a connection, until it is closed.
+    """Answer the caller's requests over a connection, until it is closed.
 
-    A message is the name of a method of `Runner` with its arguments; the answer is OK with the
+    A request is the name of a method of `Runner` with its arguments. The answer is OK with the
     result, or UNAVAILABLE or FAILED with the reason in one line.
     """
     end_with_caller(caller_pid, is_child_of_main_thread=is_child_of_main_thread)
@@ -220,7 +220,7 @@ def serve(file_number: int, caller_pid: int, is_child_of_main_thread: bool) -> N
             answer = OK, getattr(runner, name)(*args)
         except BackendUnavailableError as error:
             answer = UNAVAILABLE, str(error)
-        except Exception as error:  # whatever an env raises
+        except Exception as error:  # envs may raise anything
             answer = FAILED, describe(error)
         connection.send(answer)
         if name == "close":
@@ -228,7 +228,7 @@ def serve(file_number: int, caller_pid: int, is_child_of_main_thread: bool) -> N
 
 
 def describe(error: BaseException) -> str:
-    """Say in one line what went wrong, and in which env.
+    """Return one line that says what went wrong, and in which env.
 
     Example:
         >>> describe(ValueError("no such level"))

@@ -1,4 +1,4 @@
-"""Which env is compared: a registered id or "module:factory", read from text."""
+"""The env to compare: a registered id or "module:factory", read from text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 from vecenv.core.importing import import_module
 from vecenv.make import COMPILED_TWINS, find_env, has_compiled_envs, make_vec
 
-GAMES = "agents:"  # begins the names of games with several agents
+GAMES = "agents:"  # prefix of names of games with several agents
 
 __all__ = [
     "GAMES", "BackendUnavailableError", "EnvSource", "did_you_mean", "read_env_kwargs",
@@ -24,18 +24,18 @@ __all__ = [
 
 
 class BackendUnavailableError(Exception):
-    """A backend that this env can't be run with; the message says why."""
+    """A backend does not support this env; the message says why."""
 
 
 class EnvSource(NamedTuple):
-    """An env that can be made as often as needed.
+    """An env that can be made any number of times.
 
     Attributes:
-        name: As it was asked for.
-        spec: Of a registered env; None for a factory.
+        name: The name as the user gave it.
+        spec: Spec of a registered env; None for a factory.
         factory: Called with `kwargs`; None for a registered env.
-        kwargs: For the env's constructor or the factory.
-        kernels: Of a compiled env, `EnvKernels`; then there is neither spec nor factory.
+        kwargs: For the env's constructor, or the factory.
+        kernels: `EnvKernels` of a compiled env; then spec and factory are None.
     """
 
     name: str
@@ -45,10 +45,10 @@ class EnvSource(NamedTuple):
     kernels: Any = None
 
     def env_fn(self) -> Callable[[], Env]:
-        """Return what makes one env, without Gymnasium's checker; it can be pickled.
+        """Return a function that makes one env, without Gymnasium's checker; it can be pickled.
 
         Raises:
-            BackendUnavailableError: There are no single envs of this kind.
+            BackendUnavailableError: This kind has no single envs.
         """
         if self.factory is not None:
             return partial(self.factory, **self.kwargs)
@@ -62,7 +62,7 @@ class EnvSource(NamedTuple):
         """Make the compiled vector env.
 
         Raises:
-            BackendUnavailableError: There is none.
+            BackendUnavailableError: There is no compiled vector env.
         """
         if self.kernels is not None:
             return make_vec(self.kernels, num_envs, backend="jit", **self.kwargs)
@@ -81,20 +81,20 @@ class EnvSource(NamedTuple):
 def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource:
     """Find a registered id (also "module:id"), or a factory or `EnvKernels` ("module:name").
 
-    "agents:NAME" is a game with several agents, NAME what `make_vec_agents` takes by name; it is
-    made as one env, whose steps are the game's.
+    "agents:NAME" is a game with several agents; `make_vec_agents` takes NAME. It is made as one
+    env, whose steps are those of the game.
 
-    Modules are looked for in the working directory too.
+    Modules are also looked for in the working directory.
 
     Raises:
-        ValueError: There is no such env; the message lists what there is.
+        ValueError: There is no such env; the message lists those that exist.
         ImportError: The module can't be imported.
     """
     if name.startswith(GAMES):
         from vecenv.agents.make import check_name, is_compiled_game, make_game
 
         game = name.removeprefix(GAMES)
-        if is_compiled_game(game):  # stepped as a whole
+        if is_compiled_game(game):  # its games are stepped as a whole
             return read_source(game, kwargs)
         check_name(game)
         return EnvSource(name, None, partial(make_game, game), dict(kwargs or {}))
@@ -103,7 +103,7 @@ def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource
         spec = find_env(name)
     except gym.error.Error as error:
         raise ValueError(_unknown(name)) from error
-    if type(spec).__name__ == "EnvKernels":  # without loading the compiler
+    if type(spec).__name__ == "EnvKernels":  # `isinstance` would load the compiler
         return EnvSource(name, None, None, options, spec)
     if not isinstance(spec, EnvSpec):
         return EnvSource(name, None, spec, options)
@@ -131,13 +131,13 @@ def _unknown(name: str) -> str:
 
 
 def did_you_mean(word: str, known: Collection[str], names: Mapping[str, str] | None = None) -> str:
-    """Ask whether one of at most two known words was meant; "" if none is like it.
+    """Return a question with at most two known words that may be meant; "" if none is similar.
 
     Args:
-        word: What was written.
-        known: Words to choose from; where they are the same but for a number at the end, the one
-            with the greatest counts.
-        names: How they are written; None as they are.
+        word: The written word.
+        known: Words to choose from; of words that differ only in a final number, the one with the
+            greatest number counts.
+        names: How to write the known words; None to write them unchanged.
     """
     newest: dict[str, str] = {}
     for one in [word] if word in known else difflib.get_close_matches(word, known, 6):
@@ -148,10 +148,10 @@ def did_you_mean(word: str, known: Collection[str], names: Mapping[str, str] | N
 
 
 def read_env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
-    """Read "name=value" arguments; values are Python literals, or else text.
+    """Read "name=value" arguments; values are Python literals, otherwise text.
 
     Raises:
-        ValueError: Text without "=", or a name that comes twice.
+        ValueError: A text has no "=", or a name comes twice.
 
     Example:
         >>> read_env_kwargs(["cpu_ms=0.2", "obs_shape=(84,84)", "wait_distribution=exponential"])
@@ -169,7 +169,7 @@ def read_env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def read_value(word: str) -> Any:
-    """Read a literal of Python, or else text."""
+    """Read a Python literal, otherwise text."""
     try:
         return ast.literal_eval(word)
     except (ValueError, SyntaxError):

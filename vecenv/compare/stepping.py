@@ -1,8 +1,8 @@
-"""Stepping one env, or a vector env, with random actions: what the backends do in a round.
+"""Step one env, or a vector env, with random actions: what the backends do in a round.
 
-Every way of stepping counts env steps alike: a step on which autoreset resets is none. Actions are
-drawn beforehand; of envs that give masks they are drawn between steps, among those allowed. The
-clock stands still meanwhile, but where other envs go on.
+All ways of stepping count env steps alike: a step on which autoreset resets does not count. Actions
+are drawn beforehand; for envs with masks they are drawn between steps, among the allowed ones. The
+clock stops meanwhile, unless other envs go on.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Stepper:
 
     Args:
         envs: An env, or a vector env; it is reset.
-        seed: Of the reset and the actions.
+        seed: Seed of the reset and the actions.
 
     Attributes:
         envs: As given.
-        rows_per_call: Env steps that one unit of `run` makes, about.
-        reset_s: Seconds that the first reset of all envs took.
-        episodes: int64 (num_envs,), how many have ended, of each env.
+        rows_per_call: Approximate number of env steps in one unit of `run`.
+        reset_s: Seconds of the first reset of all envs.
+        episodes: int64 (num_envs,), number of ended episodes of each env.
     """
 
     def __init__(self, envs: Any, seed: int) -> None:
@@ -50,16 +50,16 @@ class Stepper:
         self._draw = RandomActions(envs, seed)
         self._draw.see(obs, infos)
         self._is_masked = self._draw.are_masked
-        self._drawing_s = 0.0  # spent between steps with masks
+        self._drawing_s = 0.0  # time for drawing masked actions between steps
         count = _RING if isinstance(envs, VectorEnv) else 16 * _RING
         self._parts: dict[int, Any] = {}
         self._ring = [] if self._is_masked else [self._draw() for _ in range(count)]
 
     def act(self, env_ids: np.ndarray | None = None) -> Any:
-        """Return actions for all envs, or for these; they share memory with those of other calls.
+        """Return actions for all envs, or for some; they share memory with those of other calls.
 
         Args:
-            env_ids: Which envs, int64 (B,).
+            env_ids: Ids of the envs, int64 (B,).
         """
         if self._is_masked:
             begin = perf_counter()
@@ -72,33 +72,33 @@ class Stepper:
             return drawn
         if isinstance(drawn, np.ndarray):
             return drawn[:count]
-        if count not in self._parts:  # of nested actions
+        if count not in self._parts:  # nested actions are not sliced
             self._parts[count] = batch_space(self.envs.single_action_space, count).sample()
         return self._parts[count]
 
     def see(self, obs: Any, infos: Any, env_ids: np.ndarray | None = None) -> None:
-        """Note the results of a step of envs, or of these, if they give masks."""
+        """Note the masks in the results of a step of all envs, or of some."""
         if self._is_masked:
             begin = perf_counter()
             self._draw.see(obs, infos, env_ids)
             self._drawing_s += perf_counter() - begin
 
     def prepare(self) -> None:
-        """Take what had been waiting, before a clock starts."""
+        """Receive results that are ready, before a clock starts."""
 
     def run(self, count: int) -> tuple[int, float]:
-        """Step `count` times; return the env steps made and the seconds they took."""
+        """Step `count` times; return the number of env steps and their seconds."""
         raise NotImplementedError
 
     def settle(self) -> None:
-        """Take back what is in flight."""
+        """Receive everything in flight."""
 
 
 class LoopStepper(Stepper):
-    """One env in a loop, as most code begins."""
+    """One env in a loop, as in most first programs."""
 
     def run(self, count: int) -> tuple[int, float]:
-        """Step `count` times; resets come on top, they are no steps."""
+        """Step `count` times; resets in between are not counted."""
         env, act, is_masked, drawing_s, episodes = (
             self.envs, self.act, self._is_masked, self._drawing_s, 0,
         )  # fmt: skip
@@ -117,7 +117,7 @@ class LoopStepper(Stepper):
 
 
 class BatchStepper(Stepper):
-    """A vector env whose envs are stepped all at once."""
+    """A vector env that steps all envs at once."""
 
     def run(self, count: int) -> tuple[int, float]:
         """Step all envs `count` times."""
@@ -138,7 +138,7 @@ class BatchStepper(Stepper):
 
 
 class FirstReadyStepper(Stepper):
-    """A vector env that hands back whoever is ready first, a quarter of the envs at a time."""
+    """A vector env that returns the envs that are ready first, a quarter of them at a time."""
 
     def __init__(self, envs: Any, seed: int) -> None:
         super().__init__(envs, seed)
@@ -146,7 +146,7 @@ class FirstReadyStepper(Stepper):
         self._is_in_flight = False
 
     def prepare(self) -> None:
-        """Send all envs, and take those that were ready while nobody looked."""
+        """Send all envs; receive those that became ready before the clock starts."""
         if not self._is_in_flight:
             self.envs.send(self.act())
             self._is_in_flight = True
@@ -156,7 +156,7 @@ class FirstReadyStepper(Stepper):
         self._count(batches)
 
     def run(self, count: int) -> tuple[int, float]:
-        """Receive and send again `count` times."""
+        """Receive and send again, `count` times."""
         batches: list[Any] = []
         begin = perf_counter()
         for _ in range(count):
@@ -180,7 +180,7 @@ class FirstReadyStepper(Stepper):
         return total
 
     def settle(self) -> None:
-        """Receive all that is in flight."""
+        """Receive everything in flight."""
         if self._is_in_flight:
             batch = self.envs.recv()
             self.see(batch.obs, batch.infos, batch.env_ids)

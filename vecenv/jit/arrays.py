@@ -15,20 +15,20 @@ __all__ = ["ActionReader", "element_bounds", "find_invalid_row", "first_invalid_
 
 
 class ActionReader:
-    """Casts actions to the dtype of their space and checks their bounds.
+    """Casts actions to the dtype of their space, and checks their bounds.
 
-    `vecenv.core.actions.ActionBatcher` has checked them: right shape and kind of dtype, no NaN.
+    Before, `vecenv.core.actions.ActionBatcher` has checked shape, kind of dtype, and NaN.
 
     Attributes:
-        bounds: int64 (2, K), lowest and highest value of each element of one action, or K = 1 if
-            they are those of all elements; K = 0 if any value is allowed. Compiled code checks them
+        bounds: int64 (2, K), lowest and highest value of each element of one action; K = 1 if all
+            elements have the same bounds; K = 0 if any value is allowed. Compiled code checks them
             before it steps anything.
     """
 
     def __init__(self, space: Space, num_envs: int) -> None:
         self.bounds = element_bounds(space)
         if self.bounds.shape[1] > 1 and (self.bounds == self.bounds[:, :1]).all():
-            self.bounds = self.bounds[:, :1].copy()  # which are checked in one pass
+            self.bounds = self.bounds[:, :1].copy()  # one column is checked in one pass
         self._space, self._dtype = space, np.dtype(space.dtype)
         self._cast: np.ndarray | None = None  # allocated by the first cast
         self._num_envs = num_envs
@@ -36,7 +36,7 @@ class ActionReader:
     def read(self, actions: np.ndarray) -> np.ndarray:
         """Return actions (N, ...) of the space's dtype, C-contiguous.
 
-        Returns the caller's array if possible, else one that the next call overwrites.
+        Returns the caller's array if possible; otherwise an array that the next call overwrites.
 
         Raises:
             ActionError: A value does not fit into the dtype.
@@ -51,7 +51,7 @@ class ActionReader:
         return self._cast
 
     def check(self, actions: np.ndarray, env_ids: np.ndarray | None) -> None:
-        """Refuse actions (R, ...) out of bounds; row i is for env `env_ids[i]`, or for env i."""
+        """Raise for actions (R, ...) out of bounds; row i is for env `env_ids[i]`, or for env i."""
         if (row := first_invalid_row(actions, self.bounds)) >= 0:
             self.refuse(actions, row, row if env_ids is None else int(env_ids[row]))
 
@@ -71,14 +71,14 @@ def element_bounds(space: Space) -> np.ndarray:
     """Return the bounds of actions of a space, int64 (2, K).
 
     They are the lowest and highest value of each of the K elements of one action in C order; K = 0
-    if any value is allowed. Of uint64, values from 2**63 on are not.
+    if any value is allowed. For uint64, values from 2**63 on are not allowed.
 
     Raises:
-        ValueError: All values of an element are such.
+        ValueError: An element has only such values.
     """
     low: Any
     high: Any
-    # Of Python ints: NumPy adds uint64 and int64 as float64.
+    # In Python ints: NumPy would add uint64 and int64 as float64.
     if isinstance(space, Discrete):
         low, high = int(space.start), int(space.start) + int(space.n) - 1
     elif isinstance(space, MultiDiscrete):
@@ -114,7 +114,7 @@ def first_invalid_row(actions: np.ndarray, bounds: np.ndarray) -> int:
 def find_invalid_row(elements, bounds, num_rows):
     """Compute `first_invalid_row` of flat actions, for K > 0, in compiled code."""
     size, num_bounds = elements.shape[0], bounds.shape[1]
-    if num_bounds == 1:  # in one pass, in which many are compared at once
+    if num_bounds == 1:  # one pass compares many at once
         low, high = bounds[0, 0], bounds[1, 0]
         num_bad = 0
         for k in range(size):

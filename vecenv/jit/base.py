@@ -1,9 +1,9 @@
-"""CompiledVecEnv: what vector envs of compiled kernels have in common, wherever their memory is.
+"""CompiledVecEnv: what vector envs of compiled kernels share, wherever their memory is.
 
-CompiledVecEnv   seeds, parameters, branches, saved states, sends: over records (N,) of
-                 states, streams and statistics (`runs`), parameters
-  JitVectorEnv   records are NumPy's; a `Runner` does the jobs, on threads or in Python
-  CudaVectorEnv  records are rows of bytes on a device; a launch does a job, a thread each env
+CompiledVecEnv   seeds, parameters, branches, saved states, sends; it works on records (N,) of
+                 states, of streams and statistics (`runs`), and of parameters
+  JitVectorEnv   records in NumPy arrays; a `Runner` does the jobs, on threads or in Python
+  CudaVectorEnv  records as rows of bytes on a device; each job is one launch, a thread per env
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _seed_streams = cached_njit(random.seed_streams)
 class CompiledVecEnv(VecEnv):
     """A vector env of compiled kernels; the base of `JitVectorEnv` and `CudaVectorEnv`.
 
-    For authors of another: set `kernels`, `episode_infos`, `mask_infos`, `_states`, `_runs`,
-    `_params`, `_final_obs`, `_has_own_params` and call `_set_up`; implement what raises
-    NotImplementedError here, and `_step`.
+    For authors of another subclass: set `kernels`, `episode_infos`, `mask_infos`, `_states`,
+    `_runs`, `_params`, `_final_obs`, `_has_own_params`, then call `_set_up`. Implement `_step` and
+    the methods that raise NotImplementedError here.
     """
 
     kernels: EnvKernels
@@ -67,18 +67,18 @@ class CompiledVecEnv(VecEnv):
     _order: np.ndarray = np.zeros(0, np.int64)  # envs in the order of sending
     _is_seeded = False
 
-    # -- what is different where the memory is ------------------------------------------------
+    # -- what depends on where the memory is ---------------------------------------------------
 
     def _run(self, op: int, num_rows: int, **arrays: Any) -> int:
-        """Do a job on envs `env_ids`, or all in order; `arrays` are by the names of `Batch`."""
+        """Do a job on envs `env_ids`, or all in order; `arrays` are named as in `Batch`."""
         raise NotImplementedError
 
     def _settle(self) -> None:
-        """Make sure that no job is still at work on the records; raise what one has noted."""
+        """Make sure that no job still uses the records; raise an error that a job has noted."""
         raise NotImplementedError
 
     def _begin(self, reset_mask: np.ndarray | None) -> Any:
-        """Reset these envs, or all, and return the observations of all."""
+        """Reset the envs of a mask, or all; return the observations of all envs."""
         raise NotImplementedError
 
     def _read(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
@@ -86,15 +86,15 @@ class CompiledVecEnv(VecEnv):
         raise NotImplementedError
 
     def _stored(self, records: np.ndarray) -> Any:
-        """Return records (B,) in the form that `_copy` takes."""
+        """Return records (B,) in the form of `stored` in `_copy`."""
         raise NotImplementedError
 
     def _copy(self, name: str, targets: np.ndarray, stored: Any, sources: Any) -> None:
-        """Copy `stored[sources]` to the records of these envs."""
+        """Copy `stored[sources]` to the records of the envs `targets`."""
         raise NotImplementedError
 
     def _spread_params(self) -> None:
-        """Give each env a parameter record of its own, a copy of the shared one."""
+        """Replace the shared parameter record by one copy per env."""
         raise NotImplementedError
 
     def _run_field(self, name: str) -> Any:
@@ -106,11 +106,11 @@ class CompiledVecEnv(VecEnv):
         raise NotImplementedError
 
     def _checked(self, name: str, array: Any, shape: tuple[int, ...], dtypes: Any = ()) -> Any:
-        """Return memory of the caller's that is written into, or raise SlotError."""
+        """Return the caller's output memory if it fits, else raise SlotError."""
         raise NotImplementedError
 
     def _result(self, array: Any) -> Any:
-        """Return an array as the caller gets it."""
+        """Convert an array to the type that the caller gets."""
         return array
 
     def _hold(self, env_ids: np.ndarray, actions: Any) -> None:
@@ -153,15 +153,15 @@ class CompiledVecEnv(VecEnv):
 
     @property
     def episode_over(self) -> Any:
-        """Whether an env's episode has ended and it was not reset since, bool (num_envs,): live."""
+        """Whether an env's episode has ended and no reset followed, bool (num_envs,): live."""
         return self._run_field("episode_over")
 
     @property
     def final_obs(self) -> Any:
         """Final observations (num_envs, *obs_shape) where an episode ended in the last step.
 
-        SAME_STEP only. On the CPU the same as infos["final_obs"] without an object per env. A live
-        view, valid in rows whose episode ended, until the next step.
+        SAME_STEP only. On the CPU these are the values of infos["final_obs"], without an object per
+        env. A live view: rows whose episode ended are valid until the next step.
         """
         return self._final_obs
 
@@ -175,7 +175,7 @@ class CompiledVecEnv(VecEnv):
         return tuple(self._read("runs")["seed"].tolist())
 
     def _set_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
-        """Begin the random streams of envs, int64 (B,), at seeds uint64 (B,)."""
+        """Begin the random streams of envs, int64 (B,), from seeds uint64 (B,)."""
         self._is_seeded = True
         if not len(env_ids):
             return
@@ -203,11 +203,11 @@ class CompiledVecEnv(VecEnv):
         return self._result(obs), infos
 
     def observe(self, *, out: Any = None) -> Any:
-        """Return the observations of the states as they are; nothing is stepped.
+        """Return the observations of the current states; nothing is stepped.
 
         Args:
-            out: Memory (num_envs, *obs_shape) to write into, C-contiguous, where the envs are; None
-                for a new array.
+            out: Memory (num_envs, *obs_shape) to write into, C-contiguous, on the envs' device;
+                None for a new array.
         """
         self._calls.require_ready("observe")
         obs = self._new_obs() if out is None else self._checked("obs", out, self._obs_shape)
@@ -248,21 +248,21 @@ class CompiledVecEnv(VecEnv):
             )
 
     def _write_masks(self, masks: Any, env_ids: Any) -> int:
-        """Write masks int8 (B, width); return how many allow nothing though they should."""
+        """Write masks int8 (B, width); return how many wrongly allow no action."""
         raise NotImplementedError
 
     def _with_masks(self, infos: dict[str, Any], env_ids: Any, is_there: Any) -> dict[str, Any]:
-        """Return infos with the masks of these envs, or all, and where they belong to a result."""
+        """Return infos with the masks of these envs, or of all, and which rows are valid."""
         masks = self.allocate((len(is_there), self._mask_width), np.int8)
         self._write_masks(masks, env_ids)
         return {**infos, MASK_KEY: self._result(masks), f"_{MASK_KEY}": self._result(is_there)}
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return what `kernels.render` draws of each env, as `render_mode` says.
+        """Return the frame of each env from `kernels.render`, in the form of `render_mode`.
 
         Raises:
             NotImplementedError: The kernels have no `render` function.
-            TypeError: It returns something else than `render_mode` says.
+            TypeError: `render` returns another type than `render_mode` requires.
         """
         if self.render_mode is None:
             logger.warn("render_mode is None: make the vector env with 'rgb_array' or 'ansi'")
@@ -283,7 +283,7 @@ class CompiledVecEnv(VecEnv):
 
     @property
     def has_own_params(self) -> bool:
-        """Whether each env has parameters of its own: records were given, or set, or drawn."""
+        """Whether each env has its own parameters: given as records, set later, or drawn."""
         return self._has_own_params
 
     def _require_params(self) -> None:
@@ -296,15 +296,15 @@ class CompiledVecEnv(VecEnv):
             self._spread_params()
 
     def set_params(self, rows: Any, values: Any) -> None:
-        """Change parameters of some envs, which count from the next step on; nothing is compiled.
+        """Change parameters of some envs from the next step on; nothing is compiled.
 
-        Envs that have shared one record have records of their own from then on. What a sampler
-        draws it draws anew at the next reset. On a device this waits, and a CUDA graph that was
-        captured while all envs shared one record goes on to read that.
+        If all envs shared one record, each has its own record from then on. A sampler
+        overwrites its parameters at the next reset. On a device this call waits. A CUDA graph that
+        was captured while all envs shared one record keeps reading that record.
 
         Args:
             rows: Env ids (B,), a mask bool (num_envs,), or None for all envs.
-            values: A dict from names to values, one for all these envs or one per env; or records.
+            values: A dict of names to values, one for all these envs or one per env; or records.
 
         Raises:
             TypeError, ValueError: A name, dtype or shape is wrong; nothing was changed.
@@ -318,13 +318,13 @@ class CompiledVecEnv(VecEnv):
         self._write("params", chosen, records)
 
     def params_of(self, rows: Any = None) -> Any:
-        """Return the parameters of some envs as numbers, for buffers and critics.
+        """Return the parameters of some envs as numbers, as inputs of buffers and critics.
 
         Args:
             rows: Env ids (B,), a mask, or None for all envs.
 
         Returns:
-            float32 (B, P), the caller's: every number of a record, field by field.
+            float32 (B, P), a new array: all numbers of a record, field by field.
         """
         self._require_params()
         chosen = read_rows("rows", rows, self.num_envs)
@@ -333,17 +333,17 @@ class CompiledVecEnv(VecEnv):
     # -- branches and saved states ------------------------------------------------------------
 
     def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
-        """Copy envs to others in the midst of their episodes: states, statistics, parameters.
+        """Copy envs to other envs in mid-episode: states, statistics, parameters.
 
-        `observe` gives their observations. Sources stay as they are, also where they are targets
-        of others. To look ahead, copy an env to many, and step these with different actions.
+        `observe` then gives the observations. An env may be source and target: sources are read
+        first. To look ahead, copy an env to many, and step the copies with different actions.
 
         Args:
-            source: Env ids (B,), or one of which all targets get a copy, or a mask.
-            target: Different env ids (B,), or a mask.
+            source: Env ids (B,), or a single one to copy to all targets, or a mask.
+            target: Distinct env ids (B,), or a mask.
             luck: "same": copies have the random stream of their source, so equal actions give equal
-                steps, bit for bit. "fresh": each has a stream of its own, which only depends on
-                that of the env that was there, and its number.
+                steps, bit for bit. "fresh": each copy gets a new stream, which depends only on the
+                target env's previous stream and its number.
 
         Raises:
             TypeError, ValueError: Ids are wrong, or the episode of a source has ended.
@@ -357,7 +357,7 @@ class CompiledVecEnv(VecEnv):
         self._put(targets, (self._states, self._runs, own), sources, luck)
 
     def snapshot(self, rows: Any = None) -> Branch:
-        """Return copies of envs in the midst of their episodes, on the CPU, for `restore`.
+        """Return copies of envs in mid-episode, on the CPU, for `restore`.
 
         Args:
             rows: Env ids (B,), a mask, or None for all envs.
@@ -373,12 +373,12 @@ class CompiledVecEnv(VecEnv):
         return Branch(self.kernels.name, states, runs, params, facts)
 
     def restore(self, rows: Any, branch: Branch, *, luck: str = "same") -> None:
-        """Put the copies of a `snapshot`, also of another vector env of this kind, into envs.
+        """Write the copies of a `snapshot`, also from another vector env of this kind, into envs.
 
         Args:
-            rows: Different env ids, as many as the branch has, or any number if that has one; None
-                for all envs.
-            branch: See `snapshot`; it stays as it is, to be restored again.
+            rows: Distinct env ids, as many as the branch has, or any number if the branch has one;
+                None for all envs.
+            branch: See `snapshot`; it is not changed and can be restored again.
             luck: See `copy_rows`.
 
         Raises:
@@ -397,7 +397,7 @@ class CompiledVecEnv(VecEnv):
         self._put(targets, stored, sources, luck)
 
     def _put(self, targets: np.ndarray, stored: Any, sources: np.ndarray, luck: str) -> None:
-        """Copy `stored[sources]`, of states, streams and parameters or None, to envs."""
+        """Copy `stored[sources]` (states, streams, and parameters or None) to envs."""
         seeds = draw_seeds(self._read("runs", targets), targets) if luck == "fresh" else None
         self._settle()
         for name, records in zip(("states", "runs", "params"), stored, strict=True):
@@ -411,7 +411,7 @@ class CompiledVecEnv(VecEnv):
         raise NotImplementedError
 
     def described_state(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the arrays of a state with what says whose they are; here nothing does."""
+        """Return the arrays of a state plus entries that identify its env; here there are none."""
         return arrays
 
     def check_state(self, state: Mapping[str, np.ndarray], states: np.ndarray) -> None:
@@ -419,13 +419,13 @@ class CompiledVecEnv(VecEnv):
         self._check_states(states)
 
     def _check_states(self, states: np.ndarray) -> None:
-        """Raise ValueError for invalid states (N,), which kernels would use unchecked."""
+        """Raise ValueError for invalid states (N,): kernels would use them unchecked."""
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole state as arrays: envs, random streams and statistics (copies).
 
-        An env of the same kind, with any number of threads or on a device, goes on from it bit for
-        bit after `load_state_dict`. The arrays can be stored with `numpy.savez`.
+        After `load_state_dict`, an env of the same kind continues from it bit for bit, with any
+        number of threads or on a device. The arrays can be stored with `numpy.savez`.
         """
         self._calls.require_ready("state_dict")
         names = ("states", "runs", "params") if self.has_own_params else ("states", "runs")
@@ -440,8 +440,8 @@ class CompiledVecEnv(VecEnv):
             KeyError: An entry is missing.
             ValueError: An entry has another shape or dtype than this env's.
 
-        Kernels do not check the state: if they use fields of it as indices, load only states that
-        you trust.
+        Kernels do not check the state. If they use its fields as indices, load only states that you
+        trust.
         """
         self._calls.require_idle("load_state_dict")
         dtypes = {"states": self.kernels.state_dtype, "runs": RUN_DTYPE}
@@ -468,10 +468,11 @@ def _read_seeds(
         seed: As given to `reset`.
         reset_mask: bool (num_envs,), or None for all.
         num_envs: Number of envs.
-        is_first: Whether no stream has begun: then all do, where no seed is given with random ones.
+        is_first: Whether no stream has begun: then all begin, with random seeds where none are
+            given.
 
     Raises:
-        ValueError: A seed is no 64-bit number.
+        ValueError: A seed is not a 64-bit number.
     """
     chosen = np.arange(num_envs) if reset_mask is None else np.flatnonzero(reset_mask)
     if isinstance(seed, int):

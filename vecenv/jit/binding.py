@@ -41,7 +41,7 @@ __all__ = [
     "uncompiled",
 ]
 
-NUM_KEPT = 100  # compiled versions of one function: kinds of env, and states of their source
+NUM_KEPT = 100  # compiled versions of one function: one per kind of env and state of its source
 
 _KERNEL_NAMES = {
     "reset": "env_reset",
@@ -49,30 +49,30 @@ _KERNEL_NAMES = {
     "observe": "env_observe",
     "action_mask": "env_mask",
     "sampler": "env_sampler",
-}  # in the templates
+}  # names in the templates
 _GAME_ARGUMENTS = {
     **ARGUMENTS,
     "step": ("state", "actions", "rng"),
     "observe": ("state", "agent", "out"),
     "action_mask": ("state", "agent", "out"),
-}  # of the kernels of a game, as its author writes them
+}  # kernels of a game, as its author writes them
 
 
 class Loop(NamedTuple):
     """The loop over envs, bound to the kernels of one kind of env."""
 
-    run_rows: Callable[..., Any] | None  # in Python; None if it will not be needed
+    run_rows: Callable[..., Any] | None  # plain Python; None if it is not needed
     attend: Any  # compiled for its only signature; None with the JIT off or for debugging
     tried: set[Any]  # parameters of the dry runs so far
 
 
 _is_uncompiled: ContextVar[bool] = ContextVar("is_uncompiled", default=False)
-_loops: dict[tuple[str, bool], Loop] = {}  # by fingerprint and whether it is to be compiled
+_loops: dict[tuple[str, bool], Loop] = {}  # by fingerprint and whether it is compiled
 
 
 @contextlib.contextmanager
 def uncompiled() -> Iterator[None]:
-    """Compile nothing for the envs made inside: what they are made of is for a device."""
+    """Compile nothing for envs made inside: their parts are for a device."""
     token = _is_uncompiled.set(True)
     try:
         yield
@@ -92,17 +92,17 @@ def bind_loop(
 
     Args:
         kernels: The kind of env.
-        params: (1,) parameter record, of the first env, or None if the kernels take none.
+        params: (1,) parameter record of the first env, or None if the kernels take none.
         max_episode_steps: For the dry run.
-        debug: Whether everything runs in Python; then nothing is compiled.
+        debug: Whether everything runs in Python and nothing is compiled.
         dry_run: Whether to try out kernels in Python first, unless they are part of this package.
 
     Raises:
         TypeError: A kernel takes the wrong number of arguments.
         KernelIndexError: A kernel uses an index out of range; found by the dry run.
-        KernelResultError: A kernel returns something wrong or leaves memory unwritten; likewise.
+        KernelResultError: A kernel returns a wrong result or leaves memory unwritten; likewise.
         KernelCompileError: A kernel failed to compile, returns a wrong type, or draws random
-            numbers from elsewhere than its env's stream.
+            numbers from another stream than its env's.
     """
     is_compiled = not (debug or is_jit_off() or _is_uncompiled.get())
     constants = constants_of(kernels, params)
@@ -114,7 +114,7 @@ def bind_loop(
         _check_arguments(kernels, params is not None)
         refuse_foreign_draws(kernels, functions)
         run_rows = bound_scope(functions, constants, lambda function: function)["run_rows"]
-        needs_python = not is_compiled or _calls_users_code(run_rows)  # ours are not tried out
+        needs_python = not is_compiled or _calls_users_code(run_rows)  # our own need no trial
         loop = Loop(interpretable(run_rows, kernels) if needs_python else None, None, set())
     tried = (None if params is None else params.tobytes(), max_episode_steps)
     if dry_run and not debug and not is_jit_off() and loop.run_rows and tried not in loop.tried:
@@ -123,14 +123,14 @@ def bind_loop(
     if is_compiled and is_new:
         warn_of_allocations(kernels)
         loop = loop._replace(attend=_compiled(kernels, functions, constants))
-    # Without the compiler, Python code may close over what the fingerprint does not know.
+    # Without the compiler, functions may close over values that the fingerprint does not cover.
     if not is_jit_off() and is_lasting(key[0]):
         _loops[key] = loop
     return loop
 
 
 def _calls_users_code(run_rows: Any) -> bool:
-    """Whether the loop over envs calls any function that does not belong to this package."""
+    """Return whether the loop over envs calls any function outside this package."""
     found = {(one.__module__ or "").partition(".")[0] for one in reached(run_rows)}
     return not found <= {"vecenv", *FIXED_PACKAGES}
 
@@ -141,11 +141,11 @@ def play_episodes(
     """Play whole episodes of one env in Python, which checks indices.
 
     Returns:
-        How many have ended after `seconds`, at most NUM_EPISODES; None if the kernels are part of
-        this package, which are not played.
+        The number of episodes that ended within `seconds`, at most NUM_EPISODES; None for kernels
+        of this package, which are not played.
 
     Raises:
-        KernelIndexError, KernelResultError: What was found.
+        KernelIndexError, KernelResultError: A kernel made this mistake.
     """
     functions, constants = functions_of(kernels), constants_of(kernels, params)
     run_rows = bound_scope(functions, constants, lambda function: function)["run_rows"]
@@ -155,7 +155,7 @@ def play_episodes(
 
 
 def functions_of(kernels: EnvKernels) -> dict[str, Any]:
-    """Return the kernels of one env by name; of a game, those that `game_kernels` makes of them."""
+    """Return the kernels of one env by name; for a game, those that `game_kernels` makes."""
     functions = {name: getattr(kernels, name) for name in ARGUMENTS}
     if kernels.groups is not None:
         functions |= game_kernels(GameLayout.of(kernels.groups), functions)
@@ -203,7 +203,7 @@ def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[st
 
 
 def tidy(dispatcher: Any) -> None:
-    """Mark the cached code of a function as used; after a compilation, delete the oldest.
+    """Mark the cached code of a function as used; after a compilation, delete the oldest code.
 
     Numba writes new files for every fingerprint and deletes none.
 
@@ -214,7 +214,7 @@ def tidy(dispatcher: Any) -> None:
         return
     folder = Path(dispatcher._cache.cache_path)
     name = dispatcher.py_func.__qualname__
-    with contextlib.suppress(OSError):  # other processes delete too, or the folder is read-only
+    with contextlib.suppress(OSError):  # other processes also delete, or the folder is read-only
         for index in folder.glob(f"*.{name}-*.nbi"):
             os.utime(index)
         if not dispatcher.stats.cache_hits:
@@ -230,7 +230,7 @@ def bound_scope(
     """Return the global names of the templates, bound to these kernels and constants.
 
     `finish` is called with each function between `attend` and the kernels. Numba inlines these
-    functions: LLVM would optimize the kernels once more with each call level.
+    functions; else LLVM would optimize the kernels again at each call level.
     """
     scope = {**vars(episodes), **vars(driver), **constants}
     if constants["PARAMS_DTYPE"] is None:
@@ -259,7 +259,7 @@ def rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
 
 
 def _check_arguments(kernels: EnvKernels, has_params: bool) -> None:
-    """Refuse kernels that can't be called with the arguments of the loop."""
+    """Raise if a kernel can't be called with the arguments of the loop."""
     for name, arguments in (ARGUMENTS if kernels.groups is None else _GAME_ARGUMENTS).items():
         expected = (*arguments, "params") if has_params else arguments
         if name == "sampler":

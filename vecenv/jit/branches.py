@@ -1,4 +1,4 @@
-"""Branches: copies of envs in the midst of their episodes, to go on from more than once."""
+"""Branches: copies of envs in mid-episode, to continue from them more than once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Branch(NamedTuple):
     """Copies of B envs, from `snapshot`: their states, episodes, random streams and parameters.
 
     Attributes:
-        name: Of the kind of env.
+        name: Name of the kind of env.
         states: (B,) state records.
         runs: (B,) RUN_DTYPE, random streams and statistics.
-        params: (B,) parameter records; None where all envs share one, or have none.
-        facts: Further entries that `state_dict` has of this kind of env.
+        params: (B,) parameter records; None if all envs share one, or have none.
+        facts: Further entries in the `state_dict` of this kind of env.
     """
 
     name: str
@@ -43,10 +43,10 @@ class Branch(NamedTuple):
 
 
 def read_rows(name: str, rows: Any, num_envs: int) -> np.ndarray:
-    """Return the envs that an argument names, int64 (B,): ids, one id, a mask, or None for all.
+    """Return the env ids of an argument, int64 (B,), given as ids, one id, a mask, or None for all.
 
     Raises:
-        TypeError, ValueError: It is nothing of that.
+        TypeError, ValueError: It is none of these.
     """
     if rows is None:
         return np.arange(num_envs)
@@ -67,7 +67,7 @@ def read_rows(name: str, rows: Any, num_envs: int) -> np.ndarray:
 def read_sources(
     source: Any, target: Any, num_sources: int, num_envs: int, luck: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return what is copied where, int64 (B,) each; one source goes to all targets.
+    """Return sources and targets of copies, int64 (B,) each; one source goes to all targets.
 
     Raises:
         TypeError, ValueError: Ids are out of range, or the numbers differ.
@@ -87,12 +87,12 @@ def read_sources(
 def refuse_branches(
     calls: CallProtocol, call: str, sources: np.ndarray, targets: np.ndarray, over: np.ndarray
 ) -> None:
-    """Refuse envs that are in flight, or were never reset, and sources that have ended.
+    """Raise for envs in flight, or never reset, and for sources whose episodes have ended.
 
-    `over` bool (B,) says which sources' episodes have ended.
+    `over` bool (B,) marks the sources whose episodes have ended.
     """
     if len(targets):
-        calls.check_env_ids(targets, call)  # which must differ
+        calls.check_env_ids(targets, call)  # raises if an id comes twice
     if len(sources) and (calls.num_in_flight or calls.unreset):
         calls.check_env_ids(np.unique(sources), call)
     if over.any():
@@ -104,10 +104,10 @@ def refuse_branches(
 
 
 def read_branch(branch: Any, name: str, dtype: np.dtype, params: np.dtype | None) -> Branch:
-    """Return a branch for envs of this name and state record; `params` are theirs, if each has own.
+    """Return a branch if it fits this name and state record; `params`: dtype of envs' own ones.
 
     Raises:
-        TypeError, ValueError: It is none, or of another kind of env.
+        TypeError, ValueError: It is not a branch, or belongs to another kind of env.
     """
     if not isinstance(branch, Branch):
         raise TypeError(f"branch is a {type(branch).__name__}, expected what snapshot returned")
@@ -134,9 +134,9 @@ def take_records(records: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def draw_seeds(runs: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
-    """Return new seeds uint64 (B,) of envs int64 (B,), each a function of its number and stream.
+    """Return new seeds uint64 (B,) of envs int64 (B,), each from the env's number and its stream.
 
-    `runs` (B,) are their streams.
+    `runs` (B,) contain the streams.
     """
     seeds = np.zeros(len(env_ids), np.uint64)
     _draw_seeds(runs.view(np.recarray), env_ids, seeds)
@@ -147,5 +147,5 @@ def draw_seeds(runs: np.ndarray, env_ids: np.ndarray) -> np.ndarray:
 def _draw_seeds(streams, env_ids, out):
     for k in range(env_ids.shape[0]):
         stream = streams[k]
-        word = word_of(stream.key, ~stream.counter)
+        word = word_of(stream.key, ~stream.counter)  # far from the words that the stream draws
         out[k] = mix(word ^ seed_key(np.uint64(env_ids[k])))

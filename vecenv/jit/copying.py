@@ -1,10 +1,10 @@
-"""Many numbers in few instructions, for kernels whose observations are most of the work.
+"""Copy many numbers in few instructions, for kernels that mostly write observations.
 
-In a loop that reads one array and writes another, the compiler must expect that each write changes
-what is read next, and so copies number by number. `copy_numbers` reads all before it writes any.
+In a loop that reads one array and writes another, the compiler must assume that each write changes
+the next read, so it copies number by number. `copy_numbers` reads all before it writes any.
 
-What is fast differs by processor: here stand the plain functions and what the CPU does instead of
-them; what devices do is in `vecenv.jit.cuda.compiler`.
+The fast way depends on the processor. This module has the plain functions and their versions for
+CPUs; the versions for devices are in `vecenv.jit.cuda.compiler`.
 """
 
 from typing import Any, cast
@@ -20,15 +20,15 @@ __all__ = ["copy_numbers", "write_bits"]
 _ONE, _EIGHT, _BYTE, _BYTE_SHIFT = map(np.uint64, (1, 8, 255, 3))
 _BITS_OF_BYTE = (np.arange(256)[:, None] >> np.arange(8) & 1).astype(np.float32)
 
-# Called without the first argument of the definition, which type checkers don't know.
+# Callers omit the first argument of the definition, which type checkers don't know.
 intrinsic = cast("Any", numba_intrinsic)
 
 
 def copy_numbers(source, source_start, target, target_start, count):
     """Copy `count` numbers from one array to another; no index is checked.
 
-    Both are C-contiguous; places are counted in them as if they had one axis. It is fast if `count`
-    is a constant: a literal, or a global or closed-over variable.
+    Both are C-contiguous; starts count elements as if each array had one axis. It is fast if
+    `count` is a constant: a literal, or a global or closed-over variable.
     """
     numbers, places = source.reshape(source.size), target.reshape(target.size)
     for k in range(count):
@@ -53,9 +53,9 @@ def _can_convert(given: Any, wanted: Any) -> bool:
 
 
 def write_bits(bits, num_bits, out):
-    """Write the lowest num_bits bits, 64 at most, of a uint64 as numbers 0 and 1.
+    """Write the lowest num_bits bits (at most 64) of a uint64 as numbers 0 and 1.
 
-    They go to the front of `out` (N,), of any number type, which has room for them.
+    They go to the start of `out` (N,), of any number type; it must be long enough.
     """
     bits = np.uint64(bits)
     for bit in range(np.uint64(num_bits)):
@@ -65,7 +65,7 @@ def write_bits(bits, num_bits, out):
 @overload(write_bits, jit_options={"forceinline": True})
 def _write_bits(bits, num_bits, out):
     def by_table(bits, num_bits, out):
-        """Look bytes up in a table: that is one wide load and store each."""
+        """Look bytes up in a table: one wide load and one wide store each."""
         bits, num_bits = np.uint64(bits), np.uint64(num_bits)
         num_bytes = num_bits >> _BYTE_SHIFT
         for byte in range(num_bytes):
@@ -82,7 +82,7 @@ def _write_bits(bits, num_bits, out):
 
 @intrinsic(prefer_literal=True)
 def _copy_vector(typingctx, source, source_start, target, target_start, count):
-    """Copy through one vector; the processor's are narrower, and LLVM splits it."""
+    """Copy through one vector; it is wider than the processor's, so LLVM splits it."""
 
     def codegen(context, builder, signature, args):
         given, wanted = source.dtype, target.dtype

@@ -5,7 +5,7 @@ import numpy as np
 __all__ = ["PICTURES", "WHITE", "draw_stroke", "enlarge", "new_picture"]
 
 WHITE = (255, 255, 255)
-PICTURES = {"render_modes": ["rgb_array"], "render_fps": 10}  # metadata of envs drawn by this
+PICTURES = {"render_modes": ["rgb_array"], "render_fps": 10}  # metadata of envs drawn here
 Point = tuple[float, float]  # x to the right, y downwards, in pixels
 Color = tuple[int, int, int]
 
@@ -16,7 +16,7 @@ def new_picture(height: int, width: int, color: Color = WHITE) -> np.ndarray:
 
 
 def draw_stroke(picture: np.ndarray, start: Point, end: Point, width: float, color: Color) -> None:
-    """Draw a line with round ends and soft edges; a disc where it starts and ends at one point."""
+    """Draw a line with round ends and soft edges; a disc if start and end are one point."""
     reach = width / 2 + 1.0
     box = []  # rows and columns of the picture that the line may touch
     for k, most in ((1, picture.shape[0]), (0, picture.shape[1])):
@@ -35,7 +35,7 @@ def draw_stroke(picture: np.ndarray, start: Point, end: Point, width: float, col
 
 
 def enlarge(cells: np.ndarray, size: int, line: Color | None = None) -> np.ndarray:
-    """Return a picture in which each colour of cells, uint8 (rows, columns, 3), is a square.
+    """Return a picture with a square for each cell's colour, uint8 (rows, columns, 3).
 
     Args:
         cells: Colours.

@@ -1,19 +1,19 @@
 """The driver on CPU threads: one thread does a job, or shares it with helper threads.
 
-    caller                        job record, control words         helper t
-      describes the job  ------>  addresses, counts
+    caller (`Runner.run`)         memory that `Runner` owns         helper thread t
+      describes the job  ------>  job record: addresses, counts
       `publish`          ------>  parts, OPEN = 1, TICKET + 1 --->  `join`: counts itself in
-      `attend`: claims   <----->  next row of each part  <------->  `attend`: claims chunks
+      `attend`: claims   <----->  next row of each part  <------->  `attend`: claims chunks of rows
       `settle`: closes   ------>  OPEN = 0
                 waits    <------  ACTIVE = 0              <-------  counts itself out
 
-A *job* says what to do (`op`) to which envs and where the arrays are, as addresses, so that a
-thread that never touches a Python object can do it. A helper counts itself in before it looks
-whether the job is open, and the caller closes a job before it waits until no helper is counted in.
-So no helper ever reads a record that is being changed, and one that wakes late delays no one.
+A *job* says what to do (`op`), to which envs, and where the arrays are: as addresses, so a thread
+needs no Python object. The order matters: a helper counts itself in before it checks whether the
+job is open, and the caller closes a job before it waits until no helper is counted in. So no helper
+reads a record while it changes, and a late helper delays no one.
 
-`unpack` and `attend` are templates, as `episodes.run_rows` is: `binding` copies them for each kind
-of env, with the global names below bound to its dtypes and shapes.
+`unpack` and `attend` are templates, like `episodes.run_rows`: `binding` copies them for each kind
+of env and binds the global names below to its dtypes and shapes.
 """
 
 from typing import Any
@@ -33,26 +33,26 @@ JOB_DTYPE = np.dtype(
     [
         ("op", np.int64),
         ("autoreset_mode", np.int64),
-        ("max_episode_steps", np.int64),  # NO_LIMIT: none
+        ("max_episode_steps", np.int64),  # NO_LIMIT for none
         ("num_envs", np.int64),
         ("num_rows", np.int64),
         ("num_ids", np.int64),  # 0: row i is env i
-        ("num_params", np.int64),  # 1: all envs share them
+        ("num_params", np.int64),  # 1: all envs share one record
         ("num_parts", np.int64),  # threads that may take part
         ("chunk_rows", np.int64),  # rows that a thread claims at a time
         *((name, np.int64) for name in ADDRESSES),
     ]
 )
 
-# Control words, each on a cache line of its own.
+# Control words, each on its own cache line: threads that write different words don't interfere.
 LINE = 8
-TICKET = 0 * LINE  # number of the latest job offered to helper threads
+TICKET = 0 * LINE  # number of the latest job offered to helpers
 OPEN = 1 * LINE  # 1 while helper threads may join it
-ACTIVE = 2 * LINE  # helper threads that are inside it
-ENDED = 3 * LINE  # episodes that ended in it
+ACTIVE = 2 * LINE  # number of helper threads inside the job
+ENDED = 3 * LINE  # number of episodes that ended in the job
 STOP = 4 * LINE  # 1: helper threads must return
 FIRST_PART = 5 * LINE  # then one line per part: next row to claim
-# ... then one line per helper thread: 1 while it sleeps.
+# Behind them: one line per helper thread, 1 while it sleeps.
 
 
 def control_words(num_threads: int) -> int:
@@ -84,7 +84,7 @@ def sleep_word(control, thread):
 def publish(control, jobs, bounds, actions, obs, rewards, terminations, truncations):
     """Check the actions, fill in the job and, if it has several parts, open it to helpers.
 
-    This is compiled for each combination of dtypes and axes; what it calls is not.
+    It is compiled for each combination of dtypes and array layouts; the functions it calls are not.
 
     Args:
         control: Control words int64.
@@ -118,7 +118,7 @@ def publish(control, jobs, bounds, actions, obs, rewards, terminations, truncati
 
 @njit
 def open_job(control, jobs):
-    """Let all parts of a job begin; return the helpers to wake, as `publish`."""
+    """Open a job to all threads; return the helpers to wake, as `publish` does."""
     job = jobs[0]
     store(control, ENDED, 0)
     for part in range(job.num_parts):
@@ -135,11 +135,11 @@ def open_job(control, jobs):
 
 @njit
 def join(control, jobs, thread, ticket, num_spins):
-    """Wait for a job after the one of `ticket`, and enter it.
+    """Wait for a job later than number `ticket`, and enter it.
 
     Returns:
-        The ticket of the job; or -1 if none came for `num_spins` rounds. Then the helper counts as
-        asleep: it must wait for its lock, which the caller of `step` releases for the next job.
+        The ticket of the job; or -1 if none came in `num_spins` rounds. Then the helper counts as
+        asleep: it must wait for its lock, which the caller of `step` releases for a later job.
     """
     while True:
         for _ in range(num_spins):
@@ -172,13 +172,13 @@ def settle(control, num_spins):
 
 @njit
 def leave(control):
-    """Count out a helper that a kernel's exception threw out of a job."""
+    """Count out a helper that left a job by a kernel's exception."""
     fetch_add(control, ACTIVE, -1)
 
 
 @njit
 def unpack(job):
-    """Make the `Batch` of a job record from the addresses in it."""
+    """Make the `Batch` of a job record, from the addresses in it."""
     rows = job.num_rows
     rows32 = rows if job.rewards32 != 0 else 0
     rows64 = rows if job.rewards64 != 0 else 0
@@ -205,8 +205,8 @@ def unpack(job):
 def attend(control, jobs, thread, num_spins):
     """Do parts of jobs.
 
-    Thread 0, the caller of `step`, does one job with whatever help there is. Any other is a helper:
-    it takes part in all jobs offered until none has come for `num_spins` rounds of waiting.
+    Thread 0, the caller of `step`, does one job, with the helpers that join. Other threads are
+    helpers: they take part in all jobs offered, until none has come for `num_spins` rounds.
 
     Args:
         control: Control words int64.
@@ -218,7 +218,7 @@ def attend(control, jobs, thread, num_spins):
         Thread 0: number of episodes that ended, or -1 if helpers are still busy (ask `settle`).
         Helpers: 0.
     """
-    ticket = np.int64(-1)  # a literal would have `join` compiled twice
+    ticket = np.int64(-1)  # typed, as a literal would compile `join` a second time
     while True:
         if thread > 0:
             ticket = join(control, jobs, thread, ticket, num_spins)
@@ -228,7 +228,7 @@ def attend(control, jobs, thread, num_spins):
         batch = unpack(job)
         parts, rows, chunk = job.num_parts, job.num_rows, job.chunk_rows
         num_ended = 0
-        for k in range(parts):  # first the thread's own part, then what others have left of theirs
+        for k in range(parts):  # first the thread's own part, then the rest of the others
             part = (thread + k) % parts
             end = (part + 1) * rows // parts
             start = fetch_add(control, FIRST_PART + part * LINE, chunk)

@@ -31,7 +31,7 @@ __all__ = ["JitVectorEnv"]
 
 _RENDER_MODES = ("rgb_array", "ansi")
 _RENDER_FPS = 10
-_NUM_EMPTY = 20  # compiled calls that do nothing, to measure the time of stamping itself
+_NUM_EMPTY = 20  # empty compiled calls, to measure the cost of a time stamp
 _BOOL = np.dtype(np.bool_)
 _alive: weakref.WeakValueDictionary[int, JitVectorEnv] = weakref.WeakValueDictionary()  # by id
 
@@ -41,21 +41,21 @@ class JitVectorEnv(CompiledVecEnv):
 
     A step of all envs is one call into machine code: it checks the actions, steps the envs, resets
     those that are due, counts returns and lengths, and writes the results into the output arrays.
-    Long calls are shared among threads. The trajectory of an env depends only on its seed and its
-    actions: not on the number of envs or threads, nor on how they are split into sends.
+    Long calls are split among threads. An env's trajectory depends only on its seed and actions:
+    not on the number of envs or threads, nor on how envs are grouped into sends.
 
     Args:
         kernels: The kind of environment.
         num_envs: Number of copies.
-        params: Parameters for the kernels, copied: a record for all envs (see `pack_record`); an
-            array of records (num_envs,), one per env; or a dict from names to values, one for all
-            envs or one per env, of what differs from `kernels.params`. None for these.
+        params: Parameters for the kernels, copied. A record for all envs (see `pack_record`); or an
+            array of records (num_envs,), one per env; or a dict of names to values, for all envs or
+            one per env, that replace those of `kernels.params`. None for `kernels.params`.
         sampler: A kernel `(params, rng)` that writes an env's parameters before each reset; or a
             dict of ranges such as {"gravity": (5.0, 15.0)}, from which each episode draws them.
-            None for that of the kernels, unless `params` are given; False for none.
+            None for the kernels' own sampler, unless `params` are given; False for none.
         on_episode_end: Called as `on_episode_end(envs, env_ids)` after a step in which episodes
-            ended, env_ids int64 (B,): for curricula by `set_params`. Next episodes begin after it,
-            but in SAME_STEP mode, where they have begun.
+            ended, env_ids int64 (B,): for curricula by `set_params`. The next episodes begin after
+            this call, except in SAME_STEP mode, where they have begun.
         max_episode_steps: Truncate episodes at this length; None leaves that to `step`.
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
         num_threads: Maximum number of threads; None for one per processor this process may use.
@@ -63,14 +63,14 @@ class JitVectorEnv(CompiledVecEnv):
             that end. `last_returns` and `last_lengths` have them in any case.
         mask_infos: Whether infos["action_mask"] has the envs' action masks after every reset, step
             and `recv`. `action_masks` returns them in any case.
-        metadata: Further metadata; None for the class's.
+        metadata: Further metadata; None for that of the class.
         render_mode: Type of the frames, "rgb_array" or "ansi"; for kernels with a `render`
             function, or a subclass with a method of its own.
-        debug: Whether everything runs as plain Python: slowly, but with tracebacks, breakpoints,
-            and an IndexError for every index out of range.
-        dry_run: Whether kernels are first tried out in Python for a few steps, which finds such
-            indices (where these steps reach them), wrong results of `step`, and memory left
-            unwritten, before compiled code uses them.
+        debug: Whether everything runs as plain Python: slow, but with tracebacks, breakpoints, and
+            an IndexError for every index out of range.
+        dry_run: Whether kernels first run in Python for a few steps, before compiled code uses
+            them. This finds indices out of range (in these steps), wrong results of `step`, and
+            memory left unwritten.
 
     Raises:
         TypeError, ValueError: An argument is invalid; the message names it.
@@ -80,9 +80,9 @@ class JitVectorEnv(CompiledVecEnv):
         KernelCompileError: A kernel can't be compiled, or draws from `numpy.random` or `random`.
 
     Attributes:
-        agents_class: Of a subclass in which one agent plays all: the subclass of the same games
-            whose kernels have `groups`, which `vecenv.make_vec_agents` makes for the same id. None
-            if there is none, or this is it.
+        agents_class: In a subclass where one agent plays all: the subclass of the same games whose
+            kernels have `groups`, made by `vecenv.make_vec_agents` for the same id. None if there
+            is none, or for that subclass itself.
     """
 
     agents_class: ClassVar[type[JitVectorEnv] | None] = None
@@ -145,7 +145,7 @@ class JitVectorEnv(CompiledVecEnv):
         _alive[id(self)] = self
 
     def _allocate_envs(self) -> None:
-        """Make the arrays with one row per env."""
+        """Make the arrays that have one row per env."""
         num_envs, obs_shape = self.num_envs, self._obs_shape
         is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         self._states = aligned_zeros((num_envs,), self.kernels.state_dtype)
@@ -157,11 +157,11 @@ class JitVectorEnv(CompiledVecEnv):
         )
         self._reader = ActionReader(self.kernels.action_space, num_envs)
         self._row = (obs_shape[1:], self._obs_dtype)
-        self._unused = self._new_outputs(0)  # for jobs that do not write them
+        self._unused = self._new_outputs(0)  # for jobs that do not write these outputs
         self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
 
     def _new_outputs(self, num_rows: int) -> Outputs:
-        """Return arrays for results, not filled in."""
+        """Return uninitialised arrays for results."""
         shape, dtype = self._row
         return Outputs(
             np.empty((num_rows, *shape), dtype),
@@ -174,8 +174,8 @@ class JitVectorEnv(CompiledVecEnv):
     def params(self) -> np.ndarray | None:
         """The parameter record, (1,), or one per env, (num_envs,): a live view; None if none.
 
-        What is written here, `envs.params.gravity = 1.6`, counts from the next step on. It is part
-        of `state_dict` where each env has its own.
+        Values written here, `envs.params.gravity = 1.6`, count from the next step on. `state_dict`
+        includes the parameters if each env has its own.
         """
         return None if self._params is None else self._params.view(np.recarray)
 
@@ -207,7 +207,7 @@ class JitVectorEnv(CompiledVecEnv):
     def begin_episodes(self, env_ids: np.ndarray) -> np.ndarray:
         """Reset envs whose episodes have ended, in autoreset mode DISABLED, as autoreset would.
 
-        Their random streams go on; envs that are in flight stay so.
+        Their random streams continue; envs in flight stay in flight.
 
         Args:
             env_ids: int64 (B,).
@@ -272,10 +272,10 @@ class JitVectorEnv(CompiledVecEnv):
         masks = masks.view(_BOOL)
         arrays = {} if env_ids is None else {"env_ids": env_ids}
         num_empty = self._run(MASK, len(masks), masks=masks, **arrays)
-        if len(self._mask_starts) > 1:  # the compiled loop looks at whole masks only
+        if len(self._mask_starts) > 1:  # the compiled loop only checks whole masks
             is_over = self._over[slice(None) if env_ids is None else env_ids]
             lacks = ~allow_something(masks, self._mask_starts)
-            masks[lacks & is_over] = True  # whose actions do not matter
+            masks[lacks & is_over] = True  # their actions do not matter
             num_empty = int(np.count_nonzero(lacks & ~is_over))
         return num_empty
 
@@ -320,7 +320,7 @@ class JitVectorEnv(CompiledVecEnv):
         return StepBatch(*outputs, infos, env_ids)
 
     def _refuse_over(self, is_over: np.ndarray) -> None:
-        """With autoreset disabled, refuse to step envs whose episode has ended, bool (N,)."""
+        """Raise if autoreset is disabled and an env to step has ended its episode, bool (N,)."""
         if is_over.any():
             stuck = np.flatnonzero(is_over)
             listed = ", ".join(map(str, stuck[:8].tolist())) + ", ..." * (len(stuck) > 8)
@@ -331,7 +331,7 @@ class JitVectorEnv(CompiledVecEnv):
             )
 
     def _end_infos(self, outputs: Outputs, env_ids: np.ndarray | None) -> dict[str, Any]:
-        """Return the infos of a step in which episodes ended, and call `on_episode_end`.
+        """Return the infos of a step in which episodes ended; call `on_episode_end`.
 
         Args:
             outputs: The results.
@@ -366,8 +366,8 @@ class JitVectorEnv(CompiledVecEnv):
     def state_writer(self) -> Callable[..., None]:
         """Return a function that writes the central states of records (B,) into an array (B, ...).
 
-        Its third argument has the envs int64 (B,), or None for all in order. Of games with a
-        `central_state` kernel, see `EnvKernels`.
+        The function's third argument is env ids int64 (B,), or None for all in order. For games
+        with a `central_state` kernel, see `EnvKernels`.
         """
         has_params, debug = self._params is not None, self._runner.is_python
         write: Any = state_writer(self.kernels.central_state, has_params=has_params, debug=debug)
@@ -387,13 +387,13 @@ class JitVectorEnv(CompiledVecEnv):
     def play_in_python(self, seconds: float) -> int | None:
         """Play whole episodes of one separate env in plain Python, where indices are checked.
 
-        The envs themselves are left alone. `vecenv.check_vector_env` calls it.
+        The vector env itself does not change. `vecenv.check_vector_env` calls this.
 
         Args:
-            seconds: At most so long; three episodes otherwise, with random actions.
+            seconds: Time limit; otherwise it ends after three episodes with random actions.
 
         Returns:
-            How many episodes have ended; None of bundled kernels, which are not played.
+            The number of episodes that ended; None for bundled kernels, which are not played.
 
         Raises:
             KernelIndexError: An index is out of range; names file and line.
@@ -403,16 +403,16 @@ class JitVectorEnv(CompiledVecEnv):
         return play_episodes(self.kernels, self._params, min(limit, NO_LIMIT), seconds)
 
     def _begin_stamps(self) -> int:
-        """Stamp compiled calls, not envs; return the time of a call that does nothing, in ns."""
+        """Stamp compiled calls instead of envs; return the time of an empty call, in ns."""
         self._calls.require_open("timing.enable")
         lengths_ns: list[int] = []
         self._runner.stamp(lambda begin_ns, end_ns: lengths_ns.append(end_ns - begin_ns))
         for _ in range(_NUM_EMPTY):
             self._run(OBSERVE, 0)
-        timing = self.timing  # not self: a cycle would delay the deletion of the env
+        timing = self.timing  # a reference to self would be a cycle and delay the env's deletion
 
         def note(begin_ns: int, end_ns: int) -> None:
-            timing.log.note_wait(begin_ns, end_ns)  # of the thread that calls
+            timing.log.note_wait(begin_ns, end_ns)  # the calling thread
 
         self._runner.stamp(note)
         return sorted(lengths_ns)[_NUM_EMPTY // 2]
@@ -444,7 +444,7 @@ def _with_rendering(
 
 
 def _check_kernels(kernels: Any) -> None:
-    """Refuse anything but an `EnvKernels`."""
+    """Raise TypeError for anything but an `EnvKernels`."""
     if isinstance(kernels, EnvKernels):
         return
     given = f"got {type(kernels).__name__}"
@@ -461,7 +461,7 @@ def _default_threads() -> int:
 
 
 def _note_fork() -> None:
-    """In a forked process, leave the helper threads to the parent."""
+    """In a forked process, leave the helper threads to the parent process."""
     for envs in list(_alive.values()):
         envs._runner.note_fork()
 

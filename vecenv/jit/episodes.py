@@ -1,8 +1,8 @@
-"""The rules of episodes: what a call does to a batch of envs, over the kernels of one kind of env.
+"""The rules of episodes: what a call does to a batch of envs, with the kernels of one kind of env.
 
-`run_rows` holds all of them: autoreset, the episode limit, which results are written. It calls the
-kernels by the global names below. `binding` makes a copy of it for each kind of env, with these
-names bound; the copy is compiled as part of `driver.attend`, and also runs uncompiled.
+`run_rows` holds all rules: autoreset, the episode limit, which results are written. It calls the
+kernels by the global names below. `binding` copies it for each kind of env and binds these names;
+the copy is compiled as part of `driver.attend`, and also runs uncompiled.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from numba import njit
 
 from vecenv.jit.random import RNG_DTYPE, open_block
 
-# What a call does (`op`).
+# Values of `op`: what a call does.
 STEP, RESET, OBSERVE, MASK = 0, 1, 2, 3
 
 # The three modes of `gymnasium.vector.AutoresetMode`, as numbers.
@@ -24,12 +24,12 @@ RUN_DTYPE = np.dtype(
     [
         ("seed", np.uint64),
         *((name, RNG_DTYPE[name]) for name in ("key", "counter")),  # the env's random stream
-        ("episode_return", np.float64),  # of the episode under way
+        ("episode_return", np.float64),  # of the current episode
         ("last_return", np.float64),  # of the last episode that ended; NaN before
         ("episode_length", np.int64),
         ("last_length", np.int64),  # 0 before the first episode has ended
-        ("num_episodes", np.int32),  # that have ended
-        ("episode_over", np.bool_),  # ended, and not been reset since
+        ("num_episodes", np.int32),  # number of ended episodes
+        ("episode_over", np.bool_),  # whether the episode ended and no reset followed
     ],
     align=True,
 )
@@ -38,8 +38,8 @@ RUN_DTYPE = np.dtype(
 class Batch(NamedTuple):
     """The arrays of one call with R rows, of N envs.
 
-    Outputs that the op does not write may have any length; `obs` and `actions` have the shape of
-    their single space after the first axis.
+    Outputs that the op does not write may have any length; behind the first axis, `obs` and
+    `actions` have the shape of their single space.
     """
 
     op: Any
@@ -47,7 +47,7 @@ class Batch(NamedTuple):
     max_episode_steps: Any
     states: Any  # (N,) state records
     runs: Any  # (N,) RUN_DTYPE
-    params: Any  # (1,) parameter record, or (N,), of each env; not read if the kernels take none
+    params: Any  # (1,) parameter record, or (N,), one per env; unused if the kernels take none
     env_ids: Any  # int64 (R,), or (0,): row i is env i
     actions: Any  # (R, ...)
     obs: Any  # (R, ...)
@@ -74,11 +74,11 @@ kernel: Any = None
 def run_rows(batch, start, stop):
     """Do `batch.op` for rows start <= row < stop; return how many episodes ended.
 
-    Of MASK, return in how many rows no action is valid though the episode goes on.
+    For MASK, return the number of rows without a valid action whose episode goes on.
     """
     op, mode, params = batch.op, batch.autoreset_mode, batch.params
     num_ended = 0
-    # Unsigned numbers, because signed ones could be indices that count from the end.
+    # Unsigned: signed indices might count from the end, which needs a test.
     for row in range(np.uint64(start), np.uint64(stop)):
         env = row
         if batch.env_ids.shape[0] > 0:
@@ -88,7 +88,7 @@ def run_rows(batch, start, stop):
             mask = batch.masks[row]
             env_mask(state, mask, params, env)
             if not has_any(mask):
-                if run.episode_over:  # its action does not matter
+                if run.episode_over:  # the action does not matter
                     mask[:] = True
                 else:
                     num_ended += 1
@@ -98,7 +98,7 @@ def run_rows(batch, start, stop):
             reward, terminated, truncated = 0.0, False, False
             begins = mode == NEXT_STEP and run.episode_over
             if not begins:
-                open_block(run)
+                open_block(run)  # so draws depend only on the number of steps and resets
                 action = action_row(batch.actions, row)
                 reward, is_terminal, is_cut = env_step(state, action, run, params, env)
                 terminated, truncated = bool(is_terminal), bool(is_cut)
@@ -123,7 +123,7 @@ def run_rows(batch, start, stop):
             batch.truncations[row] = truncated
         if begins:
             open_block(run)
-            env_sampler(run, params, env)
+            env_sampler(run, params, env)  # first: the reset may read the parameters
             env_reset(state, run, params, env)
             run.episode_return = 0.0
             run.episode_length = 0
@@ -140,13 +140,13 @@ def scalar_row(array, row):
 
 @njit(inline="always")
 def array_row(array, row):
-    """Return the row of a batch: of arrays a view, of numbers the number."""
+    """Return the row of a batch: a view of arrays, a number of numbers."""
     return array[row]
 
 
 @njit
 def own_params(params, env):
-    """Return the parameter record of an env, of (1,) or (N,)."""
+    """Return the parameter record of an env, from (1,) or (N,) records."""
     return params[env if params.shape[0] > 1 else env - env]
 
 
@@ -158,7 +158,7 @@ def step_with_params(state, action, rng, params, env):
 
 @njit
 def step_without_params(state, action, rng, params, env):
-    """Call a step kernel that takes none."""
+    """Call a step kernel that takes no parameter record."""
     return kernel(state, action, rng)
 
 
@@ -170,7 +170,7 @@ def pair_with_params(state, other, params, env):
 
 @njit
 def pair_without_params(state, other, params, env):
-    """Call any other kernel that takes none."""
+    """Call any other kernel that takes no parameter record."""
     return kernel(state, other)
 
 
@@ -182,12 +182,12 @@ def sample_params(rng, params, env):
 
 @njit
 def keep_params(rng, params, env):
-    """Stand in for the sampler of an env that has none."""
+    """Replace the sampler of an env that has none; do nothing."""
 
 
 @njit
 def has_any(mask):
-    """Whether any entry of a mask, bool (A,), is True."""
+    """Return whether any entry of a mask, bool (A,), is True."""
     for k in range(mask.shape[0]):  # noqa: SIM110 - compiled, this is faster than a generator
         if mask[k]:
             return True
@@ -196,4 +196,4 @@ def has_any(mask):
 
 @njit
 def no_mask(state, out, *params):
-    """Stand in for the action mask of an env that has none."""
+    """Replace the action mask of an env that has none; do nothing."""

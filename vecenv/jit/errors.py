@@ -1,4 +1,4 @@
-"""What kernels do wrong, as errors that begin with the user's line."""
+"""Errors about mistakes in kernels; their messages begin with the user's line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["KernelCompileError", "KernelIndexError", "KernelResultError", "Place
 
 
 class Place(NamedTuple):
-    """A line of a function; as a text "FILE:LINE, in FUNCTION" and the line itself."""
+    """A line of a function; its text is "FILE:LINE, in FUNCTION" and the line itself."""
 
     filename: str
     lineno: int
@@ -18,7 +18,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, function: types.FunctionType, line: int | None = None) -> Place:
-        """Return a line of a function, its first one if none is named."""
+        """Return a line of a function; its first line if none is given."""
         code = function.__code__
         return cls(code.co_filename, line or code.co_firstlineno, code.co_name)
 
@@ -29,7 +29,7 @@ class Place(NamedTuple):
 
 
 class _OfALine(Exception):
-    """The error of a line of a kernel, or of a function that it calls.
+    """Base of errors about a line of a kernel, or of a function that it calls.
 
     Attributes:
         filename: File of the line at fault.
@@ -48,7 +48,7 @@ class _OfALine(Exception):
 
 
 class KernelCompileError(_OfALine, RuntimeError):
-    """A kernel can't be compiled, or must not be; begins with the file, the line and the reason.
+    """A kernel can't be compiled, or is not allowed; begins with file, line and reason.
 
     Attributes:
         filename: File of the kernel, or of the function that it calls, with the line at fault.
@@ -60,7 +60,7 @@ class KernelCompileError(_OfALine, RuntimeError):
 
 
 class KernelResultError(_OfALine, RuntimeError):
-    """A kernel returns something else than it must, or leaves memory unwritten that it must write.
+    """A kernel returns a wrong result, or leaves memory unwritten that it must write.
 
     Attributes:
         filename: File of the kernel.

@@ -33,12 +33,12 @@ _PLACES = re.compile(
 )
 _UNTYPED = re.compile(r"Untyped global name '(\w+)'.*<class 'function'>", re.DOTALL)
 _BUILT_IN = re.compile(r"<(?:built-in )?function (\w+)")
-# What Numba says of a constant, from a closure, that it has no code for; with the name.
+# Numba's message about a constant from a closure that it can't compile; contains the name.
 _NO_CONSTANT = re.compile(
     r"OverloadSelector object at 0x\w+>, \((\w+)\b.*\n.*lowering \".*freevar\((\w+):"
 )
 _UNDEFINED = re.compile(r"name '(\w+)' is not defined")
-_FOREIGN = tuple(  # what is in Numba and in this package
+_FOREIGN = tuple(  # functions of Numba and of this package
     str(folder) + os.sep for folder in (Path(numba.__file__).parent, Path(__file__).parents[1])
 )
 _NOISE = (
@@ -58,15 +58,15 @@ def explain(
     compile_one: Callable[[Any, tuple[Any, ...]], Any] | None = None,
     where: str = "",
 ) -> NoReturn:
-    """Compile kernel by kernel to find the one at fault, and raise KernelCompileError for it.
+    """Compile the kernels one by one to find the one at fault; raise KernelCompileError for it.
 
     Args:
         kernels: The kernels that could not be compiled.
         compiled: Their Numba functions, by name.
         constants: Global constants of the templates, see `binding`.
         error: Numba's error.
-        compile_one: Compiles a kernel for types of arguments; None for the processor.
-        where: " for ..." what it was compiled, in the message.
+        compile_one: Compiles a kernel for argument types; None compiles for the CPU.
+        where: " for ...", the target of the compilation, for the message.
     """
     compile_one = compile_one or (lambda kernel, given: kernel.compile(given))
     for name, types_all in _signatures(constants).items():
@@ -96,7 +96,7 @@ def explain(
 
 
 def _signatures(constants: dict[str, Any]) -> dict[str, list[Any]]:
-    """Types of the arguments of each kernel."""
+    """Return the types of the arguments of each kernel."""
     state, rng = from_dtype(constants["STATE_DTYPE"]), from_dtype(RUN_DTYPE)
     params = [] if constants["PARAMS_DTYPE"] is None else [from_dtype(constants["PARAMS_DTYPE"])]
     action = from_dtype(constants["ACTION_DTYPE"])
@@ -115,7 +115,7 @@ def _signatures(constants: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def _with_star(function: types.FunctionType, types_all: list[Any]) -> tuple[Any, ...]:
-    """Return the types of the arguments; those of `*params` are one, a tuple."""
+    """Return the types of the arguments; `*params` counts as one argument, a tuple."""
     if not function.__code__.co_flags & inspect.CO_VARARGS:
         return tuple(types_all)
     count = function.__code__.co_argcount
@@ -129,7 +129,7 @@ def _place_and_reason(
     """Return the line at fault and the reason."""
     functions = [one for one in reached(kernel) if not _is_foreign(one.__code__.co_filename)]
     place, reason = _named_place(text, functions), ""
-    if isinstance(failure, KeyError):  # Numba looks a field up
+    if isinstance(failure, KeyError):  # raised by Numba's look-up of a field
         name = str(failure.args[0]) if failure.args else ""
         place = _line_with(name, functions, (*_LOADS, "STORE_ATTR")) or place
         reason = _about_field(name, place, constants)
@@ -158,14 +158,14 @@ def _place_and_reason(
                 reason += ": write low + (high - low) * uniform(rng)" * (name == "uniform")
                 reason += ": write mean + deviation * normal(rng)" * (name == "normal")
     if place is None and (found := _BUILT_IN.search(text)) is not None:
-        # numba-cuda does not always say where.
+        # numba-cuda's messages sometimes lack the line.
         place = _line_with(found[1], functions, (*_LOADS, "LOAD_GLOBAL"))
     reason = reason or f"Numba says no more than {type(failure).__name__}"
     return place or Place.of(python_function(kernel)), reason
 
 
 def _about_field(name: str, place: Place | None, constants: dict[str, Any]) -> str:
-    """Return the reason where a record has no such field, by what it is called in the line."""
+    """Return the reason for a missing field of a record, with the record's name in the line."""
     source = "" if place is None else linecache.getline(place.filename, place.lineno)
     if re.search(rf"\brng\s*\.\s*{re.escape(name)}\b", source):
         return (
@@ -182,7 +182,7 @@ def _is_foreign(filename: str) -> bool:
 
 
 def _named_place(text: str, functions: list[types.FunctionType]) -> Place | None:
-    """Return the first line in Numba's message outside this package and Numba: the innermost."""
+    """Return the first place in Numba's message outside this package and Numba: the innermost."""
     for found in _PLACES.finditer(text):
         filename, line = found[1] or found[3], int(found[2] or found[4])
         if not filename.startswith("<"):
@@ -199,7 +199,7 @@ def _named_place(text: str, functions: list[types.FunctionType]) -> Place | None
 def _line_with(
     name: str, functions: list[types.FunctionType], operations: tuple[str, ...]
 ) -> Place | None:
-    """Return the first line with one of these operations on this name."""
+    """Return the first line that does one of these operations on this name."""
     for function in functions:
         for one in reads(function):
             if one.operation in operations and one.name == name:
@@ -208,7 +208,7 @@ def _line_with(
 
 
 def _reason(text: str) -> str:
-    """Return Numba's reason, without the overloads that it tried and the source."""
+    """Return Numba's reason, without source and tried overloads."""
     if (found := _NO_CONSTANT.search(text)) is not None:
         kind = found[1].lower() if found[1] in ("List", "Set") else found[1]
         return (

@@ -1,8 +1,8 @@
-"""Games with several agents as compiled envs: agents in groups, and their kernels made one env's.
+"""Games with several agents as compiled envs: agents in groups, and their kernels as one env's.
 
-The author's kernels are about one game. `game_kernels` makes of them the kernels of an ordinary
-compiled env, whose observation is one array with a row per agent and whose action is one array with
-an entry per agent. What happens to each agent is noted in fields of the state record (`COLUMNS`).
+The author's kernels describe one game. `game_kernels` turns them into the kernels of an ordinary
+compiled env. Its observation is one array with a row per agent, its action one array with an entry
+per agent. The results of each agent are kept in fields of the state record (`COLUMNS`).
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ COLUMNS = {
     "rewards": np.dtype(np.float64),  # of the latest step
     "terminations": np.dtype(np.int8),
     "truncations": np.dtype(np.int8),
-    "valid": np.dtype(np.int8),  # the agent acted in the latest step
-    "alive": np.dtype(np.int8),  # it acts in the next one
-    "observes": np.dtype(np.int8),  # it has an observation now: alive, or has just ended
+    "valid": np.dtype(np.int8),  # whether the agent acted in the latest step
+    "alive": np.dtype(np.int8),  # whether it acts in the next one
+    "observes": np.dtype(np.int8),  # whether it has an observation now: alive, or just ended
 }
 _SPACES = (Box, Discrete, MultiBinary, MultiDiscrete)
 
 
 class AgentsOf(NamedTuple):
-    """A group of agents of equal spaces.
+    """A group of agents with equal spaces.
 
     Attributes:
-        agents: Their names, or how many there are: 2 of a group "cat" are "cat_0" and "cat_1".
-        observation_space: Of one agent: Box, Discrete, MultiDiscrete or MultiBinary.
-        action_space: Of one agent, likewise.
+        agents: Their names, or their number: 2 in a group "cat" are named "cat_0" and "cat_1".
+        observation_space: Space of one agent: Box, Discrete, MultiDiscrete or MultiBinary.
+        action_space: Space of one agent, likewise.
     """
 
     agents: Sequence[str] | int
@@ -58,15 +58,15 @@ class AgentsOf(NamedTuple):
 
 
 class GroupLayout(NamedTuple):
-    """A group, and where it is in the arrays of a game.
+    """A group, and its place in the arrays of a game.
 
     Attributes:
         agents: Names.
-        observation_space, action_space: Of one agent.
-        first: Number of its first agent among all of the game.
-        obs_start, action_start, mask_start: Where it begins in these arrays, if they are flat.
-        obs_shape, action_shape: Of one agent.
-        mask_width: Of one agent; 0 if its actions can't be masked.
+        observation_space, action_space: Spaces of one agent.
+        first: Number of its first agent among all agents of the game.
+        obs_start, action_start, mask_start: Start of the group in these arrays, if they are flat.
+        obs_shape, action_shape: Shapes for one agent.
+        mask_width: Width for one agent; 0 if its actions can't be masked.
     """
 
     agents: tuple[str, ...]
@@ -82,34 +82,34 @@ class GroupLayout(NamedTuple):
 
     @property
     def agent_ids(self) -> slice:
-        """Numbers of its agents."""
+        """Numbers of the group's agents."""
         return slice(self.first, self.first + len(self.agents))
 
     @property
     def obs(self) -> slice:
-        """Its part of a flat observation."""
+        """The group's part of a flat observation."""
         size = len(self.agents) * int(np.prod(self.obs_shape))
         return slice(self.obs_start, self.obs_start + size)
 
     @property
     def actions(self) -> slice:
-        """Its part of a flat action."""
+        """The group's part of a flat action."""
         size = len(self.agents) * int(np.prod(self.action_shape))
         return slice(self.action_start, self.action_start + size)
 
     @property
     def masks(self) -> slice:
-        """Its part of a mask."""
+        """The group's part of a mask."""
         return slice(self.mask_start, self.mask_start + len(self.agents) * self.mask_width)
 
 
 class GameLayout(NamedTuple):
-    """How a game is laid out in arrays.
+    """The layout of a game in arrays.
 
     Attributes:
-        groups: By name.
-        num_agents: Of all groups.
-        observation_space: Of one game: (A, *shape) of a single group, else flat (sum,).
+        groups: Groups by name.
+        num_agents: Number of agents in all groups.
+        observation_space: Space of one game: (A, *shape) for a single group, else flat (sum,).
         action_space: Likewise.
     """
 
@@ -120,7 +120,7 @@ class GameLayout(NamedTuple):
 
     @property
     def is_flat(self) -> bool:
-        """Whether the arrays of a game are flat, as there are several groups."""
+        """Whether the arrays of a game are flat, because there are several groups."""
         return len(self.groups) > 1
 
     @classmethod
@@ -128,7 +128,7 @@ class GameLayout(NamedTuple):
         """Lay out these groups.
 
         Raises:
-            TypeError, ValueError: They can't be laid out; names the group.
+            TypeError, ValueError: A group can't be laid out; the message names it.
         """
         if not isinstance(groups, Mapping) or not groups:
             raise TypeError(
@@ -192,7 +192,7 @@ def _shape(group: str, what: str, space: Any) -> tuple[int, ...]:
 
 
 def _joined(verb: str, parts: list[tuple[Space, tuple[str, ...]]]) -> Space:
-    """Return the space of what all agents observe, or do."""
+    """Return the space of all agents' observations, or of all their actions."""
     spaces: list[Any] = [_batched(space, len(agents)) for space, agents in parts]
     if len(spaces) == 1:
         return spaces[0]
@@ -216,7 +216,7 @@ def _joined(verb: str, parts: list[tuple[Space, tuple[str, ...]]]) -> Space:
 
 
 def _batched(space: Space, count: int) -> Space:
-    """Batch a space; a MultiDiscrete one stays one, as masks need, and is a Box of Gymnasium's."""
+    """Batch a space; MultiDiscrete stays MultiDiscrete for masks, where Gymnasium makes a Box."""
     if isinstance(space, MultiDiscrete):
         return MultiDiscrete(np.stack([space.nvec] * count), start=np.stack([space.start] * count))
     return batch_space(space, count)
@@ -238,17 +238,17 @@ def with_columns(dtype: np.dtype, num_agents: int) -> np.dtype:
 
 
 def as_njit(function: Any) -> Any:
-    """Compile a plain function; a division by zero gives inf or NaN, as kernels must not raise."""
+    """Compile a plain function; division by zero gives inf or NaN, as kernels must not raise."""
     return function if is_jitted(function) else njit(function, error_model="numpy")
 
 
 def game_kernels(layout: GameLayout, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return kernels `reset`, `step`, `observe` and `action_mask` of one env that is this game.
+    """Return the kernels `reset`, `step`, `observe` and `action_mask` of one env that plays a game.
 
     Args:
-        layout: Of the game.
-        own: The author's kernels by these names; `observe` and `action_mask` may be dicts by
-            group, and `action_mask` None.
+        layout: Layout of the game.
+        own: The author's kernels by these names; `observe` and `action_mask` may be dicts by group,
+            and `action_mask` may be None.
     """
     groups = list(layout.groups.items())
 
@@ -275,8 +275,8 @@ def game_kernels(layout: GameLayout, own: Mapping[str, Any]) -> dict[str, Any]:
 def state_writer(central_state: Any, *, has_params: bool, debug: bool) -> Callable[..., None]:
     """Return a function that writes the central states of games.
 
-    It takes records (B,), an array (B, *state_shape) and, if the kernels do, parameter records
-    (B,), or (1,) of all. With `debug` it is plain Python.
+    It takes records (B,), an array (B, *state_shape) and, if the kernels take parameters, their
+    records (B,), or (1,) for all. With `debug` it is plain Python.
     """
     own = getattr(central_state, "py_func", central_state) if debug else as_njit(central_state)
 
@@ -294,7 +294,7 @@ def state_writer(central_state: Any, *, has_params: bool, debug: bool) -> Callab
 
 def _reset(own_reset: Any, num_agents: int) -> Callable[..., None]:
     def reset(state, rng, *params):
-        # The columns of a step stay: in SAME_STEP mode the game is reset in the step that ended it.
+        # Keep the columns of the step: in SAME_STEP mode, the step that ends a game also resets it.
         for k in range(num_agents):
             state.alive[k] = 1
         own_reset(state, rng, *params)
@@ -314,7 +314,7 @@ def _step(own_step: Any, split: Any, num_agents: int) -> Callable[..., tuple[flo
         reward, terminated, truncated = own_step(state, split(actions), rng, *params)
         total, any_left, any_cut = 0.0, False, False
         for k in range(num_agents):
-            if state.valid[k] == 0:  # dead, or it has just come
+            if state.valid[k] == 0:  # dead, or just joined
                 state.rewards[k] = 0.0
                 state.terminations[k] = 0
                 state.truncations[k] = 0
@@ -329,7 +329,7 @@ def _step(own_step: Any, split: Any, num_agents: int) -> Callable[..., tuple[flo
                 if truncated:
                     state.truncations[k] = 1
                 if state.terminations[k] == 0 and state.truncations[k] == 0 and state.alive[k] == 0:
-                    state.truncations[k] = 1  # left without a word: no end of its own
+                    state.truncations[k] = 1  # gone without a flag: a truncation
                 if state.terminations[k] != 0 or state.truncations[k] != 0:
                     state.alive[k] = 0
                     any_cut |= state.terminations[k] == 0
@@ -341,7 +341,7 @@ def _step(own_step: Any, split: Any, num_agents: int) -> Callable[..., tuple[flo
 
 
 def _observer(observe: Any, group: GroupLayout) -> Callable[..., None]:
-    """Return a kernel that observes for the only group of a game; `out` is (A, *obs_shape)."""
+    """Return a kernel that observes for a game's only group; `out` is (A, *obs_shape)."""
     count = len(group.agents)
     row = scalar_row if group.obs_shape == () else array_row
 
@@ -356,7 +356,7 @@ def _observer(observe: Any, group: GroupLayout) -> Callable[..., None]:
 
 
 def _flat_observer(observe: Any, group: GroupLayout) -> Callable[..., None]:
-    """Return a kernel that observes for one of several groups; `out` is flat, of all groups."""
+    """Return a kernel that observes for one of several groups; `out` is flat, for all groups."""
     count, first, start = len(group.agents), group.first, group.obs_start
     shape, size = group.obs_shape or (1,), int(np.prod(group.obs_shape))
 
@@ -381,13 +381,13 @@ def _masker(mask: Any, group: GroupLayout) -> Callable[..., None]:
             if state.alive[first + k] != 0:
                 mask(state, first + k, row, *params)
             else:
-                row[:] = True  # its action does not matter
+                row[:] = True  # the agent's action does not matter
 
     return as_njit(mask_group)
 
 
 def _all_of(kernels: list[Any]) -> Any:
-    """Return a kernel that calls all of these."""
+    """Return a kernel that calls all of these kernels."""
     if len(kernels) == 1:
         return kernels[0]
     first, rest = kernels[0], _all_of(kernels[1:])

@@ -30,11 +30,11 @@ _logger = logging.getLogger("vecenv")
 
 
 class Here(threading.local):
-    """How kernels are run in this thread.
+    """How kernels run in this thread.
 
     Attributes:
-        is_trial: Whether results of `checked_in_trials` are checked.
-        tells: Whether stores that lose something are told of.
+        is_trial: Whether `checked_in_trials` checks results.
+        tells: Whether stores that lose information are reported.
     """
 
     is_trial = tells = False
@@ -44,12 +44,12 @@ here = Here()
 
 
 def _widened(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose results are those of another as compiled code sees them."""
+    """Return a function whose results are another one's as compiled code sees them."""
     return lambda *args, **options: _wide(function(*args, **options))
 
 
 class WideArray(np.ndarray):
-    """View of an array that returns elements as compiled code does: wide numbers, records."""
+    """View of an array whose elements are as in compiled code: wide numbers, records."""
 
     def __getitem__(self, key: Any) -> Any:
         return _wide(super().__getitem__(key))
@@ -77,7 +77,7 @@ class WideArray(np.ndarray):
 
 
 class Record:
-    """Reference to a record that returns fields as compiled code does."""
+    """Reference to a record whose fields are as in compiled code."""
 
     __slots__ = ("_void",)
 
@@ -151,7 +151,7 @@ def _note_loss(value: Any, dtype: np.dtype) -> None:
     """Log a line, once, of a user's kernel that stores a number which its target can't hold."""
     if dtype.kind not in "iu" or not here.tells or not isinstance(value, int | float):
         return
-    if isinstance(value, int) and dtype.kind == "u":  # they are meant to overflow
+    if isinstance(value, int) and dtype.kind == "u":  # unsigned numbers are meant to overflow
         return
     bounds = np.iinfo(dtype)
     is_whole = isinstance(value, int) or value.is_integer()
@@ -174,8 +174,8 @@ def _note_loss(value: Any, dtype: np.dtype) -> None:
 def interpretable(run_rows: Any, kernels: EnvKernels | None = None) -> Callable[..., Any]:
     """Return the loop over envs as plain Python, with all functions that it calls.
 
-    It takes a `Batch` of plain arrays, the first row and the end of the rows. What the `step` of
-    `kernels` returns is checked.
+    It takes a `Batch` of plain arrays, the first row and the end of the rows. Results of the `step`
+    of `kernels` are checked.
     """
     own_step = None if kernels is None else getattr(kernels.step, "py_func", kernels.step)
 
@@ -216,14 +216,14 @@ def interpretable(run_rows: Any, kernels: EnvKernels | None = None) -> Callable[
 
 
 def checked_in_trials(author: Any, problem: Callable[..., str | None]) -> Any:
-    """Return a compiled function like one of a user's, whose results are checked in trials.
+    """Return a compiled function equal to a user's, whose results are checked in trials.
 
-    There it raises KernelResultError if there is a problem, with the line of `author`.
+    In a trial it raises KernelResultError if there is a problem, with the line of `author`.
 
     Args:
         author: Compiled function.
-        problem: Called with the name of `author`, its result and its arguments; returns what is
-            wrong, or None.
+        problem: Called with the name of `author`, its result and its arguments; returns a
+            description of the problem, or None.
     """
 
     def call(*args):
@@ -237,14 +237,14 @@ def checked_in_trials(author: Any, problem: Callable[..., str | None]) -> Any:
 def _checked(
     call: Callable[..., Any], author: types.FunctionType, problem: Callable[..., str | None]
 ) -> Callable[..., Any]:
-    """Return a function that refuses its results where there is a problem.
+    """Return a function that raises for results with a problem.
 
     Raises:
-        KernelResultError: What the problem is, with the line of `author` that returned it.
+        KernelResultError: The problem, with the line of `author` that returned the result.
     """
 
     def checked(*args: Any) -> Any:
-        records = [arg for arg in args[:3] if isinstance(arg, Record)]  # params do not change
+        records = [arg for arg in args[:3] if isinstance(arg, Record)]  # parameters do not change
         before = [record._void.copy() for record in records]
         result = call(*args)
         text = problem(author.__name__, result, *args)
@@ -264,7 +264,7 @@ def _kind(value: Any) -> str:
 
 
 def _is_step_result(result: Any) -> bool:
-    """Whether compiled code reads a result of `step` as it was meant."""
+    """Return whether compiled code reads a result of `step` as the author meant it."""
     if not isinstance(result, tuple) or len(result) != 3:
         return False
     reward, *flags = (
@@ -278,7 +278,7 @@ def _is_step_result(result: Any) -> bool:
 
 
 def _returning_line(code: types.CodeType, function: Callable[..., Any], *args: Any) -> int:
-    """Call a function once more, and return the line at which this code in it returns."""
+    """Call a function again; return the line of this code, inside of it, that returns."""
     lines = [code.co_firstlineno]
 
     def note(frame: types.FrameType, event: str, _: Any) -> None:
@@ -316,7 +316,7 @@ class _WideNumpy(types.ModuleType):
 
 
 def _wide_type(narrow: type[np.integer]) -> type:
-    """Return a dtype like an integer type; called, it converts to that, but returns a wide one."""
+    """Return a stand-in for an integer type: called, it converts but returns a wide number."""
     bounds = np.iinfo(narrow)
 
     def make(_: type, value: Any = 0) -> int:

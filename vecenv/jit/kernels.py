@@ -23,10 +23,10 @@ ARGUMENTS = {
     "step": ("state", "action", "rng"),
     "observe": ("state", "out"),
     "action_mask": ("state", "out"),
-    "sampler": ("rng",),  # behind the parameters, which it writes
-}  # of the kernels; all but a sampler take the parameters last
-_PER_AGENT = ("observe", "action_mask")  # kernels that groups may have their own of
-_LEFT_OUT: Any = None  # by a game, which has groups instead, or by mistake
+    "sampler": ("rng",),  # it writes the parameters, which come first
+}  # arguments of the kernels; all but a sampler take the parameters last
+_PER_AGENT = ("observe", "action_mask")  # groups may have kernels of their own for these
+_LEFT_OUT: Any = None  # omitted by a game, which has groups instead, or by mistake
 _ARRAY_SPACES = (Box, Discrete, MultiBinary, MultiDiscrete)
 
 
@@ -39,12 +39,12 @@ class EnvKernels:
 
     - `reset(state, rng)` begins an episode;
     - `step(state, action, rng) -> (reward, terminated, truncated)` advances it by one step;
-    - `observe(state, out)` writes the observation of the state as it is; draws nothing;
+    - `observe(state, out)` writes the observation of the current state; it draws nothing;
     - `action_mask(state, out)` writes which actions are valid, `out` bool (width,): one entry per
-      action of a Discrete space, of a MultiDiscrete space one per value of each part, in order.
+      action of a Discrete space; for MultiDiscrete, one per value of each part, in order.
 
-    With `params`, each takes the parameter record as its last argument, and
-    `sampler(params, rng)` may write it before every `reset`: then each env has its own.
+    With `params`, each function takes the parameter record as its last argument, and
+    `sampler(params, rng)` may write it before every `reset`: then each env has its own record.
 
     Attributes:
         state_dtype: Structured dtype of the state: a dtype, or a list or dict of named fields as
@@ -54,24 +54,24 @@ class EnvKernels:
         action_space: Space of one action. `action` is an int64 for Discrete, else a read-only row.
         reset, step, observe, action_mask: The functions.
         name: Name of this kind of env in messages.
-        render: An ordinary Python function `(state)`, or `(state, params)`, that draws one env: it
+        render: An ordinary Python function `(state)`, or `(state, params)`, that draws one env. It
             gets a copy of the record and returns a picture, uint8 (height, width, 3), or a text.
 
-        params: Record with the defaults of what can vary between envs, see `pack_record`; None if
-            that is given with each vector env, or nothing can.
-        sampler: That kernel; None for parameters that stay. Fields that it leaves keep their value.
+        params: Record with the defaults of all that can vary between envs, see `pack_record`; None
+            if each vector env is given its own, or nothing varies.
+        sampler: The kernel above; None keeps the parameters. Fields that it does not write stay.
 
-    `rng` is drawn from with the functions of `vecenv.jit.random`.
+    Draw from `rng` with the functions of `vecenv.jit.random`.
 
     A game with several agents has `groups` instead of the spaces, and is made by
     `make_vec_agents`. Agents are numbered in the order of the groups. Its functions are
 
-    - `reset(state, rng)`, `step(state, actions, rng)`: of the game. With one group `actions` is
-      (A, *action_shape), with several a tuple of these. `step` returns what every agent that acted
-      gets: a reward, and whether all agents end. What single agents get is written into the state,
-      which has these fields, one entry per agent: `rewards`, zero before each step,
-      `terminations` and `truncations`, likewise, and `alive`, one before each reset: agents that
-      end are not alive any more, and one that is set alive comes into the game;
+    - `reset(state, rng)`, `step(state, actions, rng)`: of the game. `actions` is
+      (A, *action_shape) for one group, and a tuple of such arrays for several. `step` returns the
+      results that all acting agents share: a reward, and whether all agents end. Results of single
+      agents are written into these fields of the state, one entry per agent: `rewards`,
+      `terminations` and `truncations`, zero before each step; and `alive`, one before each reset.
+      Agents that end are no longer alive; setting `alive` lets an agent join the game;
     - `observe(state, agent, out)` and `action_mask(state, agent, out)`: of one agent that is alive
       or has just ended. Either may be a dict of functions by group.
 
@@ -124,7 +124,7 @@ class EnvKernels:
             )
 
     def having(self, **changed: Any) -> EnvKernels:
-        """Return these kernels with other `params` or another `sampler`."""
+        """Return these kernels with some attributes, `params` or `sampler`, replaced."""
         if "params" in changed:
             changed["params"] = as_record(changed["params"])
         other = copy.copy(self)
@@ -144,7 +144,7 @@ class EnvKernels:
             object.__setattr__(self, name, space)
 
     def _check_function(self, name: str, *, is_optional: bool) -> None:
-        """Refuse a kernel that is no function, and of a game no dict of functions by group."""
+        """Raise unless a kernel is a function, or, in a game, a dict of functions by group."""
         found = getattr(self, name)
         if self.groups is not None and isinstance(found, Mapping) and name in _PER_AGENT:
             if found.keys() != self.groups.keys() or not all(map(callable, found.values())):
@@ -160,7 +160,7 @@ class EnvKernels:
 def _state_dtype(fields: Any) -> np.dtype:
     """Return the author's state record as a structured dtype, or raise TypeError."""
     is_dtype = isinstance(fields, np.dtype)
-    if isinstance(fields, list):  # `descr` of another dtype has its padding as nameless fields
+    if isinstance(fields, list):  # `descr` of another dtype gives padding as nameless fields
         fields = [one for one in fields if not (isinstance(one, tuple) and one[0] == "")]
     try:
         dtype = fields if is_dtype else np.dtype(fields, align=True)
@@ -186,7 +186,7 @@ def _state_dtype(fields: Any) -> np.dtype:
 
 
 def _has_bool_array(dtype: np.dtype) -> bool:
-    """Whether this field has an array of bools, for which Numba has no type."""
+    """Return whether this field has an array of bools, for which Numba has no type."""
     if dtype.subdtype is not None and dtype.base.kind == "b":
         return True
     return any(_has_bool_array(dtype.base[name]) for name in dtype.base.names or ())
@@ -215,8 +215,8 @@ def pack_record(**fields: Any) -> np.record:
         **fields: Named arrays of numbers (any shape), numbers or bools; copied.
 
     Raises:
-        TypeError: A field is something else, or an array of bools, which can't be compiled inside
-            a record.
+        TypeError: A field is something else, or an array of bools, which can't be compiled inside a
+            record.
 
     Example:
         >>> params = pack_record(gravity=9.8, masses=np.array([1.0, 0.1], dtype=np.float32))
@@ -246,7 +246,7 @@ def as_record(params: Any) -> np.ndarray:
     """Return a copy, (1,), of a parameter record.
 
     Raises:
-        TypeError: Not one record of numbers and arrays of them.
+        TypeError: It is not a single record of numbers and arrays of numbers.
     """
     array = np.asarray(params)
     if array.dtype.names is None or array.size != 1 or array.dtype.hasobject:
@@ -259,7 +259,7 @@ def as_record(params: Any) -> np.ndarray:
 
 
 def empty_batch(kernels: EnvKernels, num_rows: int = 0) -> Batch:
-    """Return the job of resetting so many envs, in zeros; it has no parameters."""
+    """Return the job that resets `num_rows` envs, all zeros; it has no parameters."""
     space, obs_space = kernels.action_space, kernels.observation_space
     width = 0 if kernels.action_mask is None else mask_width(space)
     obs = np.zeros((num_rows, *(obs_space.shape or ())), obs_space.dtype)
@@ -283,10 +283,10 @@ def empty_batch(kernels: EnvKernels, num_rows: int = 0) -> Batch:
 
 
 def draw(kernels: EnvKernels, render_mode: str, *args: Any) -> str | np.ndarray:
-    """Call the `render` function of kernels, and check that its frame fits `render_mode`.
+    """Call the `render` function of kernels; check that its frame fits `render_mode`.
 
     Raises:
-        TypeError: The frame is neither a text nor a picture, or the other of the two.
+        TypeError: The frame is neither a text nor a picture, or not the one that the mode requires.
     """
     assert kernels.render is not None
     frame = kernels.render(*args)

@@ -16,7 +16,7 @@ an odd increment of its own, as in Java's `SplittableRandom`.
 Kernels draw in one of two ways, and may use both:
 
 * `next_word`, `uniform`, `integers`, `normal` and the other distributions take the next draws of
-  the step, those that reject as many as it takes;
+  the step, and rejection methods take as many as they need;
 * `word_at`, `uniform_at`, `integers_at` name a draw by its number (`slot`), so a kernel that draws
   in another order, or skips some draws, still sees the same values.
 
@@ -29,7 +29,7 @@ import math
 import numpy as np
 from numba import njit
 
-# For kernels; the rest of this module is the driver's.
+# Functions for kernels; the rest of this module is for the driver.
 __all__ = [
     "RNG_DTYPE",
     "binomial",
@@ -65,10 +65,10 @@ _HALF = np.uint64(32)
 _UNUSED_BITS = np.uint64(11)  # a float64 in [0, 1) takes 53 of the 64 bits
 _UNIT = 2.0**-53
 _LOW_HALF = np.uint64(0xFFFFFFFF)
-_SMALL_MEAN = 10.0  # below it Poisson and binomial numbers are found by adding probabilities up
+_SMALL_MEAN = 10.0  # below it, Poisson and binomial draws add up probabilities
 _LARGEST = 1e12  # rate and number of trials up to which logarithms are exact enough
 _FAR = 1e15  # no Poisson number is as large
-_NO_CHANCE = 1e-20  # ends sums of probabilities, should rounding have lost more than is left
+_NO_CHANCE = 1e-20  # ends the sums of probabilities, if rounding loses more than is left
 
 
 @njit
@@ -119,7 +119,7 @@ def next_word(rng):
 def word_at(rng, slot):
     """64 random bits of draw number `slot` in [0, NUM_SLOTS) of this step, uint64; draws nothing.
 
-    The slots are apart from the words that `next_word` hands out.
+    These draws are separate from the words that `next_word` returns.
     """
     block = rng.counter & ~_BLOCK_LOW_BITS
     return word_of(rng.key, block | np.add(np.uint64(slot), _FIRST_SLOT))
@@ -135,7 +135,7 @@ def to_uniform(word):
 def to_integer(word, n):
     """Turn 64 random bits into an int64 in [0, n), 1 <= n < 2**32, by multiply and shift.
 
-    Values differ in probability by at most a part in 2**32 / n.
+    The probabilities of two values differ by at most one part in 2**32 / n.
     """
     return np.int64(np.multiply(word >> _HALF, np.uint64(n) & _LOW_HALF) >> _HALF)
 
@@ -234,7 +234,7 @@ def poisson(rng, rate):
     while True:
         u = 0.5 - uniform(rng)
         v = 1.0 - uniform(rng)
-        us = 0.5 - abs(u) + _UNIT  # not 0
+        us = 0.5 - abs(u) + _UNIT  # never 0
         x = (2.0 * a / us + b) * u + mean + 0.43
         if not 0.0 <= x < _FAR:
             continue
@@ -291,7 +291,7 @@ def _binomial(rng, n, p):
     while True:
         u = 0.5 - uniform(rng)
         v = 1.0 - uniform(rng)
-        us = 0.5 - abs(u) + _UNIT  # not 0
+        us = 0.5 - abs(u) + _UNIT  # never 0
         x = (2.0 * a / us + b) * u + c
         if not 0.0 <= x < n + 1.0:
             continue
@@ -310,7 +310,7 @@ def _binomial(rng, n, p):
 
 @njit
 def _stirling_tail(k):
-    """What log(k!) has more than (k + 1/2) log(k + 1) - (k + 1) + log(2 pi) / 2; float64."""
+    """Return log(k!) - ((k + 1/2) log(k + 1) - (k + 1) + log(2 pi) / 2), float64."""
     if k < 10.0:
         exact = math.lgamma(k + 1.0)
         return exact - ((k + 0.5) * math.log(k + 1.0) - (k + 1.0) + 0.9189385332046727)
@@ -338,7 +338,7 @@ def choice(rng, weights):
     found = -1
     for k in range(len(weights)):
         if weights[k] > 0:
-            found = k  # the last one, if rounding leaves something
+            found = k  # the last one counts, if rounding leaves something
             left -= weights[k]
             if left < 0.0:
                 break
@@ -349,8 +349,8 @@ def choice(rng, weights):
 def shuffle(rng, values):
     """Put the elements of a 1-D array in random order, each order as likely as the others.
 
-    By Durstenfeld's form of the shuffle of Fisher and Yates (1964); takes a word less than there
-    are elements.
+    The shuffle of Fisher and Yates in Durstenfeld's form (1964); takes one word less than there are
+    elements.
     """
     for k in range(len(values) - 1, 0, -1):
         other = integers(rng, k + 1)

@@ -1,4 +1,4 @@
-"""What kernels read, instruction by instruction, and what of it they must not or should not use."""
+"""The instructions of kernels: what they read, and which of it is forbidden or slow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Read", "reached", "reads", "refuse_foreign_draws", "warn_of_allocati
 _PACKAGE = __name__.partition(".")[0]
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"}
 _GENERATORS = np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random
-# What to write instead, by the names that NumPy and Python have for it.
+# Replacements, by the names in NumPy and Python.
 _INSTEAD = {
     "uniform(rng)": ("rand", "random", "random_sample", "ranf", "sample", "uniform"),
     "integers(rng, n)": ("randint", "integers", "random_integers", "randrange"),
@@ -37,7 +37,7 @@ _INSTEAD = {
     "shuffle(rng, values)": ("shuffle",),
     "permutation(rng, out)": ("permutation", "permuted"),
 }
-# Functions of NumPy that take seconds to compile, all that make new arrays, and such methods.
+# NumPy functions that take seconds to compile (all that make new arrays), and such methods.
 _SLOW = frozenset(
     {
         *("argsort", "clip", "histogram", "median", "nanmedian", "nanpercentile", "nanquantile"),
@@ -57,14 +57,14 @@ _METHODS = frozenset({"argsort", "astype", "copy", "cumsum", "flatten", "nonzero
 
 
 class Read(NamedTuple):
-    """An instruction of a function: its line, name, argument, what it reads, and what of that.
+    """An instruction of a function: its line, name and argument, and the value that it reads.
 
     Attributes:
         line: Line in the file.
         operation: Name of the instruction.
-        name: Its argument, for one the name that it reads.
-        value: What it reads, where that is known without running the function; else None.
-        attribute: The attribute that the next instruction reads of it, or "".
+        name: Its argument; for some operations the name that it reads.
+        value: The value that it reads, if known without running the function; else None.
+        attribute: The attribute of the value that the next instruction reads, or "".
     """
 
     line: int
@@ -86,7 +86,7 @@ def _reads(
     instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
     for one, after in pairwise([*instructions, None]):
         assert one is not None
-        # `starts_line` is a number before Python 3.13 and a bool from then on.
+        # `starts_line` is a number before Python 3.13, and a bool since.
         line = (one.positions and one.positions.lineno) or line
         if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             value = scope.get(one.argval)
@@ -121,14 +121,14 @@ def reached(kernel: Any) -> list[types.FunctionType]:
 def refuse_foreign_draws(kernels: EnvKernels, functions: dict[str, Any]) -> None:
     """Raise KernelCompileError if a kernel may draw from NumPy's or Python's generators.
 
-    These are no part of an env's state, and differ between threads, workers and devices.
+    They are not part of an env's state, and differ between threads, workers and devices.
 
     Args:
         kernels: The kind of env.
         functions: Its kernels by name, see `functions_of`.
     """
     for name, kernel in {**functions, "central_state": kernels.central_state}.items():
-        seen: dict[int, Any] = {}  # by id; kept, as ids of what is dropped are given again
+        seen: dict[int, Any] = {}  # by id; kept alive, because ids of deleted objects are reused
         found = [kernel]
         while found:
             value = found.pop()
@@ -146,7 +146,7 @@ def refuse_foreign_draws(kernels: EnvKernels, functions: dict[str, Any]) -> None
                 continue
             kept = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             found += kept
-            if package == _PACKAGE:  # draws from nothing else, but may call users' functions
+            if package == _PACKAGE:  # ours draw from nothing else, but may call users'
                 found += closed_over(value).values()
                 continue
             first = value.__code__.co_firstlineno
@@ -164,7 +164,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether a value draws random numbers, or is a module or class of what does."""
+    """Return whether a value draws random numbers, or is a module or class that does."""
     if isinstance(value, _GENERATORS) or isinstance(getattr(value, "__self__", None), _GENERATORS):
         return True
     home = value.__name__ if isinstance(value, types.ModuleType) else None
@@ -174,7 +174,7 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _refuse(kernels: EnvKernels, name: str, function: types.FunctionType, read: Read) -> NoReturn:
-    source = getattr(read.value, "__self__", read.value)  # of a method
+    source = getattr(read.value, "__self__", read.value)  # the object of a method
     is_pythons = source is random or isinstance(source, random.Random)
     is_pythons |= getattr(read.value, "__module__", "") == "random"
     called = read.attribute or getattr(read.value, "__name__", "")

@@ -1,4 +1,4 @@
-"""Runs jobs: in compiled code, with helper threads if that is faster, or in plain Python."""
+"""Runs jobs: compiled, with helper threads if faster (picture: `jit/driver.py`), or in Python."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from vecenv.jit.episodes import STEP, Batch
 
 __all__ = ["Runner", "SplitChoice"]
 
-# After a job, helpers wait awake for the next one, which they then get in less than 1 us.
-NUM_SPINS = 3_000  # rounds that they wait: 75 us at 2.6 GHz
+# Helpers busy-wait after a job, so that they see the next one in less than 1 us.
+NUM_SPINS = 3_000  # rounds of busy-waiting: 75 us at 2.6 GHz
 CHUNKS_PER_PART = 4
-ROWS_PER_LINE = 64  # bools on a cache line; chunks are multiples, so threads don't share lines
-MAX_THREADS = 62  # bits of an int64
-# A job that takes less than this on one thread is never split; parts take at least half of it.
+ROWS_PER_LINE = 64  # bools on a cache line; chunks are multiples, so threads share none
+MAX_THREADS = 62  # a bit set of threads must fit an int64
+# A job that takes less on one thread is never split; each part takes at least half of this.
 SPLIT_NS = 20_000
 NUM_TRIED = 12  # jobs timed on one thread, then as many split
 NUM_KEPT = 1200  # jobs done the faster way until both are timed again
@@ -39,11 +39,11 @@ _leave = cached_njit(driver.leave)
 
 
 class Runner:
-    """Does jobs; long ones are shared with helper threads.
+    """Does jobs; shares long ones with helper threads.
 
-    Helpers are started when jobs are first found to be long enough. They wait awake for a moment
-    after each job, and then sleep. After an exception helpers may still be inside the job, whose
-    arrays are kept alive until the next one: that begins by waiting for them, see `settle`.
+    Helpers are started when jobs are first long enough. After each job they busy-wait for a moment,
+    then sleep. After an exception, helpers may still be inside the job: its arrays are kept alive
+    until the next job, which first waits for the helpers, see `settle`.
 
     Attributes:
         num_threads: Maximum number of threads; 1 without compiled code.
@@ -51,10 +51,10 @@ class Runner:
 
     Args:
         loop: The loop over envs, compiled or in Python.
-        batch: With the states of the vector env, and what else all its jobs share.
-        bounds: Of actions, see `first_invalid_row`.
+        batch: The states of the vector env, and everything else that all its jobs share.
+        bounds: Bounds of the actions, see `first_invalid_row`.
         num_threads: Maximum number of threads.
-        note_cut: Called with an exception that leaves a job partly done.
+        note_cut: Called with an exception that leaves a job half done.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Runner:
         self._plain_run: Any = loop.run_rows if self.is_python else loop.attend
         self._run = self._plain_run
         self._note_cut = note_cut
-        self._kept = batch.states, batch.runs, batch.final_obs  # whose addresses are in the record
+        self._kept = batch.states, batch.runs, batch.final_obs  # the job record has their addresses
         self._bounds = bounds if bounds.shape[1] else None
         self._jobs = np.zeros(1, dtype=JOB_DTYPE)
         self._job = self._jobs[0]  # a view
@@ -84,28 +84,27 @@ class Runner:
         self._forget_helpers()
 
     def _forget_helpers(self) -> None:
-        """Have no helpers; earlier ones may still be about to return, by the old control words."""
+        """Drop the helpers; old ones may still be returning, with the old control words."""
         self._control = aligned_zeros((control_words(self.num_threads),), np.int64)
         self._helpers: _Helpers | None = None
-        self._described: Batch | None = None  # the job that the record is of
+        self._described: Batch | None = None  # the job that the record describes
         self._is_settled = True  # no helper is inside a job
 
     def run(self, batch: Batch, num_rows: int, actions: np.ndarray, outputs: Outputs) -> int:
         """Do a job.
 
         Args:
-            batch: Says what is done with which envs; passing the same one again is quicker. Its
-                actions and outputs are not read, but the next ones.
+            batch: Says what is done with which envs; passing the same object again is quicker. Its
+                actions and outputs are replaced by the arguments.
             num_rows: Number of envs, R.
-            actions: (R, *action_shape) of the action space's dtype, C-contiguous; empty for other
-                ops than STEP.
-            outputs: Of R rows. Rewards and flags are written by STEP only, obs by all but MASK;
-                arrays that are not written may be empty.
+            actions: (R, *action_shape) of the action space's dtype, C-contiguous; empty unless op
+                is STEP.
+            outputs: R rows each. Only STEP writes rewards and flags; all ops but MASK write obs.
+                Arrays that are not written may be empty.
 
         Returns:
-            The number of episodes that ended (of MASK: of masks that allow nothing though they
-            should); or -1 - row if the action of that row is out of bounds, and then nothing was
-            done.
+            The number of episodes that ended (for MASK: the number of masks that wrongly allow
+            nothing); or -1 - row if the action of that row is out of bounds: then nothing was done.
 
         Raises:
             RuntimeError: Another call has not returned yet.
@@ -116,7 +115,7 @@ class Runner:
                 "handler has interrupted; wait for the end of that call"
             )
         try:
-            self._is_busy = True  # no lock: it would stay taken if Ctrl-C came after its call
+            self._is_busy = True  # a lock would stay taken if Ctrl-C came right after acquiring it
             if self.is_python:
                 return self._interpret(batch, num_rows, actions, outputs)
             if not self._is_settled:
@@ -141,14 +140,14 @@ class Runner:
             self._is_busy = False
 
     def settle(self) -> None:
-        """Wait until no helper is inside a job that an exception has cut short."""
+        """Wait until no helper is still inside a job that an exception has interrupted."""
         if self._is_settled:
             return
         while _settle(self._control, NUM_SPINS) < 0:
             time.sleep(0)
         if self._helpers is not None:
             self._helpers.failures.clear()
-            self._helpers.wake(-1)  # including those that were about to be woken
+            self._helpers.wake(-1)  # including helpers that were about to be woken
         self._is_settled = True
 
     def stop(self) -> None:
@@ -193,7 +192,7 @@ class Runner:
         is_step = batch.op == STEP and len(env_ids) == 0
         self._is_timed = is_step and self._choice.is_timed and self.num_threads > 1
         self._num_parts = parts = min(self._choice.num_parts(num_rows), self.num_threads)
-        lines = -(-num_rows // (parts * CHUNKS_PER_PART * ROWS_PER_LINE))
+        lines = -(-num_rows // (parts * CHUNKS_PER_PART * ROWS_PER_LINE))  # rounded up
         record = self._job
         record["op"] = batch.op
         record["num_rows"] = num_rows
@@ -204,15 +203,15 @@ class Runner:
         record["params"] = 0 if params is None else params.ctypes.data
         record["num_parts"] = parts
         record["chunk_rows"] = num_rows if parts == 1 else lines * ROWS_PER_LINE
-        self._described = batch  # keeps its arrays alive
+        self._described = batch  # also keeps its arrays alive
 
     def _share(self, batch: Batch, actions: np.ndarray, outputs: Outputs) -> int:
         """Do the described job with helpers."""
         if (helpers := self._helpers) is None:
             given = self._plain_run, self._control, self._jobs
             helpers = self._helpers = _Helpers(given, self._kept, self.num_threads)
-        helpers.kept[0] = batch, actions, outputs
-        self._is_settled = False
+        helpers.kept[0] = batch, actions, outputs  # helpers only have their addresses
+        self._is_settled = False  # set first: an exception may come at any time
         to_wake = _publish(self._control, self._jobs, self._bounds, actions, *outputs)
         if to_wake < 0:
             self._is_settled = True
@@ -226,11 +225,11 @@ class Runner:
         return num_ended
 
     def _attend(self) -> int:
-        """Do the published job, and let the time it takes decide whether others are split."""
+        """Do the published job; use its duration to decide whether later jobs are split."""
         begin_ns = time.perf_counter_ns() if self._is_timed else 0
         num_ended = self._run(self._control, self._jobs, 0, NUM_SPINS)
-        while num_ended < 0:  # helpers are in their last chunks of rows, or have come too late
-            time.sleep(0)
+        while num_ended < 0:  # helpers work on their last chunks, or joined too late
+            time.sleep(0)  # let them run
             num_ended = _settle(self._control, NUM_SPINS)
         if self._is_timed and self._choice.note(time.perf_counter_ns() - begin_ns):
             self._described = None
@@ -240,28 +239,28 @@ class Runner:
 class SplitChoice:
     """Times steps of all envs on one thread and on several, and chooses the faster.
 
-    Splitting is slower where other processes or threads use the processors too, or where the caller
-    works so long between steps that helpers have fallen asleep; both change with time.
+    Splitting is slower if other processes or threads use the processors, or if the caller works so
+    long between steps that helpers fall asleep. Both change with time, so they are timed again.
 
     Attributes:
         is_split: Whether the next step is split.
-        is_timed: Whether it is to be timed; False once steps are known to be short.
+        is_timed: Whether the next step is timed; False once steps are known to be short.
     """
 
     def __init__(self, num_envs: int) -> None:
         self.is_split, self.is_timed = False, True
         self._num_envs = num_envs
-        self._times_ns: list[int] = []  # of the steps timed now
+        self._times_ns: list[int] = []  # of the steps in this trial
         self._alone_ns = 0.0  # median of steps on one thread
         self._num_kept = 0  # steps until both are timed again
 
     def num_parts(self, num_rows: int) -> int:
-        """Return the number of parts of a job of so many rows."""
+        """Return the number of parts for a job of `num_rows` rows."""
         work_ns = self._alone_ns * num_rows / self._num_envs
         return int(2 * work_ns / SPLIT_NS) if self.is_split and work_ns >= SPLIT_NS else 1
 
     def note(self, elapsed_ns: int) -> bool:
-        """Add the duration of a step; return whether other jobs are described otherwise now."""
+        """Add the duration of a step; return whether jobs must now be described anew."""
         if self._num_kept:
             self._num_kept -= 1
             return self._num_kept == 0 and self._turn_to(False)
@@ -283,7 +282,7 @@ class SplitChoice:
 
 
 def _stamped(job: Any, note: Callable[[int, int], None]) -> Callable[..., Any]:
-    """Return a function that does a job and notes its start and end, also if it raises."""
+    """Return a function that does a job and notes its start and end, also if the job raises."""
 
     def run(*args: Any) -> Any:
         begin_ns = time.perf_counter_ns()
@@ -296,17 +295,17 @@ def _stamped(job: Any, note: Callable[[int, int], None]) -> Callable[..., Any]:
 
 
 class _Helpers:
-    """Threads that take part in the jobs of one runner.
+    """The threads that take part in the jobs of one runner.
 
     Args:
-        given: `attend`, control words and job record.
-        kept: What helpers keep alive as long as they run.
-        num_threads: The caller's included.
+        given: `attend`, the control words and the job record.
+        kept: Objects that helpers keep alive while they run.
+        num_threads: Number of threads, the caller included.
 
     Attributes:
-        failures: Exceptions of kernels in them.
-        kept: What a job keeps alive in its first entry.
-        end: Makes the threads return, without waiting for them.
+        failures: Exceptions raised by kernels in helper threads.
+        kept: Its first entry holds the objects that the current job keeps alive.
+        end: Tells the threads to return; does not wait for them.
     """
 
     def __init__(self, given: tuple[Any, ...], kept: Any, num_threads: int) -> None:
@@ -326,7 +325,7 @@ class _Helpers:
             raise
 
     def wake(self, threads: int) -> None:
-        """Wake the sleeping helpers of a bit set; those that are awake come once more."""
+        """Wake the sleeping helpers of a bit set; awake ones make one more round."""
         for thread, lock in enumerate(self._locks, start=1):
             if threads >> thread & 1 and lock.locked():
                 lock.release()
@@ -368,5 +367,5 @@ def _release(control: np.ndarray, locks: list[threading.Lock]) -> None:
     control[STOP] = 1
     for lock in locks:
         if lock.locked():
-            with contextlib.suppress(RuntimeError):  # the caller has just released it
+            with contextlib.suppress(RuntimeError):  # the caller has just released the lock
                 lock.release()

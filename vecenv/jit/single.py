@@ -20,23 +20,23 @@ __all__ = ["JitEnv"]
 
 _PACKAGE = __name__.partition(".")[0]
 _OF_VECTORS = ("num_envs", "autoreset_mode", "num_threads")
-_SAVED = "_saved_state"  # in a pickled env, instead of its vector env
+_SAVED = "_saved_state"  # key in a pickled env, in place of its vector env
 
 
 class JitEnv(Env[Any, Any]):
-    """One env of a compiled kind: a vector env of one, without autoreset.
+    """One env of a compiled kind as a `gymnasium.Env`: a vector env of one, without autoreset.
 
-    With seed s it does what env i of the vector env does with seed s - i. A step takes some
-    microseconds of Python, however short the kernels are: for training, use the vector env.
+    With seed s it acts like env i of the vector env with seed s - i. A step costs some microseconds
+    of Python, however short the kernels are: for training, use the vector env.
 
     Args:
         make: Makes the vector env: a subclass of `JitVectorEnv`, or a function that passes
             `num_envs`, `autoreset_mode` and `num_threads` on to one.
-        render_mode: What `render` returns, as of the vector env.
+        render_mode: Form of the frames of `render`, as for the vector env.
         **options: For `make`; `mask_infos=True` puts the mask into every info, as "action_mask".
 
     Raises:
-        TypeError: An option that only vector envs have, or whatever `make` refuses.
+        TypeError: An option that only vector envs have, or one that `make` rejects.
 
     Example:
         >>> from vecenv.jit.cartpole import CartPoleVectorEnv
@@ -60,7 +60,7 @@ class JitEnv(Env[Any, Any]):
         self.observation_space = self._envs.single_observation_space
         self.action_space = self._envs.single_action_space
         self.metadata = {"render_modes": [], **self._envs.metadata}
-        del self.metadata["autoreset_mode"]  # of vector envs
+        del self.metadata["autoreset_mode"]  # belongs to vector envs
         self.render_mode = render_mode
 
     def _make_envs(self) -> Any:
@@ -70,10 +70,10 @@ class JitEnv(Env[Any, Any]):
 
     @property
     def action_masks(self) -> Callable[[], np.ndarray]:
-        """Of kinds that have masks: returns which actions are valid, int8 (width,), a copy.
+        """A function that returns which actions are valid, int8 (width,), a copy.
 
-        It is what `action_space.sample(mask=...)` takes of a Discrete space; `mask.view(bool)` is
-        the same as bool.
+        Only for kinds with masks. `action_space.sample(mask=...)` of a Discrete space takes this
+        array; `mask.view(bool)` is the same as bool.
         """
         if not self._envs.has_action_masks:
             raise AttributeError(f"{self._envs.kernels.name} has no action masks")
@@ -83,7 +83,7 @@ class JitEnv(Env[Any, Any]):
         return self._envs.action_masks()[0].copy()
 
     def observe(self) -> Any:
-        """Return the observation of the state as it is; nothing is stepped."""
+        """Return the observation of the current state; nothing is stepped."""
         return self._envs.observe()[0]
 
     def play_in_python(self, seconds: float) -> int | None:
@@ -93,10 +93,10 @@ class JitEnv(Env[Any, Any]):
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole state as arrays (copies), the random stream included.
 
-        An env made with the same arguments goes on from it bit for bit after `load_state_dict`. The
-        arrays can be stored with `numpy.savez`. Copies (`copy.deepcopy`) and pickles of an env,
-        wrapped or not, go on from where it was, too. The stream of `action_space.sample` is not a
-        part of the state; copies and pickles have it.
+        After `load_state_dict`, an env made with the same arguments continues from it bit for bit.
+        The arrays can be stored with `numpy.savez`. Copies (`copy.deepcopy`) and pickles of an env,
+        wrapped or not, continue likewise. The stream of `action_space.sample` is not part of the
+        state, but copies and pickles include it.
 
         Raises:
             ResetNeeded: The env was never reset.
@@ -104,11 +104,11 @@ class JitEnv(Env[Any, Any]):
         return self._envs.state_dict()
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Go on from a state that `state_dict` returned; `observe` gives its observation.
+        """Load a state that `state_dict` returned; then `observe` gives its observation.
 
         Raises:
             KeyError: An entry is missing.
-            ValueError: It is the state of another kind, or of a vector env of several envs.
+            ValueError: The state is of another kind, or of a vector env of several envs.
         """
         self._envs.load_state_dict(state)
 
@@ -129,7 +129,7 @@ class JitEnv(Env[Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode; without a seed the random stream goes on. There are no options."""
+        """Begin an episode; without a seed the random stream continues. There are no options."""
         if options:
             raise ValueError(f"options has {sorted(options)}, but this env knows none")
         super().reset(seed=seed)
@@ -151,7 +151,7 @@ class JitEnv(Env[Any, Any]):
         return obs[0], float(rewards[0]), *ended, _of_first(infos)
 
     def _as_row(self, action: Any) -> np.ndarray:
-        """Return the actions of a vector env of one env; a message about one row would mislead."""
+        """Return the action as a batch of one, checked here: messages about rows would mislead."""
         space = self.action_space
         if not isinstance(space, Discrete):
             return np.asarray(action)[None]
@@ -178,7 +178,7 @@ class JitEnv(Env[Any, Any]):
 
 
 def _of_first(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the info of the first env, in batched infos."""
+    """Return the info of the first env from batched infos."""
     info: dict[str, Any] = {}
     for name, values in infos.items():
         if isinstance(values, dict):
@@ -191,15 +191,15 @@ def _of_first(infos: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """Return what makes single envs of a vector class of this package: "jit.envs.NAME.CLASS".
+    """Return the single-env version of a vector class of this package: "jit.envs.NAME.CLASS".
 
-    Ids of bundled envs have such entry points: Gymnasium passes one set of arguments to an entry
-    point and to a vector entry point, so the class can't be one of them.
+    Ids of bundled envs have such entry points. Gymnasium passes one set of arguments to an entry
+    point and to a vector entry point, so the vector class can't be one of them.
     """
     module, _, class_name = name.rpartition(".")
     if not module:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     kind = getattr(import_module(f"{_PACKAGE}.{module}"), class_name)
     make: Any = functools.partial(JitEnv, kind)
-    make.metadata = kind.metadata  # in which Gymnasium looks for the render modes
+    make.metadata = kind.metadata  # Gymnasium looks here for the render modes
     return make

@@ -1,9 +1,9 @@
 """Trials: one env is stepped in plain Python before compiled code is called.
 
 They find indices out of range, wrong results of `step`, and memory that kernels leave unwritten:
-`reset` must set every field and `observe` every entry of `out`, as the loop clears neither. So a
-trial is played again with other numbers in that memory. What comes out differently was left
-unwritten.
+the loop clears no memory, so `reset` must set every field and `observe` every entry of `out`. A
+trial is played again with other numbers in that memory: results that differ come from memory that
+was left unwritten.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from vecenv.jit.reading import reads
 __all__ = ["Trial", "try_out"]
 
 _logger = logging.getLogger("vecenv")
-_NUM_STEPS = 64  # of a dry run
+_NUM_STEPS = 64  # steps of a dry run
 _MIN_STEPS = 8
-NUM_EPISODES = 3  # that are played whole
+NUM_EPISODES = 3  # whole episodes to play
 _TRIAL_SECONDS = 0.02  # a dry run with enough steps ends after this time
 _LIMIT_SECONDS = 2.0  # any dry run is stopped after this time
-_STOP_SECONDS = 1.5  # until the thread that was stopped is left behind
-_MOST = 12345  # what memory is filled with, in types that have room for it; few loops are that long
+_STOP_SECONDS = 1.5  # wait for a stopped thread; then it is abandoned
+_MOST = 12345  # fills memory, where the type has room; few loops are that long
 _SHOWN = {
     "obs": "the observation",
     "masks": "the action mask",
@@ -49,7 +49,7 @@ _SHOWN = {
     "terminations": "the termination",
     "truncations": "the truncation",
 }
-_KERNELS = {"obs": "observe", "masks": "action_mask"}  # that write these; `step` the others
+_KERNELS = {"obs": "observe", "masks": "action_mask"}  # kernels that write these
 _FOUND = (
     "Found by stepping an env in Python before the first compiled call, on memory filled "
     "differently; dry_run=False leaves that out."
@@ -57,19 +57,19 @@ _FOUND = (
 
 
 class Trial:
-    """What a trial of an env begins with, and what came of it.
+    """The start of a trial of an env, and its results.
 
     Args:
         fields: Fields of the state record that are filled before the first reset; others are zero.
-        fills_out: Whether `out` is filled before each call; else it is zero, a mask True.
-        repeats: Actions to take; None to draw them.
+        fills_out: Whether `out` is filled before each call; otherwise it is zero, and a mask True.
+        repeats: Actions to take; None to draw actions.
 
     Attributes:
-        actions: Those taken.
-        results: What came out by name, arrays, of the reset and of each step.
-        unset: Fields that the first reset left as they were filled, with the first such element.
-        error: What ended it early, or None.
-        num_episodes: How many have ended.
+        actions: The actions taken.
+        results: Output arrays by name, of the reset and of each step.
+        unset: Fields that the first reset left as filled, each with its first such element.
+        error: The error that ended the trial early, or None.
+        num_episodes: Number of episodes that ended.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Trial:
     ) -> None:
         """Reset an env and step it with random actions that its mask allows, or with `repeats`.
 
-        See `try_out`; with `seconds` nothing is noted.
+        See `try_out`; if `seconds` is given, no results are noted.
         """
         space, rng = kernels.action_space, np.random.default_rng(0)
         batch = empty_batch(kernels, 1)._replace(
@@ -140,7 +140,7 @@ class Trial:
                 )
 
     def _call(self, loop: Callable[..., Any], batch: Batch, op: int) -> None:
-        """Do one job, on memory that it has to fill, and note what it has written."""
+        """Do one job on memory that it has to fill; note what it has written."""
         if self.fills_out:
             _fill(batch.obs)
         else:
@@ -160,20 +160,20 @@ def try_out(
 ) -> int:
     """Run one separate env for a few steps in Python, to find mistakes that compiled code hides.
 
-    Kernels that Python or NumPy can't run, or not in two seconds, are left to the compiler.
+    Kernels that fail in Python or NumPy, or take over two seconds, are left to the compiler.
 
     Args:
         kernels: The kind of env.
         loop: Its loop, from `interpretable`.
         params: (1,) parameter record, which is copied, or None.
         max_episode_steps: Limit of an episode; NO_LIMIT for none.
-        seconds: Play `NUM_EPISODES` whole episodes, for at most so long, instead of a few steps.
+        seconds: Play `NUM_EPISODES` whole episodes, for at most this long, instead of a few steps.
 
     Returns:
-        How many episodes have ended.
+        The number of episodes that ended.
 
     Raises:
-        KernelIndexError: An index is out of range; names file and line.
+        KernelIndexError: An index is out of range; the message names file and line.
         KernelResultError: `step` returns something wrong, or a kernel leaves something unwritten.
     """
 
@@ -189,7 +189,7 @@ def try_out(
             trial.error = TimeoutError("the trial was stopped")
         return trial
 
-    clean = play(Trial(), tells=True)  # others begin with foreign numbers in memory
+    clean = play(Trial(), tells=True)  # the others start with foreign numbers in memory
     error = clean.error
     if isinstance(error, KernelResultError):
         raise error from None
@@ -203,7 +203,7 @@ def try_out(
 
 
 def _ends_in_time(run: Callable[[], None], seconds: float) -> bool:
-    """Call a function in a thread, where TimeoutError is raised after some time."""
+    """Call a function in a thread; raise TimeoutError inside it after some time."""
     thread = threading.Thread(target=run, name="vecenv-jit-trial", daemon=True)
     is_late = True
     try:
@@ -220,7 +220,7 @@ def _ends_in_time(run: Callable[[], None], seconds: float) -> bool:
 
 
 def _sample(space: Any, rng: np.random.Generator) -> Any:
-    """Draw an action; the space's own stream of random numbers is left alone."""
+    """Draw an action without using the space's own random stream."""
     if isinstance(space, Discrete):
         return space.start + rng.integers(space.n)
     if hasattr(space, "nvec"):
@@ -236,7 +236,7 @@ def _sample(space: Any, rng: np.random.Generator) -> Any:
 def _raise_index_error(kernels: EnvKernels, error: IndexError) -> None:
     """Raise KernelIndexError with file, line and values of the index.
 
-    Not where a number has more than 64 bits: compiled integers overflow, as hashes are meant to.
+    Not if a number has more than 64 bits: compiled integers overflow, which hashes rely on.
     """
     inside = traceback.walk_tb(error.__traceback__)
     frame, line = [(f, n) for f, n in inside if f.f_code.co_filename != interpreted.__file__][-1]
@@ -261,10 +261,10 @@ def _raise_index_error(kernels: EnvKernels, error: IndexError) -> None:
 
 
 class _Difference(NamedTuple):
-    step: int  # 0: the reset
-    name: str  # in `_SHOWN`, or "" if an error was raised
-    first: tuple[int, ...]  # index of the first that differs
-    num: int  # that differ
+    step: int  # 0 for the reset
+    name: str  # key of `_SHOWN`; "" if an error was raised
+    first: tuple[int, ...]  # index of the first element that differs
+    num: int  # number of elements that differ
     size: int
 
     @property
@@ -276,13 +276,13 @@ class _Difference(NamedTuple):
 
 
 def _find_leftovers(kernels: EnvKernels, clean: Trial, play: Callable[[Trial], Trial]) -> None:
-    """Play a trial again on memory that is filled differently; refuse what it leaves unwritten.
+    """Play a trial again on memory that is filled differently; refuse memory left unwritten.
 
-    A field is refused only if what comes out depends on what was in it. Kernels of this package are
-    not looked at.
+    A field is refused only if results depend on its old content. Kernels of this package are not
+    checked.
 
     Raises:
-        KernelResultError: A kernel leaves something unwritten; names it, the file and the line.
+        KernelResultError: A kernel leaves memory unwritten; the message names it, file and line.
     """
     own = [kernels.reset, kernels.observe, kernels.action_mask]
     given = [list(one.values()) if isinstance(one, Mapping) else [one] for one in own]
@@ -299,7 +299,7 @@ def _find_leftovers(kernels: EnvKernels, clean: Trial, play: Callable[[Trial], T
     if _difference(both, clean) is None:
         return
     suspects = both.unset
-    if suspects is None:  # the reset did not come to its end: it may have left any field
+    if suspects is None:  # the reset raised: it may have left any field unset
         suspects = dict(zip(fields, fields, strict=True))
     if (other := found(fills_out=False)) is not None:
         function, _ = _writer(kernels, _KERNELS.get(other.name, "step"), other.first)
@@ -326,7 +326,7 @@ def _author(kernel: Any) -> types.FunctionType:
 
 
 def _fill(array: np.ndarray) -> None:
-    """Fill with a number that `reset` hardly sets."""
+    """Fill with a number that `reset` is unlikely to set."""
     if array.dtype.names:
         for name in array.dtype.names:
             _fill(array[name])
@@ -337,7 +337,7 @@ def _fill(array: np.ndarray) -> None:
 
 
 def _untouched(found: Any, path: str) -> str | None:
-    """Return the path of the first element that is still what it was filled with, or None."""
+    """Return the path of the first element that still has the filling, or None."""
     array = np.asarray(found)
     if array.dtype.names:
         for index in np.ndindex(array.shape):
@@ -353,7 +353,7 @@ def _untouched(found: Any, path: str) -> str | None:
 
 
 def _difference(trial: Trial, clean: Trial) -> _Difference | None:
-    """Return where a trial first went otherwise than the clean one."""
+    """Return the first difference between a trial and the clean one."""
     step = 0
     for came, expected in zip(trial.results, clean.results, strict=False):
         for name in came:
@@ -363,7 +363,7 @@ def _difference(trial: Trial, clean: Trial) -> _Difference | None:
                 index = tuple(map(int, places[0]))
                 return _Difference(step, name, index, len(places), int(np.size(one)))
         step += "masks" not in came
-    if trial.error is None or isinstance(trial.error, TimeoutError):  # it has proved nothing
+    if trial.error is None or isinstance(trial.error, TimeoutError):  # this proves nothing
         return None
     return _Difference(step, "", (), 1, 1)
 
@@ -375,7 +375,7 @@ def _refuse_out(kernels: EnvKernels, found: _Difference) -> None:
     out = function.__code__.co_varnames[1 if kernels.groups is None else 2]
     line, hint, last = None, "", None
     for one in reads(function):
-        if one.operation.startswith("STORE_FAST"):  # some store two names, or load the second
+        if one.operation.startswith("STORE_FAST"):  # some store two names, or also load
             names = one.name if isinstance(one.name, tuple) else (one.name,)
             if out in names[: 1 if "LOAD" in one.operation else 2]:
                 hint = f"; this line makes {out} another array: assign to {out}[:]"
@@ -411,7 +411,7 @@ def _refuse(
 def _writer(
     kernels: EnvKernels, name: str, index: tuple[int, ...]
 ) -> tuple[types.FunctionType, tuple[int, ...]]:
-    """Return the author's function that writes an entry, and the index in its `out`."""
+    """Return the author's function that writes an entry, and the entry's index in its `out`."""
     function = getattr(kernels, name)
     for group, part in GameLayout.of(kernels.groups).groups.items() if kernels.groups else ():
         whole, shape = part.masks, (part.mask_width,)
@@ -419,7 +419,7 @@ def _writer(
             whole, shape = part.obs, part.obs_shape or (1,)
             if len(kernels.groups or ()) == 1:
                 return _author(function[group] if isinstance(function, Mapping) else function), (
-                    index[1:]  # after the agent's
+                    index[1:]  # behind the agent's index
                 )
         if whole.start <= index[0] < whole.stop:
             offset = (index[0] - whole.start) % int(np.prod(shape))

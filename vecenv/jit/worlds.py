@@ -21,15 +21,14 @@ def read_params(
 ) -> np.ndarray | None:
     """Return the parameter records of envs, a copy: (num_envs,), or (1,) where all share one.
 
-    Args:
-        kernels: The kind of env; its own `params` are what is not given.
-        params: One record; an array (num_envs,) of records; a mapping from names of fields to a
-            value for all envs, or to an array with one value per env in front; or None.
-        num_envs: Number of envs.
-        per_env: Whether each env needs its own record in any case, as a sampler writes it.
+    kernels: The kind of env; its own `params` supply missing values.
+    params: One record; an array (num_envs,) of records; a mapping of field names to values, each
+        one for all envs or an array with one value per env along its first axis; or None.
+    num_envs: Number of envs.
+    per_env: Whether each env must have its own record, because a sampler writes it.
 
     Raises:
-        TypeError, ValueError: They do not fit the kernels or the number of envs; names the field.
+        TypeError, ValueError: A field does not fit the kernels or the number of envs; names it.
     """
     own = kernels.params
     if params is None and own is None:
@@ -52,7 +51,7 @@ def read_params(
             f"{_listed(own.dtype)}. A dict of some of them will do, too"
         )
     if records.dtype.names is None or records.dtype.hasobject or records.size == 1:
-        one = as_record(params)  # which refuses what is no record
+        one = as_record(params)  # raises if it is no record
         return _repeated(one, num_envs if per_env else 1)
     if records.shape != (num_envs,):
         raise ValueError(
@@ -70,9 +69,9 @@ def _repeated(record: np.ndarray, count: int) -> np.ndarray:
 
 
 def _is_per_env(own: np.ndarray, name: str, value: Any, num_envs: int) -> bool:
-    """Whether a value of a field has one more axis in front, which must be that of the envs."""
+    """Return whether a value has an additional first axis, which must be that of the envs."""
     if name not in (own.dtype.names or ()):
-        return False  # which `write_params` refuses
+        return False  # `write_params` raises for it
     shape, expected = np.shape(value), own.dtype[name].shape
     if len(shape) != len(expected) + 1:
         return False
@@ -89,9 +88,9 @@ def write_params(records: np.ndarray, values: Any, name: str) -> None:
 
     Args:
         records: (B,), written.
-        values: A mapping from names of fields to values, one for all rows or one per row; or
-            records of the same dtype.
-        name: Of the kind of env, for messages.
+        values: A mapping of field names to values, for all rows or one per row; or records of the
+            same dtype.
+        name: Name of the kind of env, for messages.
 
     Raises:
         TypeError, ValueError: A name, dtype or shape is wrong.
@@ -126,7 +125,7 @@ def write_params(records: np.ndarray, values: Any, name: str) -> None:
 
 
 def flat_params(records: np.ndarray) -> np.ndarray:
-    """Return the numbers of records (B,), float32 (B, P), field by field."""
+    """Return the numbers of records (B,) as float32 (B, P), field by field."""
     return structured_to_unstructured(records, dtype=np.float32).reshape(len(records), -1)
 
 
@@ -135,12 +134,12 @@ def as_sampler(kernels: EnvKernels, sampler: Any) -> Callable[..., Any]:
 
     Args:
         kernels: The kind of env, which names its parameters.
-        sampler: Such a kernel; or a mapping from names of fields to (lowest, highest), between
-            which each episode draws a float uniformly, and an integer with both ends; or a list of
-            texts, "gravity 5 15".
+        sampler: Such a kernel; or a mapping of field names to (lowest, highest): each episode draws
+            a float uniformly between them, or an integer including both; or a list of texts,
+            "gravity 5 15".
 
     Raises:
-        TypeError, ValueError: A range is none, or there is no such parameter.
+        TypeError, ValueError: A range is invalid, or there is no such parameter.
     """
     if isinstance(sampler, tuple | list) and all(isinstance(text, str) for text in sampler):
         sampler = {words[0]: words[1:] for text in sampler if (words := text.split())}
@@ -179,11 +178,11 @@ def as_sampler(kernels: EnvKernels, sampler: Any) -> Callable[..., Any]:
 
 
 def _draw_nothing(params, rng):
-    """Begin a chain of samplers."""
+    """Draw nothing: the first link of a chain of samplers."""
 
 
 def _then(before: Any, name: str, low: float, high: float) -> Callable[..., Any]:
-    """Return a kernel that draws one more parameter, a float."""
+    """Return a kernel that also draws one more parameter, a float."""
     first = as_njit(before)
 
     def draw(params, rng):
@@ -194,7 +193,7 @@ def _then(before: Any, name: str, low: float, high: float) -> Callable[..., Any]
 
 
 def _then_whole(before: Any, name: str, low: float, high: float) -> Callable[..., Any]:
-    """Return a kernel that draws one more parameter, an integer."""
+    """Return a kernel that also draws one more parameter, an integer."""
     first, lowest, count = as_njit(before), int(low), int(high) - int(low) + 1
 
     def draw(params, rng):

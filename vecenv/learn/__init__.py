@@ -1,12 +1,12 @@
-"""What a learner is made of: gradients, an optimizer, a run folder. Each part can be used alone.
+"""The parts of a learner: gradients, an optimizer, a run folder. Each part can be used alone.
 
-`import vecenv` does not import this package, which imports torch.
+`import vecenv` does not import this package, because this package imports torch.
 """
 
 try:
     import torch as _torch  # noqa: F401  # to say what to install
 except ModuleNotFoundError as _error:
-    if _error.name != "torch":  # torch is there, and lacks something
+    if _error.name != "torch":  # torch is installed but lacks a module
         raise
     _needed = 'vecenv.learn needs torch, which is not installed: pip install "vecenv[torch]"'
     raise ModuleNotFoundError(_needed, name="torch") from None

@@ -1,4 +1,4 @@
-"""The gradient of a loss as a function compiled ahead of time, of tensors alone."""
+"""The gradient of a loss as a function of tensors alone, compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ __all__ = ["CompiledGradient", "Refusal", "columns_of", "first_line", "read_resu
 _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, Tensor)
 _LAYERS, _BASE = "torch.nn.modules.", "torch.nn.modules.module"
 _FOREIGN, _MOST = {"torch", "numpy", "gymnasium", "builtins"}, 1000  # items of a dict, list or set
-_BUILT_IN = type(len), type(().__add__), type(tuple.__add__)  # another object at each reading
-_TABLES = "_modules", "_forward_hooks", "_forward_pre_hooks"  # of a module
-_LAST_S = 600.0  # longest wait for half of a gradient
+_BUILT_IN = type(len), type(().__add__), type(tuple.__add__)  # new objects at each reading
+_TABLES = "_modules", "_forward_hooks", "_forward_pre_hooks"  # attributes of a module
+_LAST_S = 600.0  # longest wait for one half of a gradient
 
 
 class Refusal(Exception):
-    """Why a gradient is not compiled, in a sentence."""
+    """A gradient can't be compiled; the message says why."""
 
 
 def _parts_of(batch: Any, name: str) -> list[tuple[Any, str, Any]] | None:
-    """Return what a nest holds: keys, whole names, values; None of what is no nest."""
-    if hasattr(batch, "_asdict"):  # of `buffers`, and named tuples
+    """Return the (key, full name, value) items of a nest; None if `batch` is not a nest."""
+    if hasattr(batch, "_asdict"):  # batches of `buffers`, and named tuples
         extras = {"extras": x} if (x := getattr(batch, "extras", None)) else {}
         return [(key, f"{name}.{key}", x) for key, x in {**batch._asdict(), **extras}.items()]
     if isinstance(batch, Mapping | tuple | list):
@@ -48,7 +48,7 @@ def _parts_of(batch: Any, name: str) -> list[tuple[Any, str, Any]] | None:
 
 
 def columns_of(batch: Any, name: str = "batch") -> Iterator[tuple[str, Any]]:
-    """Go through tensors and other values in any nest of dicts, tuples and batches, by name."""
+    """Yield the full name and the value of each leaf in a nest of dicts, tuples and batches."""
     if (parts := _parts_of(batch, name)) is None:
         yield name, batch
     for _, inner_name, x in parts or ():
@@ -56,7 +56,7 @@ def columns_of(batch: Any, name: str = "batch") -> Iterator[tuple[str, Any]]:
 
 
 def _with_columns(batch: Any, columns: Mapping[str, Any], name: str = "batch") -> Any:
-    """Return a batch of the same nesting with other columns."""
+    """Return a batch of the same nesting, with its columns replaced."""
     if (parts := _parts_of(batch, name)) is None:
         return columns.get(name, batch)
     found = {key: _with_columns(x, columns, inner_name) for key, inner_name, x in parts}
@@ -66,12 +66,12 @@ def _with_columns(batch: Any, columns: Mapping[str, Any], name: str = "batch") -
 
 
 def row_weights(columns: Mapping[str, Any]) -> Any:
-    """Return the column by which rows count, if there is one."""
+    """Return the column `weights` of the rows, if there is one."""
     return columns.get("batch.weights", columns.get("batch['weights']"))
 
 
 def read_result(result: Any) -> dict[str, Tensor]:
-    """Return what a loss function returned, by name; ValueError if that is not scalars."""
+    """Return the results of a loss function by name; ValueError if they are not scalars."""
     loss, scalars = result if isinstance(result, tuple) else (result, {})
     found = {"loss": loss, **{k: torch.as_tensor(x) for k, x in scalars.items() if k != "loss"}}
     for name, x in found.items():
@@ -82,7 +82,7 @@ def read_result(result: Any) -> dict[str, Tensor]:
 
 
 class _Loss(nn.Module):
-    """A loss as a module, of which `functional_call` exchanges the tensors."""
+    """A loss as a module, so that `functional_call` can replace its tensors."""
 
     def __init__(self, module: nn.Module, loss: Callable[..., Any]) -> None:
         super().__init__()
@@ -98,10 +98,10 @@ class _Loss(nn.Module):
 
 
 class CompiledGradient:
-    """A compiled gradient of batches with columns like those of the one that it is made for.
+    """A compiled gradient, for batches whose columns are like those of the batch it is made with.
 
-    It raises `Refusal` if there is none. `weights` are `FlatParameters`; `num_parts` parts of the
-    rows have a thread each; `note` says how it was made.
+    Raises `Refusal` if the gradient can't be compiled. `weights` are `FlatParameters`; `num_parts`
+    is the number of parts of the rows, a thread each; `note` says how the function was made.
     """
 
     def __init__(self, weights: Any, loss: Any, batch: Any, dtype: Any, threads: int, log: Any):
@@ -129,14 +129,14 @@ class CompiledGradient:
         return [*columns, *map(_kind_of, [*self._given(), *columns.values()])]
 
     def _split(self, columns: Mapping[str, Any], num_parts: int) -> list[Any]:
-        """Return inputs: of equal shares of the rows of tensors (B, ...), or of all of them.
+        """Return the inputs of each part: an equal share of rows of tensors (B, ...), or all rows.
 
-        They are without gaps, as machine code takes their strides to be the first ones.
+        They are contiguous, because the machine code assumes the strides of the first call.
         """
         tensors, state = [x for x in columns.values() if isinstance(x, Tensor)], self._given()
         sizes, parts = {len(x) for x in tensors if x.ndim}, [tensors]
         is_split = num_parts == 2 and not state[0].is_cuda and torch.get_num_threads() == 1
-        if is_split and len(sizes) == 1 and sizes.pop() % 2 == 0:  # a tensor () goes to both
+        if is_split and len(sizes) == 1 and sizes.pop() % 2 == 0:  # a tensor () goes to both halves
             parts = zip(*(x.chunk(2) if x.ndim else (x, x) for x in tensors), strict=True)
         given = [[*state, *part] for part in parts]
         return [[x.contiguous() for x in inputs] for inputs in given]
@@ -144,8 +144,8 @@ class CompiledGradient:
     def _function(self, loss: Any, batch: Any, dtype: torch.dtype) -> Callable[..., Any]:
         """Return a function of the vector of weights, the module's other tensors and the batch's.
 
-        It returns the vector of the gradient (W,), and float32 (2 + S,) of the loss, the scalars,
-        and the share of the rows: all are multiplied by it, so that those of halves add up.
+        It returns the gradient (W,), and float32 (2 + S,): the loss, the scalars, and the share of
+        the rows. Gradient, loss and scalars are multiplied by the share, so halves can be added.
         """
         called, share = _Loss(self._weights.module, loss), 1 / self.num_parts
         names = [name for name, x in columns_of(batch) if isinstance(x, Tensor)]
@@ -169,13 +169,13 @@ class CompiledGradient:
             values = torch.cat([values, torch.ones_like(values[:1])])
             if not self._is_weighted:
                 return gradient * share, values * share
-            weight = row_weights(found).sum().to(vector)  # a mean of no rows is NaN
+            weight = row_weights(found).sum().to(vector)  # 0 if no row counts: then the mean is NaN
             return tuple(torch.where(weight > 0, x * weight, 0.0) for x in (gradient, values))
 
         return gradient_of
 
     def why_not(self, columns: Mapping[str, Any]) -> str:
-        """Return why it can't compute the gradient of a batch, or ""."""
+        """Return why this can't compute the gradient of a batch; "" if it can."""
         if self._kinds_of(columns) != self._kinds:
             return "sizes, nesting, numbers or dtypes of batch or buffers differ from the first"
         changed = self._watch.changed()
@@ -196,7 +196,7 @@ class CompiledGradient:
         return dict(zip(self._names, values[:-1].unbind(), strict=True))
 
 
-@cache  # of a process, as a fork has no threads
+@cache  # one per process: threads do not survive a fork
 def _helper(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "gradient", torch.set_num_threads, (1,))
 
@@ -208,7 +208,7 @@ def _kind_of(value: Any) -> Any:
 
 
 def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
-    """Return the graph of a function, which depends on its inputs alone, and changes none."""
+    """Trace a function to a graph; `Refusal` if it reads more than its inputs, or changes them."""
     is_on_cpu, copies = inputs[0].device.type == "cpu", [x.detach().clone() for x in inputs]
     table = {torch.ops.aten.tanh.default: _tanh} if is_on_cpu else {}
     try:
@@ -227,7 +227,7 @@ def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
     if not all(bool(((a == b) | ((a != a) & (b != b))).all()) for a, b in pairs):
         raise Refusal("computing the loss changes buffers of the module, or the batch")
     graph.graph.eliminate_dead_code()
-    fresh: Any = torch.ops.aten.lift_fresh_copy.default  # a number that became a tensor
+    fresh: Any = torch.ops.aten.lift_fresh_copy.default  # op for a number that became a tensor
     for node in graph.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise Refusal(f"the loss draws random numbers ({node.target}); put them in the batch")
@@ -239,14 +239,14 @@ def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> Any:
 
 
 def _tanh(x: Tensor) -> Tensor:
-    """Compute tanh by one exponential, off by 2e-7 at most: torch's takes a sixth of a gradient."""
+    """Compute tanh by one exponential, error up to 2e-7: torch's takes a sixth of a gradient."""
     if x.dtype not in (torch.float32, torch.bfloat16):
         return NotImplemented
     return (2 * torch.sigmoid(2 * x.float()) - 1).to(x.dtype)
 
 
 def _runs_of(graph: Any, inputs: Any, count: int, log: Callable[[str], Any]) -> tuple[Any, str]:
-    """Load a graph's package so many times, compiled now if it is not in the cache folder."""
+    """Load the package of a graph `count` times; compile it if it is not in the cache folder."""
     folder, device = _cache_folder(), inputs[0].device
     kept = folder / f"{_key_of(graph, inputs)}.pt2"
     if kept.is_file():
@@ -256,9 +256,9 @@ def _runs_of(graph: Any, inputs: Any, count: int, log: Callable[[str], Any]) -> 
             kept.unlink(missing_ok=True)
     log(f"gradient: compiling for batches of {len(inputs[-1]) if inputs[-1].ndim else 1} rows")
     try:
-        with tempfile.TemporaryDirectory(dir=folder) as aside:  # where no other process looks
+        with tempfile.TemporaryDirectory(dir=folder) as aside:  # no other process reads here
             compile_graph(graph, [x.detach().clone() for x in inputs], file := Path(aside, "g.pt2"))
-            os.replace(file, kept)
+            os.replace(file, kept)  # other processes never see half a file
         runs = [load_package(kept, device) for _ in range(count)]
     except Exception as error:
         raise Refusal(f"the loss does not compile ({first_line(error)})") from error
@@ -266,7 +266,7 @@ def _runs_of(graph: Any, inputs: Any, count: int, log: Callable[[str], Any]) -> 
 
 
 def _cache_folder() -> Path:
-    """Return the folder of compiled gradients, which this user alone can write to."""
+    """Return the cache folder of compiled gradients; only this user can write to it."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(home) / "vecenv" / "gradients"
     try:
@@ -280,8 +280,8 @@ def _cache_folder() -> Path:
 
 
 def _key_of(graph: Any, inputs: Sequence[Tensor]) -> str:
-    """Hash of all that machine code depends on."""
-    cpuinfo = Path("/proc/cpuinfo")  # of the first processor; another one may share the folder
+    """Return a hash of all that the machine code depends on."""
+    cpuinfo = Path("/proc/cpuinfo")  # the first processor; other machines may share the folder
     lines = cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.is_file() else []
     named = "model name", "flags", "Features", "CPU part"
     parts = (
@@ -294,28 +294,28 @@ def _key_of(graph: Any, inputs: Sequence[Tensor]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The type and the first line of a message, which of compilers go on for pages."""
+    """Return the type and first line of an error; compilers write pages."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:200] if lines else ''}".rstrip(": ")
 
 
 class _Watch:
-    """What a loss and its module may read, apart from tensors; compiled code has it as it was.
+    """Watch what a loss and its module read apart from tensors: compiled code keeps the old values.
 
-    From loss and module it goes to closures, globals, attributes, methods and layers, by the names
-    in the code that is found so. Not noticed are attributes that are found by `getattr`, objects
-    that no name leads to, and what lies in long lists, in other collections than dicts, lists and
-    sets, and in objects of torch (but for layers), NumPy and Gymnasium.
+    It follows names in the code: from loss and module to closures, globals, attributes, methods
+    and layers. Not noticed are: attributes read by `getattr`; objects that no name leads to;
+    items of long lists and of collections other than dicts, lists and sets; and the inside of
+    objects of torch (except layers), NumPy and Gymnasium.
     """
 
     def __init__(self, loss: Any, module: nn.Module) -> None:
         self._names = {"forward", "__call__", "training"}
         self._places: dict[tuple[int, str], tuple[str, Callable[[], Any], Any]] = {}
         size = -1
-        while size != (size := len(self._names) + len(self._places)):  # with the names found so far
-            self._seen: dict[int, Any] = {}  # by id, so that nothing is freed on the way
+        while size != (size := len(self._names) + len(self._places)):  # until nothing new is found
+            self._seen: dict[int, Any] = {}  # by id; keeps them alive, so that no id is reused
             queue = [("the loss", loss), ("module", module)]
-            for label, value in queue:  # which grows meanwhile
+            for label, value in queue:  # the queue grows meanwhile
                 if not isinstance(value, _VALUES) and id(value) not in self._seen:
                     self._seen[id(value)] = value
                     queue.extend(self._look_into(value, label))
@@ -329,13 +329,13 @@ class _Watch:
         return ""
 
     def _watch(self, holder: Any, key: str, read: Callable[[], Any], label: str) -> tuple[str, Any]:
-        """Watch one place; return its name and what is there now."""
+        """Watch one place; return its label and its value."""
         if not isinstance(value := read(), Tensor | ModuleType):
             self._places.setdefault((id(holder), key), (label, read, value))
         return label, value
 
     def _look_into(self, value: Any, label: str) -> Iterator[tuple[str, Any]]:
-        """Watch what lies in a value; go through that, by name."""
+        """Watch the contents of a value; yield them with their labels."""
         if isinstance(value, partial):
             value = value.func, value.args, value.keywords
         elif isinstance(value, MethodType):
@@ -358,7 +358,7 @@ class _Watch:
             yield from self._of_object(value, label)
 
     def _of_object(self, owner: Any, label: str) -> Iterator[tuple[str, Any]]:
-        """Watch the attributes of an object, a class or a module of code that have known names."""
+        """Watch those attributes of an object, class or Python module whose names are known."""
         if isinstance(owner, nn.Module):
             yield from ((label, getattr(owner, table)) for table in _TABLES)
         for name in [*self._names, *(["__init__"] if isinstance(owner, type) else [])]:
@@ -371,7 +371,7 @@ class _Watch:
 
 
 def _is_same(now: Any, before: Any) -> bool:
-    """Whether a value is what it was: another object with its own attributes is not."""
+    """Return whether a value is unchanged; another object with its own attributes counts as new."""
     if now is before or type(now) is not type(before):
         return now is before
     if isinstance(now, dict):
@@ -382,7 +382,7 @@ def _is_same(now: Any, before: Any) -> bool:
 
 
 def _is_watched(value: Any) -> bool:
-    """Whether an object, function, class or module of code is the user's, or of a layer."""
+    """Return whether an object, function, class or module is the user's, or a layer's."""
     is_code = isinstance(value, type | FunctionType | ModuleType)
     holder: Any = value if is_code else type(value)
     name = str(getattr(holder, "__name__" if isinstance(value, ModuleType) else "__module__"))

@@ -1,4 +1,4 @@
-"""evaluate: the mean return of policies, and how sure it is."""
+"""evaluate: the mean return of policies, and its uncertainty."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from vecenv.timing.report import as_number
 
 __all__ = ["EvaluationResult", "ask", "evaluate", "evaluating"]
 
-_STUDENT = 12.7062, 4.30265, 3.18245, 2.77645  # 97.5 % lie below it, for 1 to 4 degrees of freedom
+_STUDENT = 12.7062, 4.30265, 3.18245, 2.77645  # 97.5 % quantiles for 1 to 4 degrees of freedom
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What `evaluate` found; prints as one line.
+    """The result of `evaluate`; prints as one line.
 
-    `mean` and `std` (ddof 1) are of the returns, `ci95` is half of the width of the 95 % confidence
-    interval of the mean (Student's); both are NaN of a single episode. `returns` and `lengths` are
-    of the first episodes of env 0 in their order, then of env 1, ...
+    `mean` and `std` (ddof 1) describe the returns; `ci95` is half the width of the 95 % confidence
+    interval of the mean (Student's t). `std` and `ci95` are NaN for a single episode. `returns` and
+    `lengths` list env 0's first episodes in order, then env 1's, ...
     """
 
     mean: float
@@ -49,7 +49,7 @@ class EvaluationResult:
 
 @contextmanager
 def evaluating(what: str, log: Callable[[str], Any] = print) -> Iterator[None]:
-    """Say that an evaluation of `what` begins; Ctrl-C in it is SystemExit(130) with a sentence."""
+    """Announce an evaluation of `what`; turn Ctrl-C inside it into SystemExit(130)."""
     log(f"evaluating {what}; Ctrl-C leaves that out")
     try:
         yield
@@ -63,32 +63,32 @@ def evaluate(
     act: Callable[..., Any], envs: Any, episodes: int = 100, *, seed: int = 1_000_000,
     device: torch.device | str = "cpu", sample: bool = False, **make_kwargs: Any,
 ) -> Any:  # fmt: skip
-    """Play whole episodes with a policy, and return their mean return with its uncertainty.
+    """Play whole episodes with a policy; return their mean return with its uncertainty.
 
-    Every env plays its first episodes, the same number of them (the first envs one more, where it
-    does not divide), however long they take: the first to finish would be the short ones.
+    Every env plays its first episodes, the same number of them (if `episodes` does not divide, the
+    first envs play one more). Taking the first episodes to finish would favour short ones.
 
     Args:
-        act: `act(obs)` returns actions, a tensor or an array as `envs.step` takes them, for tensors
-            (N, *obs_shape), nested as the observation space is, the policy's to keep. A parameter
-            `starts` is given bool (N,), True where obs begins an episode, and `action_masks`, or
-            `masks` of a `load_policy`, what `envs.action_masks()` returns. Of games with several
-            agents these are dicts by group; `starts` is of games.
-        envs: A vector env, which is reset and not closed, also what `make_vec_agents` returns; or
-            what `make_vec` takes, of which at most 100 are made.
-        episodes: How many, or how many games. Those that never end are waited for.
-        seed: Of the first env; env i is seeded with `seed + i`. Give others than in the training.
-        device: Where observations are brought to.
-        sample: Let a policy with a parameter `sample` draw, as in the training, with the same seed.
+        act: `act(obs)` returns actions, a tensor or an array as `envs.step` takes them. obs are
+            tensors (N, *obs_shape), nested as the observation space is; the policy may keep them. A
+            parameter `starts` gets bool (N,), True where obs begins an episode; `action_masks`, or
+            `masks` of a `load_policy`, gets the result of `envs.action_masks()`. For games with
+            several agents these are dicts by group; `starts` is per game.
+        envs: A vector env, or the result of `make_vec_agents`: it is reset and not closed. Or the
+            argument of `make_vec`; at most 100 envs are made.
+        episodes: Number of episodes, or of games. Endless episodes are waited for.
+        seed: Seed of env 0; env i gets `seed + i`. Choose other seeds than in training.
+        device: Device of the observations.
+        sample: Let a policy with a parameter `sample` draw actions, as in training, from `seed`.
         **make_kwargs: For `make_vec`.
 
     Returns:
-        An `EvaluationResult`; of several agents a dict by group: sums of its agents' rewards in a
-        game, and numbers of steps in which any agent acted.
+        An `EvaluationResult`. For several agents, a dict of them by group: returns are the sums of
+        the agents' rewards in a game, lengths are the steps in which any agent of the group acted.
 
     Raises:
-        ValueError: `episodes` is below 1, a vector env was given arguments of `make_vec`, or there
-            is nothing to draw from.
+        ValueError: `episodes` is below 1, arguments of `make_vec` came with a vector env, or
+            `sample` is set and the policy can't draw.
     """
     is_vector = isinstance(envs, VectorEnv | AgentsVecEnv)
     if episodes < 1 or (is_vector and make_kwargs):
@@ -97,7 +97,7 @@ def evaluate(
     if sample:
         if "sample" not in inspect.signature(act).parameters:
             raise ValueError("the policy has no probabilities to draw from: leave sample out")
-        with torch.random.fork_rng([]):  # the caller's stream stays where it is
+        with torch.random.fork_rng([]):  # leaves the caller's stream untouched
             torch.default_generator.manual_seed(seed)
             return evaluate(
                 partial(act, sample=True), envs, episodes, seed=seed, device=device, **make_kwargs
@@ -109,9 +109,9 @@ def evaluate(
     are_games = isinstance(envs, AgentsVecEnv)
     count, names = (envs.num_games, list(envs.groups)) if are_games else (envs.num_envs, [""])
     mode = read_autoreset_mode(envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-    left = episodes // count + (np.arange(count) < episodes % count)  # to be played by each env
+    left = episodes // count + (np.arange(count) < episodes % count)  # episodes left for each env
     totals, lengths = np.zeros((len(names), count)), np.zeros(count, np.int64)
-    found: list[list[Any]] = [[] for _ in range(count)]  # totals and length of each episode
+    found: list[list[Any]] = [[] for _ in range(count)]  # return and length of each episode
     starts, is_over = np.ones(count, np.bool_), np.zeros(count, np.bool_)
     obs, _ = envs.reset(seed=seed)
     while left.any():
@@ -119,7 +119,7 @@ def evaluate(
         obs, rewards, terminations, truncations, infos = envs.step(actions)
         if are_games:
             earned, is_step, is_over = _read_games(envs, rewards, infos, mode)
-        else:  # the step after an end only resets, as NEXT_STEP has it
+        else:  # NEXT_STEP mode: the step after an end only resets
             earned, is_step = [rewards], ~(is_over & (mode is AutoresetMode.NEXT_STEP))
             is_over = np.logical_or(terminations, truncations)
         totals += np.where(is_step, earned, 0.0)
@@ -140,7 +140,7 @@ def evaluate(
 def _read_games(
     envs: AgentsVecEnv, rewards: dict[str, np.ndarray], infos: dict[str, Any], mode: AutoresetMode
 ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
-    """Return each group's rewards, where the step was one, and where a game ended, all (games,)."""
+    """Return each group's rewards, which games made a step and which ended, all (games,)."""
 
     def any_of(rows: dict[str, np.ndarray]) -> np.ndarray:
         parts = [x.reshape(envs.num_games, -1).any(1) for x in rows.values()]
@@ -165,12 +165,12 @@ def ask(
     device: torch.device | str = "cpu",
     report: dict[str, Any] | None = None,
 ) -> Any:
-    """Return a policy's actions as arrays, giving it what it has parameters for, see `evaluate`.
+    """Return a policy's actions as arrays; pass it the parameters that it has, see `evaluate`.
 
     `report` is for a parameter of that name, see docs/watch.md.
     """
 
-    def copied(x: Any) -> Any:  # the policy may keep it
+    def copied(x: Any) -> Any:  # the policy may keep it, so it gets a copy
         return torch.tensor(x, device=device) if isinstance(x, np.ndarray) else x
 
     def masks() -> Any:
@@ -192,11 +192,11 @@ def ask(
 
 
 def _interval(returns: tuple[float, ...]) -> tuple[float, float, float]:
-    """Mean, standard deviation and half of the width of the confidence interval."""
+    """Return mean, standard deviation and half the width of the confidence interval."""
     mean, freedom = float(np.mean(returns)), len(returns) - 1
     if not freedom:
         return mean, math.nan, math.nan
-    # From 5 degrees of freedom on the expansion 26.7.5 of Abramowitz and Stegun, within 0.2 %.
+    # From 5 degrees of freedom on: the expansion 26.7.5 of Abramowitz and Stegun, within 0.2 %.
     more = 2.37227 / freedom + 2.82249 / freedom**2 + 2.55585 / freedom**3
     point = (*_STUDENT, 1.959964 + more)[min(freedom - 1, len(_STUDENT))]
     std = float(np.std(returns, ddof=1))

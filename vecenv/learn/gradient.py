@@ -1,11 +1,11 @@
 """Gradients of a loss over a batch, as `loss.backward()` gives them."""
 
-# Gradient owns two vectors; the module's parameters and their .grad are views of these.
+# Gradient owns two vectors. The module's parameters and their .grad are views of them.
 #
-#   optimizer  --updates-->  weights (W,) -----+
-#   buffers of the module  --------------------+-->  autograd, or a compiled function
-#   batch  ------------------------------------+            |
-#   optimizer  <--reads--  gradient (W,)  <--writes---------+-->  loss and scalars
+#   batch, module's buffers ----+
+#   weights (W,) ---------------+--read by-->  autograd, or a compiled function
+#      ^ updates                                  | writes           | returns
+#   optimizer  <--read by--  gradient (W,)  <-----+                  +-->  loss, scalars
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from vecenv.machine import usable_cores
 
 __all__ = ["Gradient", "gradient_options", "quick_products"]
 
-_COMPARED_CALLS, _COMPARED_EVERY = (1, 2, 100), 1000  # in which it is compared with autograd
-# From so many rows on, or products of rows and weights, oneDNN is quicker than MKL, which leaves
-# AVX-512 of other makers than Intel alone.
+_COMPARED_CALLS, _COMPARED_EVERY = (1, 2, 100), 1000  # calls compared with autograd
+# From this many rows, or rows times weights, oneDNN is quicker than MKL: MKL uses AVX-512 only
+# on Intel's processors.
 _ROWS, _PRODUCTS = 512, 16_000_000
-_SPLIT_ROWS = 1024  # or as many products: half of a gradient is worth another thread
-_COMPILED_ROWS = 4_000_000  # of all calls: about half a minute by autograd
+_SPLIT_ROWS = 1024  # or as many products: from here a second thread is worth its cost
+_COMPILED_ROWS = 4_000_000  # in all calls together: about half a minute by autograd
 _LOOK_FOR = "Look for a division by or a root of zero, or try a smaller learning rate"
-# Error of a parameter's gradient over its length, and over that of all; of rounding it is less.
+# Allowed error of a parameter's gradient: over its own norm, over the whole gradient's norm.
 _ALLOWED = {torch.float32: (1e-2, 1e-3), torch.bfloat16: (0.3, 0.1)}
 
 
 class FlatParameters:
-    """The weights of a module that get gradients, `values` (W,), and these, `gradient` (W,).
+    """The trained weights of a module, `values` (W,), and their gradient, `gradient` (W,).
 
-    The module's parameters become views of `values`; `vector` is these as one parameter.
+    The module's parameters become views of `values`; `vector` is `values` as one parameter.
     """
 
     def __init__(self, module: nn.Module):
@@ -57,13 +57,13 @@ class FlatParameters:
         self._places = {name: (id(p), p.data_ptr()) for name, p in self.parameters.items()}
 
     def named(self, vector: Tensor) -> list[tuple[str, Tensor]]:
-        """Views of a vector of all weights by name, shaped like the parameters."""
+        """Split a vector of all weights into views by name, shaped like the parameters."""
         pieces = vector.split([p.numel() for p in self.parameters.values()])
         pairs = zip(self.parameters.items(), pieces, strict=True)
         return [(name, piece.view(p.shape)) for (name, p), piece in pairs]
 
     def check(self) -> None:
-        """Raise RuntimeError if the module has other parameters, or these other memory, now."""
+        """Raise RuntimeError if parameters were added, exchanged, frozen or moved in memory."""
         now = {name: (id(p), p.data_ptr()) for name, p in _trained(self.module).items()}
         if (before := self._places) != now:
             names = [name for name in {**before, **now} if now.get(name) != before.get(name)]
@@ -71,7 +71,7 @@ class FlatParameters:
             raise RuntimeError(f"{what} after Gradient was made; make another, and an optimizer")
 
     def give(self, *, is_finite: bool = True) -> None:
-        """Make what was written `.grad` of vector and parameters, or leave none if it is wrong."""
+        """Set `.grad` of vector and parameters to the written gradient; to None if not finite."""
         for p, grad in zip([self.vector, *self.parameters.values()], self._grads, strict=True):
             p.grad = grad if is_finite else None
 
@@ -81,43 +81,43 @@ def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 class Gradient:
-    """A module and a loss, turned into gradients.
+    """Compute the gradients of a loss over a module's parameters.
 
-    ``scalars = gradient(batch)`` gives the module's parameters the `.grad` that they have after
-    ``loss, scalars = loss_function(module, batch)`` and ``loss.backward()``. The weights move into
-    one vector, of which the parameters become views: the module is used, saved and loaded as
-    before, and an optimizer has one tensor. Make another `Gradient` if it is moved or frozen.
+    ``scalars = gradient(batch)`` sets the `.grad` of the module's parameters as
+    ``loss, scalars = loss_function(module, batch)`` and ``loss.backward()`` would. The weights move
+    into one vector, and the parameters become views of it: the module is used, saved and loaded as
+    before, and an optimizer gets one tensor. Make a new `Gradient` if it is moved or frozen.
 
-    By autograd, loss and module may be anything. With `compile` the first call makes a function of
-    tensors of it, weights, buffers, and columns of a batch of just that size, which is compiled
-    ahead of time and kept in ``$XDG_CACHE_HOME/vecenv/gradients``. Autograd computes batches of
-    another size, calls in which something else has changed (a number that the loss reads, `train`
-    or `eval`, a layer), and losses that have effects, draw random numbers, or read tensors that are
-    in neither module nor batch. Calls 1, 2, 100 and every thousandth are compared with autograd,
-    which takes over where they differ: only they find what is read by `getattr` and the like.
+    With autograd, loss and module may be anything. With `compile`, the first call turns the loss
+    into a function of tensors (weights, buffers, columns of a batch of exactly this size). This
+    function is compiled ahead of time and cached in ``$XDG_CACHE_HOME/vecenv/gradients``. Autograd
+    still computes: batches of another size; calls in which something else has changed (a number
+    that the loss reads, `train` or `eval`, a layer); losses that have effects, draw random numbers,
+    or read tensors outside module and batch. Calls 1, 2, 100 and every thousandth are compared with
+    autograd, which takes over if they differ: only this finds changes of what `getattr` reads.
 
     Args:
-        module: What the loss differentiates: its parameters with `requires_grad`, float32.
+        module: The module to differentiate: its parameters with `requires_grad`, float32.
         loss: ``loss(module, batch)`` returns a scalar tensor, or a pair of it and a dict of further
             scalars to report.
         compile: Compile the loss.
-        threads: 2 lets two threads compute halves of the rows of a compiled gradient on the CPU,
-            if ``torch.get_num_threads()`` is 1. It says that loss and scalars are means over the
-            rows, weighted by a column `weights` if there is one, and nothing depends on several.
-        dtype: What to compute in, float32 or bfloat16 (as `torch.autocast` does), by dtype or name.
-        ranks: Processes that call this at the same time with equal weights: gradient, loss and
-            scalars are means over the rows of all their batches, counted as for `threads`.
-        deferred: Wait for nothing, as a CUDA graph needs (`Graph`): where a loss or gradient is not
-            finite the gradient is zero, and a later `check` raises.
-        log: Takes a sentence about compiling, and each reason for autograd, once; None is the
-            logger "vecenv.learn".
+        threads: 2 lets two threads compute half of the rows each, for a compiled gradient on the
+            CPU, if ``torch.get_num_threads()`` is 1. Loss and scalars must be means over
+            independent rows, weighted by a column `weights` if there is one.
+        dtype: Dtype to compute in, float32 or bfloat16 (as in `torch.autocast`), or its name.
+        ranks: Processes that make the same calls at the same time with equal weights. Gradient,
+            loss and scalars are means over the rows of all batches, weighted as for `threads`.
+        deferred: Wait for nothing, as a CUDA graph requires (`Graph`): if a loss or gradient is not
+            finite, the gradient is zero, and a later `check` raises.
+        log: Called with a sentence about compiling, and once with each reason for autograd; None
+            uses the logger "vecenv.learn".
 
     Attributes:
         path: "compiled" or "autograd"; None before the first call if `compile` is set.
-        num_threads, reason: How many compute it, and why it is that path; "" without `compile`.
+        num_threads, reason: The number of threads; why `path` was chosen, "" without `compile`.
 
     Raises:
-        ValueError: An argument is none of those above.
+        ValueError: An argument is not one of those above.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Gradient:
         self._num_calls, self._said = 0, set[str]()
 
     def parameters(self) -> list[nn.Parameter]:
-        """What an optimizer updates: the vector of weights; or take the module's own, in groups."""
+        """Return the vector of weights, for an optimizer; the module's own parameters work, too."""
         return [self._weights.vector]
 
     def __call__(self, batch: Any) -> dict[str, Tensor]:
@@ -149,8 +149,8 @@ class Gradient:
         `batch` is what the loss takes: tensors (B, ...) in any nest of dicts, tuples and batches.
 
         Raises:
-            FloatingPointError: The loss or a gradient is not finite; no `.grad` is left. Of a
-                deferred one `check` raises it.
+            FloatingPointError: The loss or a gradient is not finite; every `.grad` is None. If
+                `deferred`, `check` raises this instead.
             ValueError: The loss is not a scalar, or parameters get no gradient.
             RankError: Another rank has ended, or does not answer.
             RuntimeError: The module was moved after this object was made.
@@ -166,7 +166,7 @@ class Gradient:
             scalars = self._mean_over_ranks(scalars, num_rows or 1, tensors)
         total = scalars["loss"] + weights.gradient.sum()  # one number: each costs a device a wait
         if self._is_deferred:
-            with torch.no_grad():  # where it is not finite the gradient is zero
+            with torch.no_grad():  # a gradient that is not finite becomes zero
                 self._num_refused.add_(is_wrong := ~torch.isfinite(total))
                 weights.gradient.masked_fill_(is_wrong, 0.0)
         elif not math.isfinite(total):
@@ -181,7 +181,7 @@ class Gradient:
         return scalars
 
     def check(self) -> None:
-        """Wait, and raise FloatingPointError if one was not finite in a deferred call since."""
+        """Wait; raise FloatingPointError if a deferred call since the last check was not finite."""
         count = int(self._num_refused)
         self._num_refused.zero_()
         if count:
@@ -193,7 +193,7 @@ class Gradient:
         self._log(f"gradient: by autograd, {reason}")
 
     def _by_compiled(self, columns: Mapping[str, Any], batch: Any) -> dict[str, Tensor] | None:
-        """The scalars, or None if no compiled function can compute them."""
+        """Return the scalars, or None if no compiled function can compute them."""
         number, given = self._num_calls, (self._dtype, self._threads, self._log)
         try:
             if self.path is None:
@@ -209,7 +209,7 @@ class Gradient:
                     self._log(f"gradient: call {number} goes through autograd: {reason}")
                 return None
             scalars = self._compiled(columns)
-        except Exception as error:  # autograd goes on, or shows the user's own mistake
+        except Exception as error:  # autograd computes instead, or shows the user's own mistake
             reason = f"the compiled one failed in call {number}: {compiled.first_line(error)}"
             return self._decide_on_autograd(
                 str(error) if isinstance(error, compiled.Refusal) else reason
@@ -219,11 +219,11 @@ class Gradient:
         return self._compared(scalars, batch) if is_compared and not is_captured else scalars
 
     def _compared(self, scalars: dict[str, Tensor], batch: Any) -> dict[str, Tensor]:
-        """The scalars, or autograd's with its gradient, if it is another."""
+        """Return the compiled scalars, or autograd's and its gradient if they differ."""
         weights, (own_part, part) = self._weights, _ALLOWED[self._dtype]
         found, expected = weights.gradient.clone(), self._by_autograd(batch)
         size = float(weights.gradient.norm())
-        if not math.isfinite(size):  # nothing to compare; an error, or a deferred one
+        if not math.isfinite(size):  # nothing to compare: the caller raises, or defers the error
             return expected
         pairs = zip(weights.named(found), weights.named(weights.gradient), strict=True)
         both = [(f"the gradient of {k}", a, b, part * size) for (k, a), (_, b) in pairs]
@@ -235,11 +235,11 @@ class Gradient:
                 wrong = f"{name} is off by {error:.2g}, of {own:.2g}{hint}"
                 self._decide_on_autograd(f"as in call {self._num_calls} {wrong}")
                 return expected
-        weights.gradient.copy_(found)
+        weights.gradient.copy_(found)  # autograd has overwritten it
         return scalars
 
     def _by_autograd(self, batch: Any) -> dict[str, Tensor]:
-        """The scalars, after autograd has written the gradient."""
+        """Write the gradient by autograd; return the scalars."""
         parameters, is_cast = self._weights.parameters, self._dtype != torch.float32
         with (
             torch.inference_mode(mode=False),
@@ -266,10 +266,10 @@ class Gradient:
         gradient, weights = self._weights.gradient, compiled.row_weights(tensors)
         rows = gradient.new_tensor(num_rows) if weights is None else weights.detach().sum()
         own = torch.stack([value.to(gradient) for value in scalars.values()])
-        # A mean over no rows is NaN, and counts nothing.
+        # The mean over no rows is NaN: `where` keeps it out of the sum.
         parts = torch.cat([gradient, own, gradient.new_ones(1)])
         parts = self._ranks.sum_(torch.where(rows > 0, parts * rows.to(gradient), 0.0))
-        means = parts[:-1] / parts[-1]
+        means = parts[:-1] / parts[-1]  # the last one is the sum of the rows
         gradient.copy_(means[: len(gradient)])
         return dict(zip(scalars, means[len(gradient) :].unbind(), strict=True))
 
@@ -279,9 +279,9 @@ def gradient_options(
 ) -> dict[str, Any]:
     """Return `compile` and `threads` for a `Gradient` whose loss is a mean over rows.
 
-    `compile` is "on", "off", or "auto": if the calls to come have 4 million rows together. Two
-    threads halve a batch from 1 024 rows on, or where rows times weights are 16 million, if
-    `may_split` and there are two cores.
+    `compile` is "on", "off", or "auto": on if all calls together have 4 million rows. Two threads
+    are used for batches of 1 024 rows or more (or rows times weights of 16 million or more), if
+    `may_split` is set and there are two cores.
     """
     is_many = num_rows >= _SPLIT_ROWS or num_rows * num_weights >= _PRODUCTS
     is_split = may_split and is_many and usable_cores() > 1
@@ -293,10 +293,10 @@ def gradient_options(
 def quick_products(
     num_rows: int, num_weights: int = 0, device: torch.device | str = "cpu"
 ) -> Iterator[None]:
-    """Let torch compute products of many rows by oneDNN inside of ``with``.
+    """Let torch compute large matrix products by oneDNN inside a ``with`` statement.
 
-    It sets `torch.set_float32_matmul_precision("medium")` on the CPU where `num_rows`, or these
-    times `num_weights`, are many, unless the processor would round to bfloat16 then.
+    It sets `torch.set_float32_matmul_precision("medium")` on the CPU if `num_rows`, or `num_rows`
+    times `num_weights`, is large, unless the processor would then round to bfloat16.
     """
     is_many = num_rows >= _ROWS or num_rows * num_weights >= _PRODUCTS
     before = torch.get_float32_matmul_precision()
@@ -310,7 +310,7 @@ def quick_products(
 
 @cache
 def _is_exact() -> bool:
-    """Whether this processor does not round float32 products of medium precision."""
+    """Return whether this processor keeps full float32 products at "medium" precision."""
     with torch.inference_mode():
         a = torch.linspace(-1, 1, 512 * 64).view(512, 64)
         exact = a.double() @ a.double().T

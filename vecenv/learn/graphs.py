@@ -1,4 +1,4 @@
-"""Work of a GPU that is queued at once: calls of a function, captured in a CUDA graph."""
+"""Calls of a function, captured in a CUDA graph: their GPU work is queued at once."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _WARMUPS = 2
 
 
 class Graph:
-    """A function without arguments, whose work on a GPU is replayed as a CUDA graph.
+    """A function without arguments whose GPU work is replayed as a CUDA graph.
 
-    The first two calls call the function, the third captures what it enqueues, later ones replay
-    that, without Python. So the function has to do the same on the device each time, with tensors
-    that stay where they are, and wait for nothing. On the CPU, and where a capture fails, which a
-    sentence says, each call calls the function.
+    The first two calls run the function, the third captures the work that it enqueues, later calls
+    replay this work without Python. So the function must do the same work each time, on tensors
+    that keep their memory, and never wait for the device. On the CPU, and if a capture fails (which
+    is logged), each call runs the function.
 
     Args:
-        function: What is called.
-        device: Where its work is done.
-        generators: Of torch, on the device, that it draws with, beside the device's own.
-        log: Takes the sentence; None sends it to the logger "vecenv.learn".
+        function: The function to call.
+        device: The device that it computes on.
+        generators: Torch generators on that device that it draws from, beside the default one.
+        log: Called with the sentence about a failed capture; None uses the logger "vecenv.learn".
 
     `is_captured` says whether calls replay a graph.
     """
@@ -49,10 +49,10 @@ class Graph:
         self.is_captured = False
 
     def __call__(self) -> Any:
-        """Return what the function does; once captured, the same tensors, written anew."""
+        """Return the function's result; once captured, the same tensors with new values."""
         device, left = self._device, self._calls_left
-        self._calls_left = max(left - 1, -1)
-        if left > 0:  # on a stream of its own, as a capture will
+        self._calls_left = max(left - 1, -1)  # -1: no capture is due
+        if left > 0:  # on a separate stream, like the capture
             current, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
             stream.wait_stream(current)
             with torch.cuda.stream(stream):

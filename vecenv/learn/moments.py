@@ -12,15 +12,15 @@ from vecenv.learn.ranks import Ranks
 
 __all__ = ["Moments"]
 
-_EPSILON = 1e-8  # added to the variance, so that what never changes becomes 0
+_EPSILON = 1e-8  # added to the variance, so that constant inputs become 0
 
 
 class Moments(nn.Module):
-    """Running mean and variance of rows, by which inputs are normalised; the mean is 0 at first.
+    """Running mean and variance of rows, to normalise inputs; the mean is 0 at first.
 
-    A layer of a module, in its `state_dict`. `normalize` and `scale` compile; `update` is called
-    apart from them, once per rollout. `RunningMoments` of `vecenv.wrappers` is the same in NumPy,
-    and either loads the other's state.
+    A layer of a module, part of its `state_dict`. `normalize` and `scale` can be compiled; call
+    `update` outside of compiled code, once per rollout. `RunningMoments` of `vecenv.wrappers` does
+    the same in NumPy, and each loads the other's state.
 
     Args:
         shape: Shape of a row, such as an observation's; () for numbers, such as returns.
@@ -44,9 +44,9 @@ class Moments(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def normalize(self, x: Tensor) -> Tensor:
-        """Return x (..., *shape) with the mean taken off, divided by the standard deviation.
+        """Return x (..., *shape) minus the mean, divided by the standard deviation.
 
-        bfloat16 and float16 stay, everything else becomes float32. What is clipped has no gradient.
+        bfloat16 and float16 stay, others become float32. Clipped values get no gradient.
         """
         centred = x.float() - self.mean
         return self._clipped(centred * torch.rsqrt(self.variance + _EPSILON), x)
@@ -54,7 +54,7 @@ class Moments(nn.Module):
     forward = normalize
 
     def scale(self, x: Tensor) -> Tensor:
-        """Return x (..., *shape) divided by the standard deviation: returns keep their sign."""
+        """Return x (..., *shape) divided by the standard deviation; the signs of returns stay."""
         return self._clipped(x.float() * torch.rsqrt(self.variance + _EPSILON), x)
 
     def std(self) -> Tensor:
@@ -63,9 +63,9 @@ class Moments(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor | None = None, *, ranks: Ranks | None = None) -> None:
-        """Take rows x (..., *shape) into account, of any dtype, where mask bool (...) is True.
+        """Count in the rows x (..., *shape), of any dtype, where mask bool (...) is True.
 
-        `ranks` all call this, and get the same moments of all their rows.
+        With `ranks`, all ranks call this and get the same moments, those of all their rows.
 
         Raises:
             ValueError: A wrong shape, or NaN or infinity in rows that count; nothing was changed.

@@ -1,4 +1,4 @@
-"""Adam that shortens long gradients in its step."""
+"""Adam with the clipping of gradient norms inside its step."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["Adam"]
 
 
 class Adam(torch.optim.Adam):
-    """`torch.optim.Adam`, fused, with `torch.nn.utils.clip_grad_norm_` inside of its step.
+    """`torch.optim.Adam`, fused, with `torch.nn.utils.clip_grad_norm_` inside its step.
 
-    Schedules, parameter groups and `state_dict` are those of torch. The norm is taken over the
-    gradients of all groups together. Where it is not finite `step` raises FloatingPointError, and
-    neither weights nor state have changed.
+    Schedules, parameter groups and `state_dict` work as in torch. The norm is that of the gradients
+    of all groups together. If it is not finite, `step` raises FloatingPointError, and weights and
+    state stay unchanged.
 
     Args:
         params: Parameters or parameter groups: `Gradient.parameters()`, or the module's own.
-        lr: Learning rate, until a schedule changes it.
-        max_grad_norm: Gradients that are longer are scaled to this norm; None leaves them alone.
-        deferred: For CUDA graphs: take the norm for finite, as those of a deferred `Gradient` are,
+        lr: Learning rate; a schedule may change it.
+        max_grad_norm: Longer gradients are scaled down to this norm; None never scales them.
+        deferred: For CUDA graphs: assume that the norm is finite, as a deferred `Gradient` ensures,
             and let the learning rate be a tensor on the device, written by `set_lr`.
-        **kwargs: As `torch.optim.Adam` takes them.
+        **kwargs: As for `torch.optim.Adam`.
 
     Attributes:
-        grad_norm: Norm of the gradients in the last step, before they were shortened, float32 ();
-            None before, and without `max_grad_norm`.
+        grad_norm: Norm of the gradients in the last step, before scaling, float32 (); None before
+            the first step, and without `max_grad_norm`.
 
     Raises:
         ValueError: `max_grad_norm` is not above zero.
@@ -55,14 +55,14 @@ class Adam(torch.optim.Adam):
     def _move_lr(self) -> None:
         for group in self.param_groups if self._is_deferred else ():
             device = group["params"][0].device
-            group["capturable"] = device.type == "cuda"  # asked for in a CUDA graph
+            group["capturable"] = device.type == "cuda"  # a CUDA graph requires it
             group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
 
     def __getstate__(self) -> Any:
         raise TypeError("an Adam can't be copied: make another one, and load its state_dict()")
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Go on from a state; what was captured before has to be captured anew."""
+        """Load a state; captured CUDA graphs must be captured anew."""
         super().load_state_dict(state_dict)
         self._move_lr()
 

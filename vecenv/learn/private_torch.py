@@ -1,9 +1,9 @@
-"""What torch does not promise to keep; each use has a plain way out.
+"""Private parts of torch, which may change; each use has a fallback.
 
-Tried with torch 2.4 (which has no such packages: autograd does), 2.13 and 2.14:
-`aoti_compile_and_package`, `aoti_load_package`, and the C interface of packages for the CPU, as
-`aoti_load_package` holds the interpreter's lock while it runs, so that two halves would take turns;
-the default of `Distribution._validate_args`.
+Tested with torch 2.13, 2.14, and 2.4 (which lacks such packages: autograd is used there).
+Used are: `aoti_compile_and_package`; `aoti_load_package`; the C interface of CPU packages, since
+`aoti_load_package` holds the GIL while it runs, so two halves would take turns; and the default
+of `Distribution._validate_args`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.distributions import Distribution
 
 __all__ = ["compile_graph", "load_library", "load_package", "no_validation"]
 
-# Files of a package that needs nothing but itself.
+# Files of a package that needs no other library.
 _SELF_CONTAINED = (
     ".so", ".cpp", "_metadata.json", "/version", "/byteorder", "/archive_format",
     "/archive_version", "/serialization_id",
@@ -34,10 +34,10 @@ _SELF_CONTAINED = (
 
 def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
     """Compile a graph of ATen operations ahead of time, into a package named `*.pt2`."""
-    from torch._inductor import aoti_compile_and_package  # of torch 2.6 or newer
+    from torch._inductor import aoti_compile_and_package  # torch 2.6 or newer
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler about itself
+        warnings.simplefilter("ignore")  # the compiler's warnings about itself
         exported = torch.export.export(graph, tuple(inputs))
         aoti_compile_and_package(exported, package_path=str(file))
 
@@ -56,7 +56,7 @@ def load_package(file: Path, device: torch.device) -> Callable[..., Sequence[Ten
 
 
 def load_library(file: Path) -> Callable[..., Sequence[Tensor]]:
-    """Load a package for the CPU as a function that runs without the interpreter's lock."""
+    """Load a package for the CPU as a function that runs without the GIL."""
     library, aoti = _library_of(file), getattr(torch._C, "_aoti")  # noqa: B009 - not typed
     container, number = ctypes.c_void_p(), ctypes.c_size_t()
     make = library.AOTInductorModelContainerCreateWithDevice
@@ -77,9 +77,9 @@ def load_library(file: Path) -> Callable[..., Sequence[Tensor]]:
     return call
 
 
-@cache  # as systems do not free the code of a library
+@cache  # operating systems do not free loaded code
 def _library_of(file: Path) -> ctypes.CDLL:
-    """Load the code of a package, unless it has more that the loader of torch would have to run."""
+    """Load the code of a package; refuse packages that need more steps of torch's loader."""
     with zipfile.ZipFile(file) as package, tempfile.TemporaryDirectory() as folder:
         names = package.namelist()
         if others := [name for name in names if not name.endswith(_SELF_CONTAINED)]:
@@ -101,7 +101,7 @@ _CAPSULE_OF.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
 
 @contextmanager
 def no_validation() -> Iterator[None]:
-    """Let distributions not look at the values of their arguments, which a graph does not have."""
+    """Turn off the argument checks of distributions: a graph has no values to check."""
     before = Distribution._validate_args
     Distribution.set_default_validate_args(False)
     try:

@@ -1,4 +1,4 @@
-"""Ranks: the processes of one training that `torchrun` has started, each with some of the envs."""
+"""Ranks: the processes of one training, started by `torchrun`; each has a share of the envs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class RankError(RuntimeError):
 
 
 class Ranks(AbstractContextManager):
-    """The processes of one training, as many as devices: each steps a share of the envs.
+    """The processes of one training, one per device: each steps a share of the envs.
 
-    `Ranks()` is a process alone; `Ranks.join` finds the others. All call the same methods in the
-    same order. Every wait has a deadline: if a rank ends, the others get a `RankError` (with NCCL
-    torch ends them). Objects go from rank to rank as pickles: trust all of them.
+    `Ranks()` is a single process; `Ranks.join` finds the others. All ranks must call the same
+    methods in the same order. Every wait has a deadline: if a rank ends, the others get a
+    `RankError` (with NCCL, torch ends them). Objects travel as pickles: trust all ranks.
 
     Attributes:
-        rank: Which one this is, from 0; only rank 0 logs and evaluates.
-        size: How many there are.
-        device: Where this one computes.
+        rank: Number of this process, from 0; only rank 0 logs and evaluates.
+        size: Number of ranks.
+        device: Device of this rank.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -38,12 +38,12 @@ class Ranks(AbstractContextManager):
 
     @classmethod
     def join(cls, device: torch.device | str = "cpu", *, timeout: float = 600.0) -> Ranks:
-        """Find the other processes that `torchrun` has started; without it, this one is alone.
+        """Join the other processes that `torchrun` started; without `torchrun`, be the only rank.
 
         Args:
             device: "cpu", connected by gloo; or "cuda" by NCCL, a device for each local rank.
-            timeout: Longest wait for another rank in seconds, here and later: longer than
-                compiling, and a rollout of the slowest envs.
+            timeout: Longest wait for another rank in seconds, now and later. It must be longer than
+                compiling, and than a rollout of the slowest envs.
 
         Raises:
             RankError: The others were not found, or there are more ranks than devices.
@@ -61,25 +61,25 @@ class Ranks(AbstractContextManager):
         return ranks
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Replace a tensor by its sum over all ranks, in place, bit by bit the same on each."""
+        """Replace a tensor by its sum over all ranks, in place; all ranks get the same bits."""
         self._call("a sum", dist.all_reduce, tensor)
         return tensor
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, in their order."""
+        """Return the values of all ranks, ordered by rank."""
         found = [value] * self.size
         self._call("gathering", dist.all_gather_object, found, value)
         return found
 
     @torch.no_grad()
     def normalize_(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Normalise x float32 (...) over all ranks, in place; rows of weight 1 count, else 0."""
+        """Normalise x float32 (...) over all ranks, in place; rows of weight 0 do not count."""
         mean, variance = self._moments(x, torch.ones_like(x) if weights is None else weights)
         return x.sub_(mean.to(x.dtype)).div_(variance.sqrt().to(x.dtype) + 1e-8)
 
     @torch.no_grad()
     def variance(self, x: Tensor) -> Tensor:
-        """Return the variance float64 () of the numbers of all ranks, as `x.var()` of one."""
+        """Return the variance float64 () of x over all ranks, like `x.var()` of one array."""
         return self._moments(x, torch.ones_like(x))[1]
 
     def _moments(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
 """Run: the folder of a training, with its options, scalars, checkpoints and learning curve.
 
-A checkpoint is a file of `torch.save`, written as a whole, and read with `weights_only=True`.
-Bytes, which is what pickled envs are, are signed with a key that this user alone has, and read only
-if the signature is right: unpickling runs code.
+A checkpoint is a file of `torch.save`, written completely or not at all, and read with
+`weights_only=True`. Bytes (pickled envs) are signed with a key that only this user can read, and
+are read only if the signature is right: unpickling runs code.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _LAST, _BEST = "checkpoint/last.pt", "checkpoint/best.pt"
 _METRICS, _OPTIONS = "metrics.jsonl", "options.json"
 FORMAT = "vecenv checkpoint 3"
 _SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
-_MARK = "\0what"  # key of a dict that stands for an array (False) or bytes (a signature)
+_MARK = "\0what"  # key of a dict that stands for an array (False) or bytes (signature)
 _logger = logging.getLogger("vecenv")
 
 
 class RunError(RuntimeError):
-    """A run can't be begun, saved or resumed; what was in its folder is still there."""
+    """A run can't be begun, saved or resumed; its folder keeps its content."""
 
 
 class CheckpointError(RunError):
@@ -61,30 +61,30 @@ class CheckpointError(RunError):
 class Run:
     """The folder of one training, see docs/runs.md.
 
-    In it are `options.json`, see `load_options`; `metrics.jsonl`, a line of JSON per `log`;
-    `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`; `curve.png`; and what `write_json`
-    writes. In a `with` statement, the first Ctrl-C, SIGTERM or SIGHUP sets `should_stop` and ends
-    nothing: the loop saves and ends by itself.
+    It holds `options.json`, see `load_options`; `metrics.jsonl`, a line of JSON per `log`;
+    `checkpoint/last.pt` and `checkpoint/best.pt`, see `save`; `curve.png`; and the files of
+    `write_json`. In a `with` statement, the first Ctrl-C, SIGTERM or SIGHUP only sets
+    `should_stop`: the training loop must then save and end.
 
     Args:
-        folder: Made if it is not there.
-        options: A dataclass or a dict, of what JSON has, and paths; TypeError if it has more.
-        resume: Go on from the last checkpoint, if there is one: `restore` returns it, later lines
-            of the metrics are cut.
-        may_change: Names of options of which a resumed run may be given other values.
-        save_every: Env steps between two checkpoints, for `is_due`; 0 for none on the way.
-        tensorboard: Write the scalars for TensorBoard, too.
-        overwrite: Delete an earlier run in this folder, which is an error otherwise.
+        folder: Created if missing.
+        options: A dataclass or a dict, of JSON values and paths; TypeError for other values.
+        resume: Go on from the last checkpoint, if there is one: `restore` returns it, and later
+            lines of the metrics are cut off.
+        may_change: Names of options that may differ when the run is resumed.
+        save_every: Env steps between two checkpoints, for `is_due`; 0 for none before the end.
+        tensorboard: Also write the scalars for TensorBoard.
+        overwrite: Delete an earlier run in this folder; otherwise an earlier run is an error.
 
     Attributes:
-        should_stop: Whether a signal has asked for the end.
-        best_score: The highest score of `save`; None if it was given none.
-        not_restored: Of `restore`: names of vector envs that have to be reset, and why.
-        curve_steps, curve_returns: Lists of all that `add_episodes` was given.
+        should_stop: Whether a signal has asked the run to end.
+        best_score: The highest score passed to `save`; None if there was none.
+        not_restored: Set by `restore`: names of vector envs that must be reset, with the reason.
+        curve_steps, curve_returns: Lists of all values passed to `add_episodes`.
 
     Raises:
-        RunError: The folder has a run already, or one with other options, or can't be written or
-            (a CheckpointError) read; nothing in it was changed.
+        RunError: The folder has a run already, or one with other options, or can't be written, or
+            (a CheckpointError) can't be read; nothing in it was changed.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class Run:
         self.curve_steps, self.curve_returns = list[int](), list[float]()
         found = options if isinstance(options, dict) else vars(options)
         self._options = json.loads(json.dumps(found, default=os.fspath))
-        self._options.pop("resume", None)  # of this session, not of the run
+        self._options.pop("resume", None)  # belongs to this session, not to the run
         self._may_change, self._handlers = frozenset(may_change), dict[int, Any]()
         self._begin_s, self._earlier_s = time.perf_counter(), 0.0
         self._saved: dict[str, Any] | None = None
-        self._due_at, self._board = 0, cast("Any", None)  # steps of the last checkpoint
+        self._due_at, self._board = 0, cast("Any", None)  # env steps at the last checkpoint
         if tensorboard and find_spec("tensorboard") is None:
             raise RunError("tensorboard is missing: pip install 'vecenv[tensorboard]'")
         try:
@@ -115,11 +115,11 @@ class Run:
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            first = None if self._saved is None else self._due_at + 1  # it hides later steps
+            first = None if self._saved is None else self._due_at + 1  # hides the later steps
             self._board = SummaryWriter(str(self.folder), purge_step=first)
 
     def _begin(self, resume: bool, overwrite: bool) -> None:
-        """Take over what is in the folder, refuse it, or remove it."""
+        """Take over the run in the folder, refuse it, or delete it."""
         metrics, last, size = self.folder / _METRICS, self.folder / _LAST, 0
         path, own = self.folder / _OPTIONS, self._options
         if resume:
@@ -134,7 +134,7 @@ class Run:
                 size = self._take_over(last)
             else:
                 _logger.warning("%s has no checkpoint yet: --resume begins a new run", self.folder)
-            if metrics.exists():  # cut what is later, and a line that is not whole
+            if metrics.exists():  # cut off later lines, and an incomplete last line
                 with metrics.open("rb+") as file:
                     file.truncate(file.read()[:size].rfind(b"\n") + 1)
         elif overwrite:
@@ -145,12 +145,12 @@ class Run:
             told = f"{self.folder} has a run already: go on with it by resume=True (--resume), "
             told += "delete it by overwrite=True (--overwrite), or choose another folder (--save)"
             raise RunError(told)
-        for old in self.folder.glob("checkpoint/.*.*.pt"):  # of `whole_file`, when it was killed
+        for old in self.folder.glob("checkpoint/.*.*.pt"):  # left by a killed `whole_file`
             old.unlink(missing_ok=True)
         write_json(own, path)
 
     def _take_over(self, path: Path) -> int:
-        """Read the last checkpoint; return the length of the metrics then."""
+        """Read the last checkpoint; return the length of the metrics at that time."""
         saved = load_checkpoint(path)
         try:
             steps, returns = (column.tolist() for column in saved["curve"])
@@ -160,7 +160,7 @@ class Run:
             self._due_at = saved["state"]["steps"] = int(saved["state"]["steps"])
             size = max(int(saved["metrics_bytes"]), 0)
             self._saved = saved | {k: dict(saved[k]) for k in ("unsaved", "random")}
-        except Exception as error:  # whatever can be said of values that are others
+        except Exception as error:  # wrong values may raise anything
             raise CheckpointError(f"{path} is no checkpoint of Run: {error!r:.200}") from error
         return size
 
@@ -168,18 +168,18 @@ class Run:
         self._owner = os.getpid()
         if threading.current_thread() is threading.main_thread():
             for number in filter(None, (signal.SIGINT, signal.SIGTERM, _SIGHUP)):
-                if signal.getsignal(number) != signal.SIG_IGN:  # as in the background of a script
+                if signal.getsignal(number) != signal.SIG_IGN:  # ignored in a script's background
                     self._handlers[number] = signal.signal(number, self._stop) or signal.SIG_DFL
         return self
 
     def _stop(self, number: int, frame: Any) -> None:
-        """Note that the end is asked for; the next signal acts as without `Run`."""
+        """Note the request to end; the next signal acts as without `Run`."""
         for item in self._handlers.items():
             signal.signal(*item)
         self.should_stop = True
-        for output in (1, 2) if number == _SIGHUP else ():  # a closed terminal can't be printed on
+        for output in (1, 2) if number == _SIGHUP else ():  # a closed terminal can't be printed to
             os.dup2(os.open(os.devnull, os.O_WRONLY), output)
-        if os.getpid() != self._owner:  # a fork, which has no loop to end
+        if os.getpid() != self._owner:  # a forked process, which has no loop to end
             signal.raise_signal(number)
 
     def __exit__(self, *_: object) -> None:
@@ -195,9 +195,9 @@ class Run:
 
     @property
     def resume_command(self) -> str:
-        """The command line of this process with `--resume`, to tell how to go on."""
+        """The command line of this process with `--resume`, for messages."""
         words, program = [sys.executable, *sys.orig_argv[1:]], sys.argv[0]
-        if os.access(program, os.X_OK) and not program.endswith(".py"):  # which pip has installed
+        if os.access(program, os.X_OK) and not program.endswith(".py"):  # installed by pip
             words = sys.argv
         return shlex.join([*(word for word in words if word != "--resume"), "--resume"])
 
@@ -205,9 +205,9 @@ class Run:
     def progress(
         self, name: str, steps: int, total: int, *, is_shown: bool = True
     ) -> Iterator[Callable[..., None]]:
-        """Show a bar of env steps, `steps` of `total` at first, while a ``with`` statement runs.
+        """Show a progress bar from `steps` to `total` env steps during a ``with`` statement.
 
-        It gives a function `show(steps, text="")` that moves the bar and says how it goes.
+        It yields a function `show(steps, text="")` that moves the bar and shows the text.
         """
         with Progress(refresh_per_second=4, disable=not is_shown) as bar:
             task = bar.add_task(name, total=total, completed=steps)
@@ -217,16 +217,16 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """How long the run has taken, those before it was resumed included."""
+        """Seconds that the run has taken, earlier sessions included."""
         return self._earlier_s + time.perf_counter() - self._begin_s
 
     def log(self, steps: int, scalars: Mapping[str, Any]) -> None:
-        """Add a line to the metrics, `steps`, `seconds` and the scalars, and to TensorBoard.
+        """Add a line (`steps`, `seconds` and the scalars) to the metrics, and to TensorBoard.
 
         `scalars` are numbers, or tensors and arrays of one, by name; NaN and infinity become null.
 
         Raises:
-            OSError: The disk is full; the lines before are whole.
+            OSError: The disk is full; earlier lines are intact.
         """
         numbers = {name: float(getattr(x, "item", lambda x=x: x)()) for name, x in scalars.items()}
         line = {"steps": int(steps), "seconds": round(self.seconds, 3), **_with_nulls(numbers)}
@@ -239,21 +239,21 @@ class Run:
                 self._board.add_scalar(name, value, int(steps))
 
     def add_episodes(self, steps: int, returns: Any) -> None:
-        """Add the returns (E,) of episodes that have ended after so many env steps to the curve."""
+        """Add the returns (E,) of episodes that ended, at `steps` env steps, to the curve."""
         values = torch.as_tensor(returns, dtype=torch.float64).flatten().tolist()
         self.curve_steps.extend([int(steps)] * len(values))
         self.curve_returns.extend(values)
 
     def recent_return(self, count: int = 20) -> float:
-        """Return the mean return of the last episodes; NaN if none has ended."""
+        """Return the mean return of the last `count` episodes; NaN if none has ended."""
         last = self.curve_returns[-count:]
         return sum(last) / len(last) if last else math.nan
 
     def draw_curve(self, title: str = "", baselines: Mapping[str, float] | None = None) -> None:
         """Draw the returns of `add_episodes` into `curve.png`, with their moving average.
 
-        Beside them are lines of `baselines`, returns of other policies by their names. Without
-        episodes, or without matplotlib, nothing is drawn.
+        `baselines` adds lines: mean returns of other policies by name. Without episodes, or without
+        matplotlib, nothing is drawn.
         """
         if not self.curve_steps:
             return
@@ -285,38 +285,38 @@ class Run:
         return self.save_every > 0 and steps // self.save_every > self._due_at // self.save_every
 
     def save(self, state: Mapping[str, Any], *, score: float | None = None) -> Path:
-        """Write the last checkpoint, each as a whole, and the best one if no score was higher.
+        """Write the last checkpoint, and also the best one if no earlier score was as high.
 
         Args:
-            state: Env steps made so far as "steps", and by name objects with a `state_dict`
-                (modules, optimizers, schedulers, buffers, vector envs), generators of torch and
-                NumPy, and plain values: tensors, arrays, numbers, strings, bytes, None, dicts,
-                lists, tuples. Global random streams are saved, too.
-            score: Of an evaluation, higher is better; None if there was none.
+            state: Number of env steps so far as "steps". Also, by name: objects with a `state_dict`
+                (modules, optimizers, schedulers, buffers, vector envs); generators of torch and
+                NumPy; plain values: tensors, arrays, numbers, strings, bytes, None, dicts, lists,
+                tuples. Global random streams are always saved.
+            score: Score of an evaluation, higher is better; None if there was none.
 
         Returns:
             The path of the last checkpoint.
 
         Raises:
-            CheckpointError: The disk is full, or a module has NaN or infinity in it; the
-                checkpoint before stays.
-            KeyError, TypeError: `state` lacks "steps", or holds what can't be saved.
+            CheckpointError: The disk is full, or a module contains NaN or infinity; the previous
+                checkpoint stays.
+            KeyError, TypeError: `state` lacks "steps", or holds something that can't be saved.
         """
         steps, last = int(state["steps"]), self.folder / _LAST
         scores = [-math.inf if x is None else float(x) for x in (score, self.best_score)]
-        is_best = scores[0] > scores[1]  # never of NaN
+        is_best = scores[0] > scores[1]  # False for NaN
         content = {
             **_states_of(state),
             "options": self._options,
             "curve": (np.array(self.curve_steps, np.int64), np.array(self.curve_returns)),
             "seconds": self.seconds,
-            "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,
+            "metrics_bytes": os.fstat(self._metrics.fileno()).st_size,  # a resumed run cuts there
             "best_score": scores[0] if is_best else self.best_score,
         }
         if content["unsaved"] and not self._due_at:
             _logger.warning("a resumed run resets what can't be saved: %s", content["unsaved"])
         try:
-            if is_best:  # first: killed in between, the run goes on and finds it the best again
+            if is_best:  # first: a run killed in between resumes and finds the best again
                 save_checkpoint(self.folder / _BEST, content)
             save_checkpoint(last, content)
         except OSError as error:
@@ -326,13 +326,13 @@ class Run:
         return last
 
     def restore(self, parts: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Bring objects into the state of the last checkpoint, if the run is resumed and has one.
+        """Load the last checkpoint into objects, if the run is resumed and has a checkpoint.
 
-        `parts` are objects by their names in `save`. Global random streams go on from where they
-        were, too: call it after all that draws from them has been made.
+        `parts` are the objects by their names in `save`. Global random streams are restored, too:
+        call this after creating everything that draws from them.
 
         Returns:
-            The rest of what `save` was given; None if the run begins anew.
+            The rest of the `state` of `save`; None if the run begins anew.
 
         Raises:
             CheckpointError: The checkpoint is of other modules or envs.
@@ -357,7 +357,7 @@ class Run:
             random.setstate(streams["python"])
             if "cuda" in streams and torch.cuda.is_available():
                 torch.cuda.set_rng_state_all(streams["cuda"][: torch.cuda.device_count()])
-        except Exception as error:  # any class's load_state_dict, or setter of a random stream
+        except Exception as error:  # raised by any `load_state_dict` or setter of a random stream
             problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             what = f"{path} does not fit {name}: {' '.join(problem.split()):.500}"
             raise CheckpointError(f"{what}; make {name} as it was, or begin anew") from error
@@ -365,18 +365,18 @@ class Run:
 
 
 def _with_nulls(value: Any) -> Any:
-    """Return plain values as JSON can have them, which has no NaN."""
+    """Return plain values with null for NaN and infinity, which JSON lacks."""
     return json.loads(json.dumps(value), parse_constant=lambda _: None)
 
 
 def load_options(folder: str | Path, kind: type[T]) -> T:
-    """Return the options that the run in a folder was begun with, `kind` being their dataclass.
+    """Return the options of the run in a folder, as an instance of their dataclass `kind`.
 
-    Fields have the values of JSON, but tuples and paths where their types are such, and their
-    default where the file lacks them: `tyro.cli(Options, default=load_options(folder, Options))`.
+    Fields have JSON values; lists and strings become tuples and paths where their types say so.
+    Missing fields get their default: `tyro.cli(Options, default=load_options(folder, Options))`.
 
     Raises:
-        ValueError: The file holds something else than these options; the sentence names it.
+        ValueError: The file does not hold these options; the message says why.
         OSError: It can't be read.
     """
     path = Path(folder) / _OPTIONS
@@ -402,18 +402,18 @@ def _read_options(path: Path) -> dict[str, Any]:
 
 
 def save_checkpoint(path: str | Path, content: Mapping[str, Any]) -> None:
-    """Write a checkpoint, as a whole or not at all, and wait until it is on the disk.
+    """Write a checkpoint, completely or not at all, and wait until it is on the disk.
 
-    `content` are tensors, arrays, numbers, strings, bytes, None, and dicts, lists and tuples of
-    them. TypeError if it has something else; OSError if it can't be written.
+    `content` may hold tensors, arrays, numbers, strings, bytes, None, and dicts, lists and tuples
+    of them. TypeError for other values; OSError if it can't be written.
     """
     packed = {"format": FORMAT, "content": _pack(dict(content), "state")}
     try:
         with whole_file(path) as aside, aside.open("wb") as file:
             torch.save(packed, file)
             file.flush()
-            os.fsync(file.fileno())  # or a power cut might leave an empty file
-    except RuntimeError as error:  # of torch's writer, when the disk refuses
+            os.fsync(file.fileno())  # without it, a power cut might leave an empty file
+    except RuntimeError as error:  # raised by torch's writer if writing fails
         raise OSError(f"{path}: {str(error).splitlines()[0]:.200}") from error
 
 
@@ -421,11 +421,11 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint; nothing in the file is executed.
 
     Returns:
-        What was saved, tensors on the CPU; None for bytes that this user has not signed. In a
-        checkpoint of `Run`, `["state"]` is what `Run.save` was given.
+        The saved content: tensors on the CPU, None for bytes not signed by this user. In a
+        checkpoint of `Run`, `["state"]` is the `state` of `Run.save`.
 
     Raises:
-        CheckpointError: It is no checkpoint, of another version, or damaged.
+        CheckpointError: The file is no checkpoint, has another version, or is damaged.
         OSError: It can't be read.
     """
     try:
@@ -433,7 +433,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         if (found := saved["format"]) != FORMAT:
             raise ValueError(f"it has the format {found!r:.99}, expected {FORMAT!r}")
         return dict(_unpack(saved["content"]))
-    except Exception as error:  # torch raises many kinds
+    except Exception as error:  # torch raises many types
         if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError):
             raise
         what = f"{path} is no checkpoint, or damaged, or of another version ({error!s:.200})"
@@ -441,7 +441,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def _states_of(parts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the states of parts and of global random generators, and why envs have none."""
+    """Return the states of parts and of global random streams, and why some envs have no state."""
     states, unsaved = {}, {}
     for name, part in parts.items():
         try:
@@ -473,7 +473,7 @@ def _state_of(part: Any) -> Any:
 
 
 def _restore(part: Any, state: Any) -> None:
-    """Bring a part into a state; if it does not fit, its class says so in whatever way."""
+    """Load a state into a part; if it does not fit, the part raises its own error."""
     if isinstance(part, torch.Generator):
         part.set_state(state)
     elif isinstance(part, np.random.Generator):
@@ -482,7 +482,7 @@ def _restore(part: Any, state: Any) -> None:
         part.load_state_dict(state)
     found: Any = part.state if isinstance(part, torch.optim.Optimizer) else {}
     for p, of_parameter in found.items():
-        for name, x in of_parameter.items():  # torch's fused kernels write beyond shorter ones
+        for name, x in of_parameter.items():  # torch's fused kernels write past shorter ones
             shape = () if name == "step" else p.shape
             if isinstance(x, Tensor) and (x.shape != shape or x.dtype != torch.float32):
                 found.clear()
@@ -490,7 +490,7 @@ def _restore(part: Any, state: Any) -> None:
 
 
 def _checked(state: Any) -> Any:
-    """Return the state of a generator of NumPy, which reads at the places in it unchecked."""
+    """Return the state of a NumPy generator after a check: NumPy uses its positions unchecked."""
     place, other = state["state"].get("pos", 0), state.get("buffer_pos", 0)
     if not (type(place) is type(other) is int and 0 <= place <= 624 and 0 <= other <= 4):
         raise ValueError("a wrong position in the random numbers")
@@ -498,14 +498,14 @@ def _checked(state: Any) -> Any:
 
 
 def _pack(value: Any, where: str) -> Any:
-    """Return a state of tensors and plain values alone."""
+    """Convert a state to tensors and plain values only."""
     value = value.item() if isinstance(value, np.generic) else value
     if value is None or type(value) in (bool, int, float, str):
         return value
     if isinstance(value, Tensor) and value.layout == torch.strided:
         plain = value.detach().cpu()
         is_part = plain.untyped_storage().nbytes() != plain.numel() * plain.element_size()
-        return plain.clone() if is_part else plain  # torch writes the whole memory
+        return plain.clone() if is_part else plain  # torch would write the whole storage
     if isinstance(value, Mapping):
         return {_pack(key, where): _pack(x, f"{where}[{key!r}]") for key, x in value.items()}
     if isinstance(value, list | tuple):

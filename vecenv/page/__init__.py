@@ -1,1 +1,1 @@
-"""Pages for a browser: an episode to scrub through, in one file."""
+"""Pages for a browser: one episode with a slider, in one file."""

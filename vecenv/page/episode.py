@@ -1,4 +1,4 @@
-"""One episode as a page to scrub through: a single file of HTML that needs nothing else."""
+"""One episode as a page with a slider: a single HTML file that needs nothing else."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from vecenv.page.names import ActionNames
 __all__ = ["MAX_BYTES", "EpisodePage", "fill_template", "record", "require_html", "takes_report"]
 
 MAX_BYTES = 5_000_000
-_MOST_SHOWN = 8  # choices of a part of an action; facts of a step
-_LONGEST = 120  # letters of a text of the env
+_MOST_SHOWN = 8  # most choices shown per part of an action; most facts per step
+_LONGEST = 120  # most letters of a text from the env
 _NO_FACTS = {"action_mask", "episode", "final_obs", "final_info"}
 _FOLDER = Path(__file__).parent
 
 
 class EpisodePage:
-    """Collects what happens in an episode, and writes it as a page.
+    """Collects the steps of an episode, and writes them as a page.
 
     Args:
-        title: What the page is called.
-        about: What else to say of the episode, by name.
+        title: Title of the page.
+        about: Further facts of the episode, by name.
         fps: Steps per second at first.
-        max_bytes: The pictures are reduced so that the file is no larger, see `Frames`; texts are
-            not, and take less than 1 kB per step.
+        max_bytes: Size limit of the file: pictures are reduced until they fit, see `Frames`. Texts
+            are not reduced; they take less than 1 kB per step.
 
     Attributes:
         fps: Steps per second at first.
@@ -65,7 +65,7 @@ class EpisodePage:
 
     @property
     def num_steps(self) -> int:
-        """Steps shown, the beginning not counted."""
+        """Number of steps shown, without the beginning."""
         return max(0, len(self._steps) - 1)
 
     def show(
@@ -75,15 +75,15 @@ class EpisodePage:
         reward: float | None = None,
         facts: Mapping[str, str] | None = None,
     ) -> None:
-        """Append what there is to see after a reset, or after a step.
+        """Append the picture after a reset or a step.
 
         Args:
             frame: uint8 (height, width, 3).
-            reward: Of the step; None after the reset.
-            facts: What else is known of it, by name.
+            reward: Reward of the step; None after the reset.
+            facts: Further facts, by name.
 
         Raises:
-            ValueError: The picture is something else.
+            ValueError: The picture has another form.
         """
         self._frames.add(frame)
         step: dict[str, Any] = {}
@@ -102,13 +102,13 @@ class EpisodePage:
         parts: Sequence[tuple[str, str, Sequence[tuple[str, float, bool]]]] = (),
         value: float | None = None,
     ) -> None:
-        """Say what the policy does after what was shown last.
+        """Add the policy's choice after the latest picture.
 
         Args:
-            action: In words.
-            parts: Of each choice its title, what its numbers are ("probability" or "value"), and
-                names, numbers, and whether it was chosen. The largest ones are shown.
-            value: What the policy expects.
+            action: The action in words.
+            parts: For each choice: its title; the kind of its numbers ("probability" or "value");
+                names, numbers, and whether each was chosen. The largest numbers are shown.
+            value: The policy's estimate of the future return.
         """
         step = self._steps[-1]
         step["action"] = action[: 4 * _LONGEST]
@@ -124,7 +124,7 @@ class EpisodePage:
             step["value"] = _finite(value)
 
     def notes(self) -> list[str]:
-        """Return sentences on what was left out of the pictures, for the file to fit."""
+        """Return sentences about reductions of the pictures, made so that the file fits."""
         if self._frames.is_exact:
             return []
         told = "The pictures are compressed with losses"
@@ -136,7 +136,7 @@ class EpisodePage:
         """Return the page.
 
         Raises:
-            ValueError: Nothing was shown.
+            ValueError: No picture was shown.
         """
         if self._frames.shape is None:
             raise ValueError("the page has nothing to show; call show() first")
@@ -156,7 +156,7 @@ class EpisodePage:
         return fill_template("viewer.html", facts["title"], facts)
 
     def save(self, path: str | Path) -> None:
-        """Write the page as a whole or not at all.
+        """Write the page, completely or not at all.
 
         Raises:
             OSError: It can't be written.
@@ -179,18 +179,18 @@ def record(
     """Play one episode into a page.
 
     Args:
-        page: An empty one.
+        page: An empty page.
         envs: A vector env of one env, which is reset. It must not reset itself within a step.
         act: Called with the observation, whether it begins the episode, and a dict to report into;
             returns actions for `envs.step`. The dict may get "probabilities" or "action_values",
-            float (1, A), of a MultiDiscrete action a sequence of these; "values", float (1,), what
-            the policy expects; and where these are not about the env's own actions "labels", what
-            is chosen from, and "chosen", int (1,), or sequences of these.
-        names: Of the actions.
-        frame_of: Returns the picture as it is.
-        seed: Of the episode.
-        num_steps: At most so many.
-        see: Is called with observations and infos before each `act`.
+            float (1, A), or a sequence of these for a MultiDiscrete action; "values", float (1,),
+            the expected return; and, if these are not about the env's own actions, "labels", the
+            names of the choices, and "chosen", int (1,), or sequences of these.
+        names: Names of the actions.
+        frame_of: Returns the current picture.
+        seed: Seed of the episode.
+        num_steps: Most steps.
+        see: Called with observations and infos before each `act`.
         tell: Returns further facts of the latest step, by name.
     """
     obs, infos = envs.reset(seed=seed)
@@ -218,12 +218,12 @@ def takes_report(act: Callable[..., Any]) -> bool:
     """Return whether a policy has a parameter `report`, the dict that `record` describes."""
     try:
         return "report" in inspect.signature(act).parameters
-    except (TypeError, ValueError):  # functions written in C need not tell
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return False
 
 
 def require_html(path: str | Path) -> None:
-    """Find out whether a page can be written, before the episode is played.
+    """Raise if a page can't be written, before the episode is played.
 
     Raises:
         ValueError: The name of the file does not end in .html.
@@ -237,13 +237,13 @@ def require_html(path: str | Path) -> None:
 def fill_template(name: str, title: str, facts: Mapping[str, Any]) -> str:
     """Return a page of this folder with its style, its data, and a policy that forbids the rest.
 
-    Nothing of the data can become markup or code: it is JSON without "<", which the page's script
-    reads and shows as text; and the policy lets no other script run.
+    No data can become markup or code: they are JSON without "<", which the page's script reads and
+    shows as text, and the policy forbids all other scripts.
 
     Args:
-        name: Of the template: what is in the body of `frame.html`, and its script.
-        title: Of the page.
-        facts: What its script reads.
+        name: Name of the template: the body of `frame.html`, and its script.
+        title: Title of the page.
+        facts: The data for its script.
     """
     frame, own, style = (
         (_FOLDER / file).read_text(encoding="utf-8") for file in ("frame.html", name, "style.css")
@@ -258,7 +258,7 @@ def fill_template(name: str, title: str, facts: Mapping[str, Any]) -> str:
         f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; "
     )
     parts = {"POLICY": policy, "TITLE": html.escape(title), "DATA": _json(facts)}
-    # In one pass, as a title may have one of these words; the scripts have none of them.
+    # One pass, because a title may contain one of these words; the scripts contain none.
     return re.sub("|".join(parts), lambda found: parts[found[0]], text)
 
 
@@ -268,13 +268,13 @@ def _json(thing: Any) -> str:
 
 
 def _finite(number: float) -> Any:
-    """Return a number as JSON can have it, rounded to six digits; others as text."""
+    """Return a number in valid JSON, rounded to six digits; NaN and infinity as text."""
     number = float(number)
     return float(f"{number:.6g}") if math.isfinite(number) else str(number)
 
 
 def _facts(infos: Mapping[str, Any]) -> dict[str, str]:
-    """Return the infos of the first env that are a number or a short text."""
+    """Return those infos of the first env that are a number or a short text."""
     found = {}
     for name, given in infos.items():
         name = str(name)
@@ -295,7 +295,7 @@ def _facts(infos: Mapping[str, Any]) -> dict[str, str]:
 def _parts_of(
     report: Mapping[str, Any], action: Any, names: ActionNames
 ) -> list[tuple[str, str, list[tuple[str, float, bool]]]]:
-    """Return what a policy has reported as `EpisodePage.choose` takes it."""
+    """Return the policy's report in the form for `EpisodePage.choose`."""
     kind = "probability" if "probabilities" in report else "value"
     given = report.get("probabilities", report.get("action_values"))
     if given is None:
@@ -318,6 +318,6 @@ def _parts_of(
             for i, number in enumerate(numbers)
             if not math.isnan(number)
         ]
-        if choices:  # not of an agent that has no choice in this step
+        if choices:  # an agent may have no choice in this step
             parts.append((title, kind, choices))
     return parts

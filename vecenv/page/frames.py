@@ -12,17 +12,17 @@ from vecenv.cage.canvas import pillow
 
 __all__ = ["Frames", "check_frame"]
 
-_KEY_EVERY = 50  # the page draws at most so many patches to show a picture
+_KEY_EVERY = 50  # most patches that the page must draw to show a picture
 _LOSSY_QUALITY = 55
 
 
 class _Patch(NamedTuple):
-    """A picture, or what has changed in it since the one before.
+    """A picture, or its changes since the previous one.
 
     Attributes:
-        whole: Whether it is a picture by itself.
-        x, y: Its left upper corner.
-        webp: The file.
+        whole: Whether it is a complete picture.
+        x, y: Its upper left corner.
+        webp: Content of the file.
     """
 
     whole: bool
@@ -32,17 +32,17 @@ class _Patch(NamedTuple):
 
 
 class Frames:
-    """Encodes pictures as they come, and holds the encoded ones alone.
+    """Encodes pictures as they arrive, and keeps only the encoded ones.
 
-    They stay exact, as differences, while they fit. If they do not, all are encoded again as a
-    photograph is, and if that is not enough, only every second one is kept, or fourth, and so on;
-    and the last one in any case.
+    They are exact differences while they fit. If they do not fit, all are encoded again with
+    losses. If that is not enough, only every second picture is kept, or every fourth, and so on;
+    the last picture is always kept.
 
     Attributes:
-        size: Bytes that they take in the page.
-        stride: 1, or every how manyth is kept.
-        is_exact: Whether none has been encoded with losses.
-        shape: Height and width; None before the first.
+        size: Their bytes in the page.
+        stride: 1, or n if every n-th picture is kept.
+        is_exact: Whether no picture has been encoded with losses.
+        shape: Height and width; None before the first picture.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Frames:
             frame: uint8 (height, width, 3), all of one size; copied.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The picture has another form.
         """
         frame = check_frame(frame)
         if self.shape is None:
@@ -83,7 +83,7 @@ class Frames:
         self.size += _size_of(patch)
 
     def shrink(self, room: int) -> None:
-        """Make them take at most so many bytes, as far as a single picture allows."""
+        """Reduce all pictures to at most `room` bytes, as far as a single picture allows."""
         if self.size > room and self.is_exact:
             self._encode_with_losses()
         while self.size > room and self.stride < len(self._patches):
@@ -94,9 +94,9 @@ class Frames:
                     self._patches[index] = None
 
     def to_list(self, room: int) -> list[Any]:
-        """Return [is whole, x, y, data URI] of each, or 0 where the one before stays.
+        """Return [is whole, x, y, data URI] for each picture, or 0 where the previous one stays.
 
-        They are shrunk to so many bytes before; the last one is kept.
+        Before, they are reduced to `room` bytes; the last one is always kept.
         """
         self.shrink(room)
         if self.stride > 1 and self._patches[-1] is None:
@@ -104,7 +104,7 @@ class Frames:
         return [0 if p is None else [int(p.whole), p.x, p.y, _uri(p.webp)] for p in self._patches]
 
     def _encode_with_losses(self) -> None:
-        """Encode all anew, each as a whole."""
+        """Encode all pictures anew, each as a whole."""
         self.is_exact = False
         image = pillow().Image
         exact, self._patches, self.size = self._patches, [], 0
@@ -123,7 +123,7 @@ def check_frame(frame: Any) -> np.ndarray:
     """Return a picture that an env drew, uint8 (height, width, 3).
 
     Raises:
-        ValueError: It is something else.
+        ValueError: It has another form.
     """
     array = np.asarray(frame)
     if array.ndim == 3 and array.shape[2] == 4 and array.dtype == np.uint8:
@@ -150,7 +150,7 @@ def _lossy(frame: np.ndarray) -> _Patch:
 
 
 def _difference(before: np.ndarray, after: np.ndarray) -> _Patch | None:
-    """Return the box that has changed, transparent where it has not; None if nothing has."""
+    """Return the box that has changed, transparent elsewhere; None if nothing has changed."""
     differs = before != after
     changed = differs[..., 0] | differs[..., 1] | differs[..., 2]  # quicker than `any` over three
     rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))

@@ -1,4 +1,4 @@
-"""What an env's actions are called, for people."""
+"""Names of an env's actions, for readers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
 __all__ = ["ActionNames", "Part", "action_names"]
 
-_METHOD = "get_action_meanings"  # as Atari's envs have it
-# Of Gymnasium's envs, which have no names for them, and their compiled twins ("Jit" before it);
-# and of the bundled games of several agents.
+_METHOD = "get_action_meanings"  # as in Atari's envs
+# For Gymnasium's envs, which have no names, and their compiled twins ("Jit" before the name); and
+# for the bundled games with several agents.
 _KNOWN = {
     "CartPole": ("left", "right"),
     "MountainCar": ("left", "none", "right"),
@@ -27,16 +27,16 @@ _KNOWN = {
     "Pursuit": ("left", "right", "down", "up", "none"),
     "Spread": ("none", "left", "right", "down", "up"),
 }
-_MOST = 4096  # names of one part
+_MOST = 4096  # most names of one part
 
 
 class Part(NamedTuple):
     """One choice of an action.
 
     Attributes:
-        title: Whose choice it is, "" if there is one only.
-        names: What can be chosen.
-        start: Number of the first.
+        title: The choosing part's title, "" if there is only one.
+        names: Names of the choices.
+        start: Number of the first choice.
     """
 
     title: str
@@ -45,12 +45,12 @@ class Part(NamedTuple):
 
 
 class ActionNames(NamedTuple):
-    """What an env's actions are called.
+    """The names of an env's actions.
 
     Attributes:
-        parts: Of Discrete and MultiDiscrete actions; empty for others.
-        are_named: False if the env named neither parts nor choices of several parts.
-        busy: Returns what parts do that take no action now, by title.
+        parts: Parts of Discrete and MultiDiscrete actions; empty for others.
+        are_named: False if the env named neither parts nor the choices of several parts.
+        busy: Returns, by title, what parts do that take no action now.
     """
 
     parts: tuple[Part, ...]
@@ -58,10 +58,10 @@ class ActionNames(NamedTuple):
     busy: Callable[[], Mapping[str, str]] = dict
 
     def describe(self, action: Any) -> str:
-        """Return what one action is called.
+        """Return the name of one action.
 
         Args:
-            action: Of one env, as its action space has it.
+            action: Action of one env, as in its action space.
         """
         if not self.parts:
             return _numbers(action)
@@ -77,15 +77,15 @@ class ActionNames(NamedTuple):
 
 
 def action_names(envs: Any, name: str) -> ActionNames:
-    """Return what the actions of a vector env are called.
+    """Return the names of the actions of a vector env.
 
-    Envs may have a method `get_action_meanings`, which returns a name for each action, or of
-    MultiDiscrete actions a dict of lists of names by the titles of the parts. Vector envs whose
-    parts can be busy have `get_busy_parts`, which returns what those of the first env do instead.
+    Envs may have a method `get_action_meanings`: it returns a name for each action, or, for
+    MultiDiscrete actions, a dict of lists of names by part title. Vector envs whose parts can be
+    busy have `get_busy_parts`: it returns what these parts of the first env do instead.
 
     Args:
-        envs: Of one env.
-        name: Of the env, as it was asked for.
+        envs: A vector env of one env.
+        name: Name of the env, as the user gave it.
     """
     space = envs.single_action_space
     given = _meanings(envs)
@@ -112,17 +112,17 @@ def action_names(envs: Any, name: str) -> ActionNames:
 
 
 def _meanings(envs: Any) -> Any:
-    """Return what the env says of its actions itself, or None."""
+    """Return the env's own names of its actions, or None."""
     if hasattr(envs, _METHOD):
         return getattr(envs, _METHOD)()
     try:
         return envs.call(_METHOD)[0]
-    except Exception:  # an env without, or a backend that can't be asked, or code of the user
+    except Exception:  # the env has none, the backend can't be asked, or the user's code fails
         return None
 
 
 def _texts(names: Any, count: int) -> tuple[str, ...]:
-    """Return names as text if there are so many; else none."""
+    """Return names as text if there are `count` of them; otherwise none."""
     if not isinstance(names, Sequence) or isinstance(names, str) or len(names) != count:
         return ()
     return tuple(map(str, names))

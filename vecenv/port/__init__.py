@@ -1,4 +1,4 @@
-"""Prove that kernels do what a Python env does; see docs/port.md."""
+"""Prove that kernels behave like a Python env; see docs/port.md."""
 
 from vecenv.port.lockstep import Difference
 from vecenv.port.proof import Proof, prove

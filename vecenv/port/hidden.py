@@ -1,4 +1,4 @@
-"""Find what a Python env depends on beside its state, its actions and its seed."""
+"""Find what a Python env depends on besides its state, its actions and its seed."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Hidden(NamedTuple):
 
     Attributes:
         kind: "global randomness", "wall-clock time", "I/O", "entropy of the system", "unknown",
-            "earlier episodes", or "seed", of a generator that `reset(seed=...)` does not seed.
-        what: What is called, or what differs.
-        line: File and number, "" if they are not known.
-        is_fatal: Whether this env can't be compared.
+            "earlier episodes", or "seed" (a generator that `reset(seed=...)` does not seed).
+        what: The function that is called, or the value that differs.
+        line: File and line number, "" if unknown.
+        is_fatal: Whether an env with this can't be compared.
     """
 
     kind: str
@@ -61,11 +61,11 @@ def _global_states() -> tuple[Any, Any]:
 
 
 class _Watch:
-    """Notes calls of clocks, files and the system's entropy, and which calls use global generators.
+    """Notes calls of clocks, files and system entropy, and lines that use global generators.
 
     Attributes:
-        found: What was noted, by what makes it another one.
-        is_tracing: Whether the lines that use global generators are looked for, which is slow.
+        found: The findings; the key tells equal findings apart.
+        is_tracing: Whether to look for the lines that use global generators, which is slow.
     """
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class _Watch:
         self._line = ""
 
     def run(self, function: Callable[..., Seen], *args: Any) -> Seen:
-        """Call a function under the watch."""
+        """Call a function while watching it."""
         self._states = _global_states()
         is_tracing = self.is_tracing and any(not one.line for one in self.found.values())
         trace, profile = sys.gettrace(), sys.getprofile()
@@ -104,7 +104,7 @@ class _Watch:
         self._states = states
 
     def _on_call(self, frame: types.FrameType, event: str, called: Any) -> None:
-        """Note a call of a built-in function by a line of the env, not by a library it calls."""
+        """Note a call of a built-in function by a line of the env, not by a library."""
         if event != "c_call" or not is_own_file(frame.f_code.co_filename):
             return
         owner = getattr(called, "__self__", None)
@@ -118,7 +118,7 @@ class _Watch:
 
 
 def _first_apart(one: list[Seen], other: list[Seen]) -> str:
-    """Tell where two plays differ, "" if they don't."""
+    """Return where two plays first differ, "" if nowhere."""
     for step, (left, right) in enumerate(zip(one, other, strict=True)):
         if (found := compare(left, right, 0.0, {})) is not None:
             return f"{found.what} in call {step} ({found.python}, then {found.kernels})"
@@ -126,12 +126,12 @@ def _first_apart(one: list[Seen], other: list[Seen]) -> str:
 
 
 def find_hidden(make: Callable[[], Any], space: Any, paths: Any) -> list[Hidden]:
-    """Play an env several times, and return what its results depend on beside seed and actions.
+    """Play an env several times; return what its results depend on besides seed and actions.
 
     Args:
         make: Makes the Python env.
-        space: Of its actions, as the kernels have it.
-        paths: Of its state, see `PythonSide`.
+        space: Its action space in the kernels.
+        paths: Paths of its state, see `PythonSide`.
     """
     side, watch = PythonSide(make, paths), _Watch()
     draw = Actions(space, np.random.default_rng(0))
@@ -161,7 +161,7 @@ def find_hidden(make: Callable[[], Any], space: Any, paths: Any) -> list[Hidden]
 
 
 def _unseeded(make: Callable[[], Any]) -> list[Hidden]:
-    """Return which generators `reset(seed=...)` does not seed."""
+    """Return the generators that `reset(seed=...)` does not seed."""
     states: list[dict[str, str]] = []
     for _ in range(2):
         env = make()
@@ -174,7 +174,7 @@ def _unseeded(make: Callable[[], Any]) -> list[Hidden]:
 
 
 def _state_of(generator: Any) -> str:
-    """Return what is equal for generators that will draw the same."""
+    """Return a text that is equal for generators whose next draws are equal."""
     if isinstance(generator, python_random.Random):
         return repr(generator.getstate())
     if isinstance(generator, np.random.RandomState):

@@ -1,4 +1,4 @@
-"""Find the two source lines of a difference: replay the run, with the kernels as plain Python."""
+"""Find the two source lines of a difference: replay the run with kernels as plain Python."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["is_own_file", "locate"]
 _PACKAGE = Path(__file__).parents[1]
 _STANDARD = str(Path(inspect.__file__).parent)
 _RETURNED = ("observation", "reward", "terminated", "truncated", "mask")
-_SHOWN = 4  # draws before and after the first that differs
+_SHOWN = 4  # draws shown before and after the first that differs
 _COLUMNS = {"reward": "rewards", "terminated": "terminations", "truncated": "truncations"}
 
 
 def is_own_file(file: str) -> bool:
-    """Whether it is not of this package, Python, NumPy, Numba or Gymnasium (its envs apart)."""
+    """Return whether a file is outside of this package, Python, NumPy, Numba, Gymnasium's core."""
     if file.startswith("<") or any(f"/{one}/" in file for one in ("numpy", "numba")):
         return False
     if "/gymnasium/" in file and "/gymnasium/envs/" not in file:
@@ -43,10 +43,10 @@ class _Trace:
     """Notes which line of the users' code last changed a value, and the draws of kernels.
 
     Args:
-        value: Reads it; may look at the frame; raises LookupError where it can't be seen.
-        returning: Code and number of the element of the returned tuple that is the value: then the
-            line is that of the returned variable's last change.
-        fallback: Whether the function in which the value can be seen is told if it never changes.
+        value: A function of the frame that reads the value; LookupError if it is not visible.
+        returning: Code, and index of the value in its returned tuple: the line is then that of the
+            returned variable's last change.
+        fallback: Whether to report the function where the value is visible, if it never changes.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class _Trace:
     ) -> None:
         self._value, self._returning, self._fallback = value, returning, fallback
         self._last: Any = None
-        self._before = ("", 0)  # the line that was run last
-        self._changed: dict[str, tuple[Any, int]] = {}  # local variables, with the lines
+        self._before = ("", 0)  # the line that ran last
+        self._changed: dict[str, tuple[Any, int]] = {}  # local variables: value, line
         self.line = ("", 0)
         self.draws: list[Draw] = []
 
     def run(self, side: Any, action: Any, seed: int | None) -> Any:
-        """Call a side under the trace; return what it gave, or the exception."""
+        """Call a side under the trace; return its result, or the exception."""
         outer = sys.gettrace()
         sys.settrace(self._on_call)
         try:
@@ -80,7 +80,7 @@ class _Trace:
         return is_own_file(file) or f"{_PACKAGE.name}/jit/envs/" in file
 
     def _on_call(self, frame: types.FrameType, event: str, _: Any) -> Any:
-        """Follow calls of the users' functions, and of draws by these."""
+        """Follow calls of the users' functions, and the draws that these make."""
         file, caller = frame.f_code.co_filename, frame.f_back
         if file == random.__file__ and caller is not None:
             is_inner = caller.f_code.co_filename == file or not self._is_own(
@@ -90,7 +90,7 @@ class _Trace:
         return self._on_line if self._is_own(file) else None
 
     def _note_draw(self, frame: types.FrameType, caller: types.FrameType) -> Any:
-        """Note a draw of kernels when it begins, and how many words it took when it ends."""
+        """Note a draw of kernels when it begins; when it ends, note how many words it took."""
         rng, *given = (
             frame.f_locals[name] for name in frame.f_code.co_varnames[: frame.f_code.co_argcount]
         )
@@ -107,7 +107,7 @@ class _Trace:
         return on_return
 
     def _on_line(self, frame: types.FrameType, event: str, arg: Any) -> Any:
-        """Look at the value before each line: the line that was run last has changed it."""
+        """Read the value before each line: if it changed, the line that ran last changed it."""
         if self._value is not None:
             try:
                 value = np.array(self._value(frame))
@@ -127,7 +127,7 @@ class _Trace:
                 self.line = self._returned(frame)
         caller = frame.f_back
         if event == "return" and caller is not None and self._is_own(caller.f_code.co_filename):
-            frame = caller  # whose line goes on
+            frame = caller  # the caller's line continues
         self._before = frame.f_code.co_filename, frame.f_lineno
         return self._on_line
 
@@ -150,7 +150,7 @@ class _Trace:
 
 
 def _frames(error: BaseException) -> list[tuple[str, int]]:
-    """Return files and lines that an exception has passed, the outermost first."""
+    """Return the (file, line) pairs that an exception has passed, outermost first."""
     found, one = [], error.__traceback__
     while one is not None:
         found.append((one.tb_frame.f_code.co_filename, one.tb_lineno))
@@ -164,7 +164,7 @@ def _tree(file: str) -> ast.Module:
 
 
 def _told(line: tuple[str, int]) -> str:
-    """Tell a line: its file, as short as is clear, number and source."""
+    """Return a line as text: shortest clear file name, number, source."""
     file, number = line
     if not file:
         return ""
@@ -186,10 +186,10 @@ def _split(what: str) -> tuple[str, str, tuple[int, ...]]:
 
 
 def _watch_kernels(side: KernelSide, what: str) -> _Trace:
-    """Return the trace that finds the line of the kernels which sets this value.
+    """Return the trace that finds the kernels' line which sets this value.
 
-    Fields are read from the state record, observations and masks from `out` in the author's
-    function, reward and flags of a single env from what `step` returns.
+    Fields are read from the state record; observations and masks from `out` in the author's
+    function; reward and flags of a single env from the result of `step`.
     """
     kind, name, index = _split(what)
     kernels, state = side.envs.kernels, side.envs.states[0]
@@ -221,12 +221,12 @@ def _watch_python(side: PythonSide, what: str, *, is_reset: bool) -> _Trace:
 
 
 def locate(found: Difference, python: PythonSide, kernels: KernelSide, tolerance: float) -> None:
-    """Replay a run to its end, and note the lines and the draws of the difference there.
+    """Replay a run to its end; note lines and draws of the difference.
 
     Args:
-        found: The difference, whose lines and notes are set.
-        python: A fresh env.
-        kernels: Fresh ones, as plain Python.
+        found: The difference; its lines and notes are set.
+        python: A new Python env.
+        kernels: New kernels, as plain Python.
         tolerance: See `vecenv.port.lockstep.compare`.
     """
     *before, last = found.actions
@@ -240,7 +240,7 @@ def locate(found: Difference, python: PythonSide, kernels: KernelSide, tolerance
     draws = python.tape.draws, other.draws
     number = _first_apart(*draws)
     lines = own.line, other.line
-    if found.what == "draws":  # the line of the one too many, or of the last one
+    if found.what == "draws":  # the line of the extra draw, or of the last draw
         lines = [(d[number:] or d[-1:])[0][3:] if d else ("", 0) for d in draws]
     found.python_line, found.kernel_line = map(_told, lines)
     for k in range(max(0, number - _SHOWN), min(max(map(len, draws)), number + _SHOWN)):
@@ -255,7 +255,7 @@ def locate(found: Difference, python: PythonSide, kernels: KernelSide, tolerance
 
 
 def _first_apart(python: list[Draw], kernels: list[Draw]) -> int:
-    """Return the number of the first draw that is not the same on both sides."""
+    """Return the index of the first draw that differs between the sides."""
     for k, (one, other) in enumerate(zip(python, kernels, strict=False)):
         are_integers = one.kind == other.kind == "integers"
         if one.words != other.words or (are_integers and one.args != other.args):

@@ -18,25 +18,25 @@ from vecenv.port.tape import UnsupportedDraw
 
 __all__ = ["Actions", "Difference", "Lockstep", "compare", "pick", "width_of"]
 
-_LENGTHS = (20, 60, 200, 600)  # of runs, in turn
-# Ways to choose actions, with their shares of all steps.
+_LENGTHS = (20, 60, 200, 600)  # steps of a run, in turn
+# Ways to choose actions, and their shares of all steps.
 STYLES = {"random": 1, "held": 1, "rare": 1, "short": 1, "masked": 1, "return": 2, "best": 4}
-_MOST_KEPT = 400  # runs that others go on from
-_NUM_BEST = 12  # runs of the highest returns so far
-_FAR = 1e3  # in place of infinite bounds of actions
+_MOST_KEPT = 400  # runs from which others continue
+_NUM_BEST = 12  # runs with the highest returns so far
+_FAR = 1e3  # replaces infinite action bounds
 
 
 @dataclass
 class Difference:
-    """The first difference.
+    """The first difference between the sides.
 
     Attributes:
         what: "observation[3]", "reward", "draws", "field paddle[0]", "mask[1]", ...
         python, kernels: The two values, as text.
-        seed: Of the run.
-        actions: From the seed on; the first is `RESET`, the last one shows the difference.
-        python_line, kernel_line: The lines of source that set the values, "" if not found.
-        notes: The draws of that step side by side, the first that differs marked.
+        seed: Seed of the run.
+        actions: The run's actions; the first is `RESET`, the last one shows the difference.
+        python_line, kernel_line: Source lines that set the values, "" if not found.
+        notes: Draws of this step side by side; the first difference is marked.
     """
 
     what: str
@@ -58,15 +58,15 @@ class Difference:
 
 
 def width_of(space: Space) -> int:
-    """Return how many scores `pick` takes."""
+    """Return the number of scores that `pick` takes."""
     return int(np.prod(space.shape or ()) if isinstance(space, Box) else mask_sizes(space).sum())
 
 
 def pick(space: Any, scores: np.ndarray, masks: np.ndarray | None = None) -> np.ndarray:
-    """Turn scores into actions: of each part the value of the highest score.
+    """Turn scores into actions: each part gets the value with the highest score.
 
     Args:
-        space: Discrete, MultiDiscrete or MultiBinary; or Box, whose bounds are at scores 0 and 1.
+        space: Discrete, MultiDiscrete or MultiBinary; or Box, with bounds at scores 0 and 1.
         scores: Float (B, `width_of(space)`), from 0 to 1.
         masks: Bool (B, width) or None.
 
@@ -88,12 +88,12 @@ def pick(space: Any, scores: np.ndarray, masks: np.ndarray | None = None) -> np.
 
 
 class Actions:
-    """Draws actions, in another way from run to run.
+    """Draws actions, in a different way in each run.
 
     Args:
-        space: Of the kernels.
-        rng: What it draws from.
-        policies: Functions from an observation of the Python env to its action, the user's.
+        space: Action space of the kernels.
+        rng: Generator for the draws.
+        policies: The user's functions from an observation of the Python env to its action.
     """
 
     def __init__(
@@ -105,14 +105,14 @@ class Actions:
     def begin(self, style: str) -> None:
         """Begin a run."""
         self._style, self._left = style, 0
-        # Powers of the scores: the greater one is, the rarer is its action.
+        # Powers for the scores: a great power makes its action rare.
         self._powers = np.exp(self._rng.normal(0.0, 3.0, self._width)) if style == "rare" else 1.0
         self._policy = None
         if style == "policy":
             self._policy = self._policies[int(self._rng.integers(len(self._policies)))]
 
     def __call__(self, seen: Seen, obs: Any) -> np.ndarray:
-        """Return the next action, after what was seen and the Python env's observation."""
+        """Return the next action, given the last results and the Python env's observation."""
         if self._policy is not None and self._rng.random() < 0.95:
             flat = np.concatenate([np.reshape(one, -1) for one in _parts(self._policy(obs))])
             return flat.reshape(self._space.shape or ()).astype(self._space.dtype)
@@ -129,7 +129,7 @@ class Actions:
 
 
 def _parts(action: Any) -> Sequence[Any]:
-    """Return the parts of an action: of a game by agent, else one."""
+    """Return the parts of an action: one per agent of a game, else a single one."""
     if isinstance(action, dict):
         return list(action.values())
     return action if isinstance(action, tuple) else [action]
@@ -138,13 +138,13 @@ def _parts(action: Any) -> Sequence[Any]:
 def compare(
     python: Seen, kernels: Seen, tolerance: float, errors: dict[str, float]
 ) -> Difference | None:
-    """Return the first difference of what both sides gave.
+    """Return the first difference between the results of both sides.
 
     Args:
-        python: What the Python env gave; fields that it lacks, and masks, are not compared.
-        kernels: What the kernels gave.
-        tolerance: How far floats may be apart, relative to the larger of 1 and themselves.
-        errors: By name the largest distance so far, which is updated.
+        python: Results of the Python env; missing fields, and masks, are not compared.
+        kernels: Results of the kernels.
+        tolerance: Allowed distance of floats, relative to the larger of 1 and their size.
+        errors: The largest distances so far by name; updated.
     """
     absent = "nothing: this agent takes no part"
     for name, value in python.items():
@@ -186,13 +186,13 @@ def call_both(
     *compared: Any,
     through: Sequence[Callable[..., Any]] = (_call, _call),
 ) -> tuple[Difference | None, Seen]:
-    """Reset or step both sides; return the difference, and what was seen.
+    """Reset or step both sides; return the difference and the results.
 
     Args:
         python: The Python env.
         kernels: The kernels.
-        action: For both, or `RESET`.
-        seed: Of the streams, if they begin anew.
+        action: The action for both sides, or `RESET`.
+        seed: Seed of the random streams, if they begin anew.
         *compared: The last arguments of `compare`.
         through: Functions that call the two sides.
     """
@@ -202,7 +202,7 @@ def call_both(
             seen.append(call(side, action, seed))
         except UnsupportedDraw:
             raise
-        except Exception as error:  # of the users' code: told, with the step, as a difference
+        except Exception as error:  # of the users' code: reported as a difference
             seen.append(error)
     own, other = seen
     if isinstance(own, Exception) or isinstance(other, Exception):
@@ -215,24 +215,24 @@ def call_both(
 
 
 class Lockstep:
-    """Plays runs of many kinds until they differ or time is up.
+    """Plays runs of many kinds until the sides differ or time is up.
 
-    A seed and the actions from there are a run: both sides do the same each time that it is played.
-    Runs that did something new (a reward, an end, another sequence of draws) are kept, and those of
-    the highest returns; some runs begin as these and go on in another way, so that what needs luck
-    or skill is reached often.
+    A run is a seed and the actions after it: both sides repeat it exactly. Runs with something new
+    (a reward, an end, another sequence of draws) are kept, and so are the runs with the highest
+    returns. Some new runs begin as one of these and continue in another way, so states that need
+    luck or skill are reached often.
 
     Args:
         python: The Python env.
         kernels: The kernels.
         tolerance: See `compare`.
-        seed: Of all that is drawn here.
-        policies: The user's.
+        seed: Seed of all draws here.
+        policies: The user's policies.
 
     Attributes:
-        counts: Steps, resets, draws and numbers that were equal.
-        styles: How many steps by style.
-        errors: The largest distances of floats, by name.
+        counts: Numbers of equal steps, resets, draws and values.
+        styles: Number of steps by style.
+        errors: Largest distances of floats, by name.
     """
 
     def __init__(
@@ -252,12 +252,12 @@ class Lockstep:
         self.styles: Counter[str] = Counter()
         self.errors: dict[str, float] = {}
         self._visits: Counter[Any] = Counter()
-        self._kept: dict[Any, tuple[int, list[Any]]] = {}  # seeds and actions by what was new
-        self._best = deque[tuple[int, list[Any]]](maxlen=_NUM_BEST)  # seeds and actions, too
+        self._kept: dict[Any, tuple[int, list[Any]]] = {}  # (seed, actions) by what was new
+        self._best = deque[tuple[int, list[Any]]](maxlen=_NUM_BEST)  # (seed, actions)
         self._best_return = 0.0
 
     def play(self, seconds: float) -> Difference | None:
-        """Play runs for so long, at least one of each kind; return the first difference."""
+        """Play runs for this long, at least one of each kind; return the first difference."""
         end = time.perf_counter() + seconds
         num_runs, calls = Counter[str](), Counter[str]()
         found = None
@@ -271,7 +271,7 @@ class Lockstep:
         return found
 
     def _begin_run(self, style: str) -> tuple[int, list[Any]]:
-        """Return the seed and the first actions of a run: those of an earlier one, or none."""
+        """Return a run's seed and first actions: those of an earlier run, or none."""
         rng = self._rng
         seed, prefix = int(rng.integers(2**62)), []
         if style == "return" and self._kept:
@@ -284,7 +284,7 @@ class Lockstep:
             return seed, []
         after = "policy" if "policy" in self._shares else "random"
         self._actions.begin("held" if rng.random() < 0.3 else after)
-        # It may have been too late at the end of that run for what comes next.
+        # Leave out the last few steps: at the very end it may be too late for something new.
         return seed, prefix[: max(1, len(prefix) - int(rng.geometric(0.2)) + 1)]
 
     def _play_run(self, style: str, length: int, end: float) -> Difference | None:
@@ -314,7 +314,7 @@ class Lockstep:
         return None
 
     def _note(self, style: str, seen: Seen, total: float, seed: int, actions: list[Any]) -> None:
-        """Count what was equal, and keep the run if something in it is new, or its return."""
+        """Count equal values; keep the run if it had something new, or a high return."""
         draws, is_step = self._python.tape.draws, actions[-1] is not RESET
         self.styles[style] += is_step
         self.counts["steps" if is_step else "resets"] += 1
@@ -330,12 +330,12 @@ class Lockstep:
 
 
 def _reward(seen: Seen) -> float:
-    """Return the reward of a step, of a game that of all agents together."""
+    """Return the reward of a step; for a game, the sum over all agents."""
     return float(sum(value for name, value in seen.items() if name.startswith("reward")))
 
 
 def _features(draws: Sequence[Any], seen: Seen) -> Iterator[Any]:
-    """Yield what makes a step like others."""
+    """Yield features of a step; equal features mean that a step shows nothing new."""
     yield tuple((draw.kind, draw.line) for draw in draws[:20])
     for name, value in seen.items():
         if name.startswith(("reward", "terminated", "truncated")):

@@ -1,4 +1,4 @@
-"""Prove that kernels do what a Python env does, or show where they first differ.
+"""Prove that kernels behave like a Python env, or show where they first differ.
 
     find_hidden   the Python env alone, played three times: does it depend on anything else?
         |
@@ -10,8 +10,8 @@
         |         with random numbers of their own     Python under a trace: lines and draws
       Proof <------------------------------------------------+
 
-The kernels are one env of a vector env, compiled as they will be used. Only where a difference is
-located do they run as plain Python.
+The kernels are one env of a vector env, compiled as in normal use. They run as plain Python only
+to locate a difference.
 """
 
 from __future__ import annotations
@@ -31,25 +31,26 @@ from vecenv.port.sides import KernelSide, PythonSide, check_spaces, read_kernels
 
 __all__ = ["Proof", "prove"]
 
-_LONGEST = 1_000  # steps of an episode in free runs, if nothing else ends it
+_LONGEST = 1_000  # longest episode in free runs, if nothing else ends it
 
 
 @dataclass
 class Proof:
-    """What was compared, and how it came out.
+    """What was compared, and the outcome.
 
     Attributes:
-        python, kernels: Names of the two.
-        difference: The first one; None if there is none.
-        hidden: What the Python env depends on beside seed and actions.
-        counts: Steps, resets, draws and numbers that were equal.
-        styles: Steps by the kind of actions.
-        fields: Fields of the state that were compared.
-        not_compared: The other fields.
-        largest_errors: Of floats, by name, relative to the larger of 1 and themselves.
-        means: Of free runs and of policies.
+        python, kernels: Names of the two sides.
+        difference: The first difference, or None.
+        hidden: What the Python env depends on besides seed and actions.
+        counts: Numbers of equal steps, resets, draws and values.
+        styles: Steps by kind of actions.
+        fields: State fields that were compared.
+        not_compared: The other state fields.
+        largest_errors: Largest errors of floats by name, relative to the larger of 1 and their
+            size.
+        means: Comparisons of means, from free runs and policies.
         speeds: Steps per second of the Python env and of the kernels; None if not measured.
-        seconds: That it took.
+        seconds: Duration of the proof.
     """
 
     python: str
@@ -67,7 +68,7 @@ class Proof:
 
     @property
     def is_proven(self) -> bool:
-        """Whether nothing differs, nothing fatal is hidden, and no mean is different."""
+        """Whether there is no difference, nothing fatal is hidden, and all means agree."""
         apart = any(one.verdict == "different" for one in self.means)
         return self.difference is None and not apart and not any(x.is_fatal for x in self.hidden)
 
@@ -91,7 +92,7 @@ class Proof:
         return "\n".join(lines)
 
     def to_json(self, path: Path) -> None:
-        """Write all of it as JSON."""
+        """Write everything as JSON."""
         told = asdict(self) | {"is_proven": self.is_proven}
         told |= {name: [x._asdict() for x in getattr(self, name)] for name in ("hidden", "means")}
         path.write_text(json.dumps(told, indent=1, default=lambda array: array.tolist()) + "\n")
@@ -120,27 +121,26 @@ def prove(
     """Compare a Python env with its kernels, draw by draw.
 
     Args:
-        make_python: Makes the Python env: a `gymnasium.Env`, with Tuple spaces a game, or a
+        make_python: Makes the Python env: a `gymnasium.Env` (Tuple spaces mean a game), or a
             PettingZoo parallel env.
-        kernels: EnvKernels, or what makes a JitVectorEnv of them.
-        minutes: How long to look for differences.
-        fields: Where the Python env has fields of the state, by their names: a path such as
-            "agent_pos[0]", or a function of the env without wrappers. None for attributes of the
-            same names.
+        kernels: EnvKernels, or a maker of a JitVectorEnv of them.
+        minutes: Time to look for differences.
+        fields: Places of the state's fields in the Python env, by name: a path such as
+            "agent_pos[0]", or a function of the unwrapped env. None: attributes of the same names.
         policies: Functions from an observation to an action, to be played, too.
-        tolerance: How far floats may be apart, relative to the larger of 1 and themselves.
-        margin: How far means of free runs may be apart, in standard deviations.
+        tolerance: Allowed distance of floats, relative to the larger of 1 and their size.
+        margin: Allowed distance between means of free runs, in standard deviations.
         max_episode_steps: Limit of the kernels' episodes; None for that of the env's registration.
-        seed: Of all that is drawn for this.
-        debug: Whether the kernels run as plain Python: nothing is compiled.
-        has_free_runs: Whether returns of free runs and policies, and speeds, are compared, too.
-        names: Of the two, for the report.
-        say: Called with what is done now.
+        seed: Seed of all draws.
+        debug: Whether kernels run as plain Python: nothing is compiled.
+        has_free_runs: Whether to also compare returns of free runs and policies, and speeds.
+        names: Names of the two sides for the report.
+        say: Called with a text about the current work.
 
     Raises:
         ValueError: The env can't be seeded, spaces differ, a field can't be read, or the env draws
-            from a distribution that the kit does not have.
-        TypeError: The kernels are none.
+            from a distribution that the kit lacks.
+        TypeError: `kernels` are not kernels.
     """
     began = time.perf_counter()
     proof = Proof(*names)

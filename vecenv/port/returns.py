@@ -1,4 +1,4 @@
-"""Compare returns of free runs, each side with numbers of its own, by two one-sided tests."""
+"""Compare returns of free runs, each side with its own random numbers, by two one-sided tests."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ __all__ = ["Equivalence", "compare_means", "free_runs", "speeds"]
 
 _Z_EQUAL = 1.645  # one-sided, 5 %
 _Z_APART = 4.0  # two-sided, 1 in 16 000, as several pairs are compared
-_FEWEST = 20  # episodes that can show a difference
+_FEWEST = 20  # fewest episodes that can show a difference
 _MOST_EPISODES = 2_000  # of the Python env
-_NUM_ENVS = 1_024  # whose speed is measured
+_NUM_ENVS = 1_024  # envs in the speed measurement
 _NUM_EPISODES = 512  # of the kernels, side by side
 _NUM_POLICIES = 8
-_LEAST_SECONDS = 5.0  # for episodes of the kernels, which mostly take much less
+_LEAST_SECONDS = 5.0  # for the kernels' episodes, which usually take much less
 
 Policy = Callable[[np.ndarray, Any], np.ndarray]  # from observations (B, ...) and masks to actions
 
 
 class Equivalence(NamedTuple):
-    """Whether two means are the same within a margin.
+    """Whether two means are equal within a margin.
 
     Attributes:
         what: What was compared.
         python, kernels: The two means.
-        episodes: How many of each.
-        margin: How far the means may be apart.
-        low, high: The interval of 90 % for kernels - Python. If it lies inside of the margin, two
-            one-sided tests of 5 % say that the means are no further apart.
-        verdict: "same"; "not shown", as there are too few episodes; or "different", beyond chance.
+        episodes: Number of episodes on each side.
+        margin: Allowed distance between the means.
+        low, high: The 90 % interval of kernels - Python. If it lies within the margin, two
+            one-sided tests at 5 % show that the means are no further apart.
+        verdict: "same"; "not shown" (too few episodes); or "different" (more than chance explains).
     """
 
     what: str
@@ -59,13 +59,13 @@ class Equivalence(NamedTuple):
 
 
 def compare_means(what: str, python: np.ndarray, kernels: np.ndarray, margin: float) -> Equivalence:
-    """Test whether two samples have means within a margin.
+    """Test whether two samples have equal means within a margin.
 
     Args:
-        what: What they are of.
+        what: What the means are of.
         python: Float (N,), N > 1.
-        kernels: Float (M,); if empty, nothing is shown.
-        margin: In standard deviations of the two samples together.
+        kernels: Float (M,); if empty, nothing can be shown.
+        margin: Allowed distance, in standard deviations of both samples together.
     """
     if len(kernels) < 2:
         counts, unknown = (len(python), len(kernels)), math.nan
@@ -85,12 +85,12 @@ def compare_means(what: str, python: np.ndarray, kernels: np.ndarray, margin: fl
 
 
 def _random_policy(space: Any, rng: np.random.Generator) -> Policy:
-    """Return a policy that draws any action which the masks allow."""
+    """Return a policy that draws random actions which the masks allow."""
     return lambda obs, masks: pick(space, rng.random((len(obs), width_of(space))), masks)
 
 
 def _linear_policy(obs_space: Any, space: Any, rng: np.random.Generator) -> Policy:
-    """Return a policy of random weights, whose actions depend on observations and masks alone."""
+    """Return a policy with random weights; its actions depend only on observations and masks."""
     is_number = isinstance(obs_space, Discrete)
     size = int(obs_space.n) if is_number else int(np.prod(obs_space.shape))
     weights = rng.normal(size=(size, width_of(space)))
@@ -107,7 +107,7 @@ def _linear_policy(obs_space: Any, space: Any, rng: np.random.Generator) -> Poli
 
 
 def _of_rows(policy: Callable[[Any], Any], space: Any) -> Policy:
-    """Return a policy for observations (B, ...) that asks one for each."""
+    """Return a policy for observations (B, ...) that asks `policy` row by row."""
     return lambda obs, masks: np.array([policy(row) for row in obs]).astype(space.dtype)
 
 
@@ -116,7 +116,7 @@ def _kernel_episodes(
 ) -> np.ndarray:
     """Return returns and lengths, float (B, 2), of each env's first episode; none if time is up.
 
-    Those that have ended by then would be the short ones.
+    The episodes that ended in time would be the short ones.
     """
     obs, _ = envs.reset(seed=seed)
     totals = np.zeros((envs.num_envs, 2))
@@ -143,7 +143,7 @@ def _python_episodes(
     seconds: float,
     most: int = _MOST_EPISODES,
 ) -> np.ndarray:
-    """Play episodes for so long, at least two; return returns and lengths, float (N, 2)."""
+    """Play episodes for this long, at least two; return returns and lengths, float (N, 2)."""
     found: list[tuple[float, int]] = []
     end = time.perf_counter() + seconds
     while len(found) < most and (len(found) < 2 or time.perf_counter() < end):
@@ -168,20 +168,19 @@ def free_runs(
     seed: int,
     policies: Sequence[Callable[[Any], Any]] = (),
 ) -> list[Equivalence]:
-    """Compare returns and lengths of random actions, then those of policies carried over.
+    """Compare returns and lengths of random actions, then of policies.
 
-    A policy is the best of some of random weights, chosen by episodes of one side; it plays on
-    both.
+    Each policy is the best of several with random weights, by episodes of one side. Both play it.
 
     Args:
         make_python: Makes the Python env.
         make_envs: Makes a vector env.
-        limit: Longest episode.
-        debug: Whether the kernels run as plain Python.
-        seconds: How long all this may take.
+        limit: Longest episode in steps.
+        debug: Whether kernels run as plain Python.
+        seconds: Time limit for everything.
         margin: See `compare_means`.
-        seed: Of all of this.
-        policies: The user's, played too, but in games.
+        seed: Seed of all draws.
+        policies: The user's policies, also played, but not in games.
     """
     rng, part = np.random.default_rng(seed), seconds / 10.0
     side = PythonSide(make_python, is_taped=False)
@@ -224,13 +223,13 @@ def free_runs(
 def speeds(
     make_python: Callable[[], Any], make_envs: Callable[..., JitVectorEnv]
 ) -> tuple[float, float]:
-    """Return steps per second of one Python env, and of 1 024 compiled ones; random actions."""
+    """Return steps per second of one Python env and of 1 024 compiled ones, by random actions."""
     envs, side = make_envs(_NUM_ENVS), PythonSide(make_python, is_taped=False)
     policy = _random_policy(envs.single_action_space, np.random.default_rng(0))
     obs, _ = envs.reset(seed=0)
     actions = [policy(obs, None) for _ in range(16)]
     rates: list[list[float]] = [[], []]
-    for _ in range(3):  # in turn
+    for _ in range(3):  # the sides in turn
         count, is_over, begin = 0, True, time.perf_counter()
         while time.perf_counter() < begin + 0.3:
             seen = side(RESET, count) if is_over else side(actions[count % 16][count % _NUM_ENVS])

@@ -1,4 +1,4 @@
-"""The two sides of a proof: the Python env and its kernels, seen through the same arrays."""
+"""The two sides of a proof: the Python env and its kernels, with results in equal arrays."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vecenv.port.tape import Tape, open_tape, taped_constructors
 
 __all__ = ["RESET", "KernelSide", "PythonSide", "Seen", "check_spaces", "read_kernels"]
 
-RESET = None  # in place of an action
-# What a reset or a step gave, by "observation", "reward", "terminated", "truncated", "mask" and
-# "field NAME"; of a game by "observation of AGENT" and so on.
+RESET = None  # stands in for an action
+# Results of a reset or a step: "observation", "reward", "terminated", "truncated", "mask" and
+# "field NAME"; in a game, "observation of AGENT" and so on.
 Seen = dict[str, np.ndarray]
-_NUM_SEARCHED = 3  # resets after which no new generators are looked for
+_NUM_SEARCHED = 3  # resets after which the search for new generators ends
 
 
 def read_kernels(given: Any) -> Callable[..., JitVectorEnv]:
@@ -32,7 +32,7 @@ def read_kernels(given: Any) -> Callable[..., JitVectorEnv]:
         given: EnvKernels, or a function or class that makes a JitVectorEnv.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: `given` is something else.
     """
     if isinstance(given, EnvKernels):
         return partial(JitVectorEnv, given)
@@ -43,22 +43,22 @@ def read_kernels(given: Any) -> Callable[..., JitVectorEnv]:
 
 
 class PythonSide:
-    """The Python env: a `gymnasium.Env`, with Tuple spaces a game, or a PettingZoo parallel env.
+    """The Python env: a `gymnasium.Env` (Tuple spaces mean a game), or a PettingZoo parallel env.
 
     Args:
-        make: Makes it.
-        paths: Where it has the fields of the state: a path such as "ball.x" or "agent_pos[0]", or a
-            function of the env without wrappers.
+        make: Makes the env.
+        paths: Places of the state's fields in it: a path such as "ball.x" or "agent_pos[0]", or a
+            function of the unwrapped env.
         is_taped: Whether it draws from a tape.
 
     Attributes:
-        env, inner: As it was made, and without wrappers.
-        spaces: Of observations and actions by agent; of a single env under "".
-        tape: What it draws from.
-        obs: The latest observation, as the env gave it.
+        env, inner: The env as made, and without wrappers.
+        spaces: Observation and action space by agent; those of a single env under "".
+        tape: The tape that it draws from.
+        obs: The latest observation in the env's own form.
 
     Raises:
-        ValueError: Its `reset` takes no seed.
+        ValueError: `reset` of the env takes no seed.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PythonSide:
         self.spaces = _spaces(self.env)
         self._num_searched = 0
         try:
-            self.env.reset(seed=0)  # so that it has its generators
+            self.env.reset(seed=0)  # creates its generators
         except TypeError as error:
             if "seed" not in str(error):
                 raise
@@ -104,7 +104,7 @@ class PythonSide:
         return self._seen(obs, None, False, False, info)
 
     def _own(self, action: Any) -> Any:
-        """Return an action as this env takes it."""
+        """Return an action in this env's own form."""
         flat, start, own = np.asarray(action).reshape(-1), 0, {}
         for name, (_, space) in self.spaces.items():
             part = flat[start : start + int(np.prod(space.shape or ()))]
@@ -115,9 +115,9 @@ class PythonSide:
         return own[""] if "" in own else tuple(own.values())
 
     def _seen(self, obs: Any, reward: Any, over: Any, cut: Any, info: Any) -> Seen:
-        """Return copies of what the env gave, and of the fields; `reward` is None of a reset.
+        """Return copies of the env's results and of the fields; `reward` is None for a reset.
 
-        Fields come first: a difference in one is nearer to its cause than what follows from it.
+        Fields come first: a difference in a field is nearer to its cause than one in a result.
         """
         self.obs, names = obs, list(self.spaces)
         seen = {f"field {k}": np.array(self.field(path)) for k, path in self.paths.items()}
@@ -137,17 +137,17 @@ class PythonSide:
         return seen
 
     def field(self, path: Any) -> Any:
-        """Return what is at a path; see `paths`."""
+        """Return the value at a path; see `paths`."""
         return path(self.inner) if callable(path) else eval(f"env.{path}", {"env": self.inner})
 
     def is_over(self, seen: Seen) -> bool:
-        """Whether the episode has ended, as a step told."""
+        """Return whether a step has ended the episode."""
         if self.is_parallel:
             return not self.env.agents
         return any(v.any() for k, v in seen.items() if k.startswith(("terminated", "truncated")))
 
     def row(self, seen: Seen) -> np.ndarray:
-        """Return observations as the kernels have them: of a game those of all agents in a row."""
+        """Return observations in the kernels' form: for a game, those of all agents in a row."""
         if "" in self.spaces:
             return seen["observation"]
         empty = {name: np.zeros(space.shape or ()) for name, (space, _) in self.spaces.items()}
@@ -155,15 +155,15 @@ class PythonSide:
         return np.concatenate([part.reshape(-1) for part in parts])
 
     def read_fields(self, dtype: np.dtype, given: Mapping[str, Any] | None) -> None:
-        """Set the paths that are compared with the fields of a state record.
+        """Set the paths to compare with the fields of a state record.
 
         Args:
-            dtype: Of the record.
-            given: Paths by the field's name; None for attributes of the same names, where they have
-                the fields' shapes.
+            dtype: Dtype of the record.
+            given: Paths by field name; None for attributes of the same names that have the fields'
+                shapes.
 
         Raises:
-            ValueError: A name is no field, or a path leads nowhere.
+            ValueError: A name is not a field, or a path leads nowhere.
         """
         names = list(dtype.names or ())
         paths = {name: name for name in names if hasattr(self.inner, name)}
@@ -198,16 +198,16 @@ def _spaces(env: Any) -> dict[str, tuple[gym.Space, gym.Space]]:
 
 
 class KernelSide:
-    """The kernels: a vector env of one, without autoreset.
+    """The kernels: a vector env of one env, without autoreset.
 
     Args:
         make: Makes the vector env.
         limit: Longest episode, or None.
-        debug: Whether they run as plain Python.
+        debug: Whether the kernels run as plain Python.
 
     Attributes:
         envs: The vector env.
-        layout: Of a game, else None.
+        layout: Layout of a game, else None.
     """
 
     def __init__(
@@ -230,11 +230,11 @@ class KernelSide:
 
     @property
     def num_words(self) -> int:
-        """How many words the latest reset or step took."""
+        """Return the number of words that the latest reset or step took."""
         return int(self.envs.state_dict()["runs"]["counter"][0]) & 0xFFFF
 
     def _seen(self, obs: Any, reward: Any = None, over: Any = None, cut: Any = None) -> Seen:
-        """Return copies of what the kernels gave; what agents get stands in the state of a game."""
+        """Return copies of the kernels' results; results of agents are in the state of a game."""
         state, seen = self.envs.states[0], Seen()
         if self.layout is not None:
             for group in self.layout.groups.values():
@@ -257,10 +257,10 @@ class KernelSide:
 
 
 def check_spaces(python: PythonSide, kernels: KernelSide) -> None:
-    """Refuse sides with different spaces or agents.
+    """Raise if the sides have different spaces or agents.
 
     Raises:
-        ValueError: They differ; tells how.
+        ValueError: They differ; the message says how.
     """
     envs, own = kernels.envs, {}
     if kernels.layout is None:
@@ -272,7 +272,7 @@ def check_spaces(python: PythonSide, kernels: KernelSide) -> None:
         raise ValueError(told)
     for name, pair in python.spaces.items():
         for what, theirs, ours in zip(("observation", "action"), pair, own[name], strict=True):
-            # Discrete spaces may have other dtypes.
+            # Discrete spaces may differ in dtype.
             is_same = str(theirs) == str(ours) if isinstance(theirs, Discrete) else theirs == ours
             if not is_same:
                 of = f" of {name}" if name else ""

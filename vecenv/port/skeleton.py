@@ -16,7 +16,7 @@ from vecenv.port.sides import RESET, PythonSide
 __all__ = ["guess_fields", "write_skeleton"]
 
 _NUM_CALLS = 200
-_LARGEST = 10_000  # elements of an array that may be state
+_LARGEST = 10_000  # most elements of an array that may be state
 _LIBRARIES = ("numpy", "gymnasium", "builtins", "pygame", "enum", "collections", "logging")
 _NOT_STATE = re.compile("np_random|render|window|clock|screen|metadata|spec$|space")
 
@@ -80,7 +80,7 @@ def test_the_port_is_the_env():
 
 
 def _values(found: Any, path: str, depth: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield paths of the numbers, and of the arrays of them, that an object holds."""
+    """Yield path and value of the numbers, and arrays of numbers, inside an object."""
     for name, value in list(getattr(found, "__dict__", {}).items()):
         if _NOT_STATE.search(name):
             continue
@@ -88,7 +88,7 @@ def _values(found: Any, path: str, depth: int) -> Iterator[tuple[str, np.ndarray
         if isinstance(value, bool | int | float | np.number | np.bool_ | list | tuple | np.ndarray):
             try:
                 array = np.array(value)
-            except ValueError:  # a ragged list
+            except ValueError:  # a ragged list has no array
                 continue
             if array.dtype.kind in "biuf" and 0 < array.size <= _LARGEST:
                 yield full, array
@@ -97,14 +97,14 @@ def _values(found: Any, path: str, depth: int) -> Iterator[tuple[str, np.ndarray
 
 
 def guess_fields(side: PythonSide) -> tuple[dict[str, np.ndarray], dict[str, Any], bool]:
-    """Play an env, and return which of its attributes may be state.
+    """Play an env; return those of its attributes that may be state.
 
     Args:
         side: The env.
 
     Returns:
-        By path an array of those that change, and the number of the others; and whether infos have
-        "action_mask".
+        By path, an array for each attribute that changes, and the number of each constant one; and
+        whether infos have "action_mask".
     """
     seen = side(RESET, 0)
     first, changing = dict(_values(side.inner, "", 2)), dict[str, np.ndarray]()
@@ -126,7 +126,7 @@ def guess_fields(side: PythonSide) -> tuple[dict[str, np.ndarray], dict[str, Any
 
 
 def _names(paths: Any) -> dict[str, str]:
-    """Return a name for the field of each path: its last part, or more if that is taken."""
+    """Return a field name for each path: its last part, or more if that name is taken."""
     names: dict[str, str] = {}
     for path in paths:
         parts, count = [part.lstrip("_") or part for part in path.split(".")], 1
@@ -138,7 +138,7 @@ def _names(paths: Any) -> dict[str, str]:
 
 
 def _field_source(name: str, value: np.ndarray) -> str:
-    """Return the line of the state record for a field that held this value."""
+    """Return the state record's line for a field with this value."""
     dtype = {"f": "np.float64", "b": "np.int8" if value.ndim else "np.bool_"}
     shape = f", {value.shape}" if value.ndim else ""
     return f"        ({name!r}, {dtype.get(value.dtype.kind, 'np.int64')}{shape}),\n"
@@ -171,12 +171,12 @@ def write_skeleton(make: Callable[[], Any], source: str, folder: Path) -> tuple[
 
     Args:
         make: Makes the Python env.
-        source: What names it.
-        folder: Where to.
+        source: The env's name in the command line.
+        folder: Target folder.
 
     Raises:
-        ValueError: The env has spaces that kernels can't have.
-        FileExistsError: A file is there already.
+        ValueError: The env has spaces that kernels do not support.
+        FileExistsError: One of the files exists already.
     """
     side = PythonSide(make)
     base = type(side.inner).__name__

@@ -5,9 +5,9 @@
                                                    |
                                                    Draw("integers", (5,), 1 word, file:line)
 
-The kernels stay as they are, compiled or not. In the Python env each generator (NumPy's
-`Generator` and `RandomState`, Python's `random.Random`) is replaced by one that takes the words of
-the same stream, by the algorithms of `vecenv.jit.random`, and notes where it was asked.
+The kernels are not changed, compiled or not. In the Python env, each generator (NumPy's `Generator`
+and `RandomState`, Python's `random.Random`) is replaced by one that takes the words of the same
+stream, by the algorithms of `vecenv.jit.random`, and notes the line of each call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["Draw", "Tape", "UnsupportedDraw", "find_generators", "open_tape", "t
 GENERATORS = (np.random.Generator, np.random.RandomState, python_random.Random)
 _PLAIN = (str, bytes, int, float, type(None), np.ndarray, np.generic, type, types.ModuleType)
 _OPAQUE = ("numpy", "pygame", "matplotlib", "logging", "threading", "torch", "builtins")
-_MOST_OBJECTS = 20_000  # in which generators are looked for
+_MOST_OBJECTS = 20_000  # most objects to search for generators
 
 
 class UnsupportedDraw(ValueError):
@@ -45,10 +45,10 @@ class Draw(NamedTuple):
     """One call of a generator.
 
     Attributes:
-        kind: The distribution, by its name in `vecenv.jit.random`.
-        args: Numbers that it was given, such as the number of values.
-        words: How many words of the stream it took.
-        file, line: Where it was called.
+        kind: The distribution's name in `vecenv.jit.random`.
+        args: Numeric arguments, such as the number of values.
+        words: Number of words taken from the stream.
+        file, line: Place of the call.
     """
 
     kind: str
@@ -62,17 +62,17 @@ class Draw(NamedTuple):
         return f"{self.kind}({', '.join(map(str, self.args))}) {name}:{self.line}"
 
 
-@cache  # of one draw: a call from Python costs a microsecond, and is the kernels' own code
+@cache  # a single draw is compiled: calls cost a microsecond, and it is the kernels' own code
 def _compiled(name: str) -> Callable[..., Any]:
     return cached_njit(getattr(random, name))
 
 
 class Tape:
-    """The random stream of one kernel env, to be read by the Python env.
+    """The random stream of one kernel env, read by the Python env.
 
     Attributes:
         draws: Calls since the latest `begin`.
-        num_words: How many words they took.
+        num_words: Number of words that they took.
     """
 
     def __init__(self) -> None:
@@ -81,16 +81,16 @@ class Tape:
 
     @property
     def num_words(self) -> int:
-        """How many words were taken since `begin`."""
+        """Return the number of words taken since `begin`."""
         return sum(draw.words for draw in self.draws)
 
     def seed(self, seed: int) -> None:
-        """Begin where the kernels' stream of this seed begins."""
+        """Start at the beginning of the kernels' stream for this seed."""
         self._stream.key = _compiled("seed_key")(np.uint64(seed))
         self._stream.counter = np.uint64(0)
 
     def begin(self) -> None:
-        """Begin a reset or a step, as the driver of the kernels does before each."""
+        """Begin a reset or a step, as the kernels' driver does before each."""
         _compiled("open_block")(self._stream)
         self.draws = []
 
@@ -113,8 +113,8 @@ class Tape:
         return int(self.take("integers", int(n)))
 
 
-# One number of each distribution of NumPy and Python, as its kernels draw it: the parameters with
-# their defaults, and what to do with them.
+# One number of each distribution of NumPy and Python, drawn as in kernels: its parameters with
+# defaults, and the function that draws it.
 _NUMBERS: dict[str, tuple[dict[str, Any], Callable[..., Any]]] = {
     "random": ({}, lambda t: t.take("uniform")),
     "uniform": ({"low": 0.0, "high": 1.0}, lambda t, a, b: a + (b - a) * t.take("uniform")),
@@ -135,7 +135,7 @@ def _numbers(
 ) -> Any:
     """Draw one number, or an array of them in C order, of a distribution."""
     parameters, one = _NUMBERS[name]
-    is_short = name.startswith(("standard", "random_"))  # no parameters but the size
+    is_short = name.startswith(("standard", "random_"))  # parameters: only the size
     if len(args) > (0 if is_short else len(parameters)):
         args, size = args[:-1], args[-1]
     values = list((parameters | dict(zip(parameters, args, strict=False)) | named).values())
@@ -143,7 +143,7 @@ def _numbers(
 
 
 def _filled(one: Callable[..., Any], values: Any, size: Any, dtype: Any) -> Any:
-    """Call `one` with the values, which may be arrays, for each number of the result."""
+    """Call `one` for each number of the result; its values may be arrays."""
     if size is None and all(np.ndim(value) == 0 for value in values):
         return one(*values)
     shape = np.broadcast_shapes(*map(np.shape, values)) if size is None else size
@@ -153,16 +153,16 @@ def _filled(one: Callable[..., Any], values: Any, size: Any, dtype: Any) -> Any:
 
 
 class TapedNumpy:
-    """Stands for `np.random.Generator` and `np.random.RandomState`.
+    """Replaces `np.random.Generator` and `np.random.RandomState`.
 
-    Attributes that it lacks are those of `_NUMBERS`.
+    Attributes that it lacks are looked up in `_NUMBERS`.
     """
 
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return self  # copies of an env go on with the same tape
+        return self  # copies of an env share the tape
 
     def __getattr__(self, name: str) -> Any:
         if name in _NUMBERS:
@@ -212,7 +212,7 @@ class TapedNumpy:
         return array
 
     def choice(self, a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
-        """Draw elements; without replacement the first of a permutation."""
+        """Draw elements; without replacement they are the first of a permutation."""
         count = int(a) if np.ndim(a) == 0 else len(a)
         if size is not None and not replace:
             if p is not None:
@@ -231,7 +231,7 @@ class TapedNumpy:
 
 
 class TapedPython(TapedNumpy):
-    """Stands for `random.Random`."""
+    """Replaces `random.Random`."""
 
     def randrange(self, start: int, stop: int | None = None, step: int = 1) -> int:
         """Draw an element of a range."""
@@ -257,7 +257,7 @@ class TapedPython(TapedNumpy):
 
 
 def _children(found: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
-    """Yield name, value and setter of what an object holds."""
+    """Yield name, value and setter for each part of an object."""
     held: Any = found
     if isinstance(found, dict | list | tuple):
         for key, value in list(found.items() if isinstance(found, dict) else enumerate(found)):
@@ -268,11 +268,11 @@ def _children(found: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
 
 
 def find_generators(env: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
-    """Yield where each generator is that an env holds, the generator, and what replaces it.
+    """Yield place, generator and replacing function for each generator of an env.
 
-    Attributes, lists, dicts and tuples are followed, the nearest first, and globals of the modules
-    of its classes. The module-level functions of `random` and `numpy.random` are not among them:
-    `vecenv.port.hidden` refuses envs that use these.
+    The search follows attributes, lists, dicts and tuples, nearest first, and globals of the
+    modules of its classes. It leaves out the module-level functions of `random` and
+    `numpy.random`: `vecenv.port.hidden` refuses envs that use them.
     """
     queue = deque[tuple[str, Any]]([("env", env)])
     for one in type(getattr(env, "unwrapped", env)).__mro__:
@@ -296,13 +296,13 @@ def open_tape(env: Any, tape: Tape) -> None:
     """Replace the generators of an env by taped ones."""
     for _, generator, put in list(find_generators(env)):
         is_python = isinstance(generator, python_random.Random)
-        with contextlib.suppress(TypeError):  # in a tuple
+        with contextlib.suppress(TypeError):  # a tuple can't be changed
             put(TapedPython(tape) if is_python else TapedNumpy(tape))
 
 
 @contextlib.contextmanager
 def taped_constructors(tape: Tape) -> Iterator[None]:
-    """While it is entered, generators that are made are taped ones."""
+    """Make all generators that are created inside taped ones."""
     make = lambda *_, **__: TapedNumpy(tape)  # noqa: E731
     with (
         mock.patch.object(np.random, "default_rng", make),

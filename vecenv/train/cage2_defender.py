@@ -1,12 +1,12 @@
-"""A defender for CAGE Challenge 2, trained from nothing by PPO.
+"""A defender for CAGE Challenge 2, trained from scratch by PPO.
 
     vecenv train Cage2-v0
 
-Blue sees the challenge's 52 bits and what it remembers (`vecenv.cage.BlueMemory`), and chooses from
-44 actions instead of 145: the next decoy on a host rather than one of eight.
+Blue sees the challenge's 52 bits and its memory (`vecenv.cage.BlueMemory`), and chooses from 44
+actions instead of 145: the next decoy on a host rather than one of eight.
 
 The score is the sum of mean returns over 30, 50 and 100 steps, the first ones of the same episode:
-with weights of three, two and one on the rewards PPO maximises the score itself.
+so PPO maximises the score itself if rewards have weights of three, two and one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from vecenv.train.options import OptionsError
 __all__ = ["STEP_COLUMN", "WINNER", "Cage2Defender", "Options", "load_policy", "main"]
 
 CELLS = (30, 50, 100)  # lengths of the challenge's episodes
-STEP_COLUMN = cage.BlueMemory(1).step_column  # of an observation: steps made, of a hundred
+STEP_COLUMN = cage.BlueMemory(1).step_column  # column of an observation: steps made, of a hundred
 WINNER = {"the challenge's winner": (-13.76 - 16.60) / 2}  # of B_line, Meander, as published
 
 
 @dataclass
 class Options(ppo.Options):
-    """Those of PPO; what stands here differs from there."""
+    """PPO's options, with other defaults."""
 
     env_id: str = "vecenv:Cage2-v0"
     red_agent: str = "mixed"  # who attacks in training; "mixed": either, drawn for every episode
@@ -49,14 +49,14 @@ class Options(ppo.Options):
 
 
 class Cage2Defender(ppo.PPO):
-    """PPO for the score of the challenge, whose episodes end for good after their last step."""
+    """PPO for the challenge's score; its episodes truly end after their last step."""
 
     Options = Options
     BASELINES: ClassVar = WINNER
 
     @torch.inference_mode()
     def compute_advantages(self) -> None:
-        """Weigh rewards as the challenge does; no value is expected after the last step."""
+        """Weigh rewards as the challenge does; after the last step, no value is added."""
         rollout = self.rollout
         steps = (rollout.obs[:-1, :, STEP_COLUMN] * CELLS[-1]).round().long()
         shares = sum((steps < end).float() for end in CELLS) / len(CELLS)  # cells with the step
@@ -66,7 +66,7 @@ class Cage2Defender(ppo.PPO):
         super().compute_advantages()
 
     def finish(self, run: Run) -> None:
-        """Save the policy, which `vecenv evaluate` plays without torch."""
+        """Save the policy in a form that `vecenv evaluate` plays without torch."""
         arrays = [p.detach().cpu().numpy() for p in self.agent.actor.parameters()]
         layers = [(w.T, b) for w, b in zip(arrays[::2], arrays[1::2], strict=True)]
         scenario = cage.cage2_scenario(self.options.rules)
@@ -74,13 +74,13 @@ class Cage2Defender(ppo.PPO):
 
     @staticmethod
     def check_options(options: Options) -> None:
-        """Refuse what a defender can't have."""
+        """Raise OptionsError for options that a defender does not support."""
         if options.normalize or options.recurrent != "no":
             raise OptionsError("a defender has tanh layers: leave --normalize and --recurrent out")
 
     @classmethod
     def make_envs(cls, options: Any, num_envs: int, *, on_device: bool = False) -> VecEnv:
-        """Make envs that attack and observe as the options say."""
+        """Make envs with the attacker and observations of the options."""
         given = {"observation": "memory", "red_agent": options.red_agent, "rules": options.rules}
         options = replace(options, env_kwargs={**given, **options.env_kwargs})
         return super().make_envs(options, num_envs, on_device=on_device)

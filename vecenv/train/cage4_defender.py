@@ -1,14 +1,14 @@
-"""Five defenders for CAGE Challenge 4, which begin as rules and learn with PPO.
+"""Five defenders for CAGE Challenge 4, which start as rules and learn with PPO.
 
     vecenv train Cage4-v0
 
-One policy plays all five agents. `Cage4Memory` keeps what an agent has seen and done, and offers
-choices when it is free to act: only these are decisions, and only these are learnt from. The
-network looks at every host with the same weights: what it learns about one it knows about all. One
-of its layers begins with weights by which agents follow the rules, `Rules`, more or less.
+One policy plays all five agents. `Cage4Memory` keeps each agent's observations and actions, and
+offers choices when the agent is free to act: only these decisions are learnt from. The network
+uses the same weights for every host, so it applies what it learns to all hosts. The initial weights
+of one layer make agents follow the rules (`Rules`), more or less.
 
-All agents get the same reward, most of which others cause. In training an agent is told its own
-subnets' part and a small share of the rest, which the true state gives; the critic sees that, too.
+All agents get the same reward, most of it caused by others. In training, an agent gets the part of
+its own subnets and a small share of the rest, both from the true state. The critic sees that, too.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from vecenv.train.trainer import Trainer
 __all__ = ["BASELINES", "Cage4Defender", "Defender", "Options", "load_policy", "main", "ppo_loss"]
 
 NUM_STEPS, NUM_AGENTS = 499, 5  # of an episode; a rollout is one episode of every game
-BASELINES = {  # the second and third as published: the best learned entry; rules
+BASELINES = {  # second and third as published: the best learned entry; rules
     "react-restore": -1045.5,
     "KEEP": -193.68,
     "the challenge's winner": -113.0,
     "rules": -93.7,
 }
-# Agents 0 to 3 watch a subnet each, agent 4 the last three: the first, how many, units of each.
+# Agents 0 to 3 watch one subnet each, agent 4 the last three: (first agent, agents, units each).
 GROUPS = ((0, 4, 1), (4, 1, 3))
-# Whose are the subnets RZA, OZA, RZB, OZB, contractors, PUB, ADM, OFF.
+# The agent that owns each of the subnets RZA, OZA, RZB, OZB, contractors, PUB, ADM, OFF.
 OWN = np.zeros((NUM_AGENTS, 8), np.float32)
 OWN[range(4), range(4)] = OWN[4, 5:] = 1
-UNITS = OWN[:, [0, 1, 2, 3, 6, 7, 5]]  # as `Cage4Memory` has them
-RED_STATES, RED_ACTIONS = range(1, 9), range(9)  # codes that the critic is told of
+UNITS = OWN[:, [0, 1, 2, 3, 6, 7, 5]]  # in the order of `Cage4Memory`
+RED_STATES, RED_ACTIONS = range(1, 9), range(9)  # codes that the critic sees
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Options(RunOptions):
     save_every: int = 300_000  # game steps between checkpoints
 
 
-# What the direct layer begins with: the rules, and what else may be worth a trial, as logits of
+# Initial logits of the direct layer: the rules, and other choices that may be worth a trial. For
 # Analyse, Remove, Restore and DeployDecoy: a constant, and factors of features.
 PRIOR = (
     {"": -2, "look": 4, "stale": 1, "stalest": 1.5, "rule_analyse": 3},
@@ -83,8 +83,8 @@ PRIOR = (
 class Defender(nn.Module):
     """The policy of all agents, and their critic."""
 
-    entropy_weight: Tensor  # of the bonus in the loss
-    scale: Tensor  # of the critic's values, which are returns divided by it
+    entropy_weight: Tensor  # of the entropy bonus in the loss
+    scale: Tensor  # the critic's values are returns divided by it
 
     def __init__(self, num_truths: int, options: Options) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Defender(nn.Module):
         return logits.masked_fill(useless, -1e9).log_softmax(1)
 
     def weights(self) -> dict[str, np.ndarray]:
-        """Return the policy as `save_cage4_defender` takes it."""
+        """Return the policy in the form that `save_cage4_defender` takes."""
         own = {name: x for name, x in self.named_parameters() if not name.startswith("critic")}
         return {name: x.detach().numpy().copy() for name, x in own.items()}
 
@@ -144,13 +144,13 @@ def ppo_loss(agent: Defender, batch: Any, options: Options) -> tuple[Tensor, dic
 class Cage4Defender(Trainer):
     """PPO on whole episodes of many games; see `Trainer`.
 
-    `make_agent(num_truths, options)` is given how many numbers of the true state the critic sees.
+    `make_agent(num_truths, options)` gets the number of true-state values that the critic sees.
     """
 
     Options = Options
     make_agent = Defender
     loss = staticmethod(ppo_loss)
-    STATE = ("agent", "optimizer", "steps", "num_updates")  # episodes begin anew
+    STATE = ("agent", "optimizer", "steps", "num_updates")  # not envs: episodes begin anew
     BASELINES: ClassVar = BASELINES
 
     def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
@@ -175,7 +175,7 @@ class Cage4Defender(Trainer):
         self.memory.note(self.envs.agent_obs(self.obs))
 
     def truths(self) -> np.ndarray:
-        """Return what the critic sees, float32 (G, 5, F): the true state of an agent's zones."""
+        """Return the critic's input, float32 (G, 5, F): the true state of each agent's zones."""
         states, memory = self.envs.states, self.memory
         is_there = np.arange(states["session_flags"].shape[2]) < states["num_sessions"][..., None]
         is_root = (states["session_flags"] & 2 > 0) & is_there
@@ -190,15 +190,15 @@ class Cage4Defender(Trainer):
         return np.concatenate([np.stack(numbers, 2), phase, clock], axis=2, dtype=np.float32)
 
     def told_rewards(self, actions: np.ndarray) -> np.ndarray:
-        """Return the rewards that agents are told, float32 (G, 5)."""
-        hurt = self.envs.zone_rewards().sum(2)  # among the contractors nobody can help
+        """Return the rewards that agents learn from, float32 (G, 5)."""
+        hurt = self.envs.zone_rewards().sum(2)  # no agent can help the contractors
         own = hurt @ OWN.T
         others = own.sum(1, keepdims=True) - own
         return own - self.memory.restores(actions) + self.options.share * others
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Play one episode in every game; keep what was decided, and seen then, by group."""
+        """Play one episode in every game; keep decisions and their observations by group."""
         options, memory = self.options, self.memory
         self.begin_episodes(options.seed * 1_000_003 + (self.num_updates + 1) * options.num_games)
         found: list[list[dict[str, Tensor]]] = [[] for _ in GROUPS]
@@ -212,18 +212,18 @@ class Cage4Defender(Trainer):
                 if not len(games):
                     continue
                 agents += first
-                units = games[:, None], agents[:, None] + np.arange(size)  # of the agents
+                units = games[:, None], agents[:, None] + np.arange(size)  # units of the agents
                 names = "hosts", "units", "useless"
                 row = {k: torch.from_numpy(x[units]) for k, x in zip(names, seen, strict=True)}
                 row["useless"] = row["useless"].flatten(1)
                 log_probs = self.agent.log_probs(**row)
                 noise = torch.empty_like(log_probs).exponential_().log_()
-                chosen = (log_probs - noise).argmax(1)  # a draw from the distribution
+                chosen = (log_probs - noise).argmax(1)  # draws from the distribution
                 choices[games, agents] = chosen.numpy()
                 row |= {"choices": chosen, "truths": torch.from_numpy(truths[games, agents])}
                 row["log_probs"] = log_probs.gather(1, chosen[:, None])[:, 0]
                 place = (step * options.num_games + games) * NUM_AGENTS + agents
-                rows.append(row | {"place": torch.from_numpy(place)})  # in all of the rollout
+                rows.append(row | {"place": torch.from_numpy(place)})  # index in the whole rollout
             actions = memory.act(choices)
             self.obs, rewards, *_ = self.envs.step(np.concatenate([actions, silence], 1))
             self.rewards[step] = self.told_rewards(actions)
@@ -235,7 +235,7 @@ class Cage4Defender(Trainer):
     def estimate(self) -> None:
         """Add advantages and returns to the decisions.
 
-        Between two decisions of an agent lie as many steps as its action takes.
+        Two decisions of an agent are as many steps apart as its action takes.
         """
         gamma, gae_lambda, scale = self.options.gamma, self.options.gae_lambda, self.agent.scale
         values = np.zeros(self.rewards.size, np.float32)
@@ -274,7 +274,7 @@ class Cage4Defender(Trainer):
         for _ in range(options.num_epochs):
             orders = []
             for size, count in zip(sizes, wanted, strict=True):
-                rows = -(-num_minibatches * count // size)  # of agent 4 some twice, or not at all
+                rows = -(-num_minibatches * count // size)  # some rows of agent 4 twice, or never
                 order = torch.cat([torch.randperm(size) for _ in range(rows)])
                 orders.append(order[: num_minibatches * count].view(num_minibatches, count))
             for chosen in zip(*orders, strict=True):
@@ -290,7 +290,7 @@ class Cage4Defender(Trainer):
         return scalars
 
     def update(self) -> dict[str, float]:
-        """Play one episode in every game and learn from it; return scalars to be logged."""
+        """Play one episode in every game and learn from it; return scalars to log."""
         self.collect()
         self.estimate()
         scalars = self.learn(1 - self.num_updates / self.total_updates)
@@ -307,13 +307,13 @@ class Cage4Defender(Trainer):
 
     @classmethod
     def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
-        """Make games to train in, whose episodes all begin together."""
+        """Make games for training; their episodes all begin together."""
         how: Any = {"messages": True, "observation": "events", "autoreset_mode": "Disabled"}
         return cage.Cage4VectorEnv(num_envs, num_threads=1, **how)
 
     @staticmethod
     def check_options(options: Options) -> None:
-        """Refuse a training of no update."""
+        """Raise OptionsError if there are too few steps for one update."""
         if options.total_steps < (least := NUM_STEPS * options.num_games):
             raise OptionsError(f"--total-steps is less than one rollout, {least}")
 

@@ -37,7 +37,7 @@ class Options(GradientOptions, ReplayOptions):
 
 
 class QNetwork(nn.Module):
-    """Values of all actions, one of the observation and advantages: (B, *obs_shape) to (B, A)."""
+    """Values of all actions from one value of obs and advantages: (B, *obs_shape) to (B, A)."""
 
     def __init__(self, space: Any, num_actions: int, options: Options) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class QNetwork(nn.Module):
 
 
 class Agent(TargetAgent):
-    """The network and its slow copy, the target."""
+    """The network and its target, a slowly following copy."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
         space = envs.single_action_space
@@ -64,7 +64,7 @@ class Agent(TargetAgent):
         self.start = int(space.start)
 
     def to_env(self, actions: Any) -> Any:
-        """Turn actions, which count from 0, into those that the env takes."""
+        """Turn actions, counted from 0, into those of the env."""
         return actions + self.start
 
     @torch.no_grad()
@@ -73,9 +73,9 @@ class Agent(TargetAgent):
         return self.network(obs).argmax(1)
 
     def errors(self, batch: Batch) -> Tensor:
-        """Return how far values of the actions taken (B,) are above those found a step later.
+        """Return how much the values (B,) of the taken actions exceed their targets, a step later.
 
-        The network picks the next action, the target says what it is worth.
+        The network chooses the next action, the target network gives its value.
         """
         with torch.no_grad():
             picks = self.network(batch.next_obs).argmax(1, keepdim=True)
@@ -101,14 +101,14 @@ class DQN(Replay):
     def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
         super().__init__(options, envs, agent)
         space, obs_space = Discrete(envs.single_action_space.n), envs.single_observation_space
-        # Pictures are stored once, and each of a stack.
+        # Each picture is stored once, and so is each frame of a stack.
         stores_next = obs_space.shape is None or len(obs_space.shape) == 1
         kept: Any = {"frame_stack": options.frame_stack or None, "store_next": stores_next}
         kept |= {"n_step": options.n_step, "device": options.device}
         self.set_up(obs_space, space, False, **kept)
 
     def choose(self, obs: Any) -> np.ndarray:
-        """Return the best actions, some of them replaced by random ones."""
+        """Return the best actions, some replaced by random ones."""
         options, count = self.options, self.envs.num_envs
         random = self.rng.integers(self.envs.single_action_space.n, size=count)
         if self.steps < options.learning_starts:
@@ -120,17 +120,17 @@ class DQN(Replay):
         return np.where(is_random, random, self.agent.act(x).cpu().numpy())
 
     def learn(self) -> dict[str, Tensor]:
-        """Make an update, at a learning rate that falls to a hundredth."""
+        """Make an update; the learning rate falls to a hundredth over the training."""
         left = 1 - 0.99 * min(self.num_updates / self.total_updates, 1.0)
         self.optimizer.set_lr(self.options.learning_rate * left)
         return super().learn()
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:
-        """Return the best actions as a function of observations; a `report` gets all values."""
+        """Return a function from observations to the best actions; a `report` gets all values."""
 
         def act(obs: Tensor, report: dict[str, Any] | None = None) -> Tensor:
-            if report is not None:  # what `vecenv play --html` shows beside the action
+            if report is not None:  # for `vecenv play --html`, which shows it beside the action
                 report["action_values"] = agent.network(obs).numpy()
             return agent.to_env(agent.act(obs))
 

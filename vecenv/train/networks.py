@@ -1,4 +1,4 @@
-"""Networks for any space: observations into vectors, and these through layers into actions."""
+"""Networks for any space: from observations to vectors, and through layers to actions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from vecenv.train.options import OptionsError
 __all__ = ["Choices", "Encoders", "Memory", "Normals", "Numbers", "Pictures", "linear", "mlp"]
 __all__ += ["rectified", "sizes_of"]
 
-# Convolutions (channels, size, stride) for pictures whose shorter side has at least so many cells;
-# 1 to 9 are left of 5 to 96. The first row is that of Mnih et al., 2015, the last that of MinAtar.
+# Convolutions (channels, size, stride), by the least number of cells on a picture's shorter side;
+# sides of 5 to 96 become 1 to 9. First row: Mnih et al., 2015; last row: MinAtar.
 _CONVOLUTIONS = (
     (36, ((32, 8, 4), (64, 4, 2), (64, 3, 1))),
     (18, ((32, 4, 2), (64, 4, 2), (64, 3, 1))),
@@ -49,11 +49,11 @@ class Choices:
         """Return the actions (B, K) at quantiles (B, K) in 0..1."""
         sums = self.logits.softmax(-1).cumsum(-1)
         found = torch.searchsorted(sums, (quantiles * sums[..., -1])[..., None]).squeeze(-1)
-        return found.clamp(max=sums.shape[-1] - 1)  # of NaN there is none, which the loss will say
+        return found.clamp(max=sums.shape[-1] - 1)  # NaN: no count fits, and the loss reports it
 
     @property
     def mode(self) -> Tensor:
-        """The likeliest actions (B, K)."""
+        """Return the likeliest actions (B, K)."""
         return self.logits.argmax(-1)
 
 
@@ -70,7 +70,7 @@ class Normals(Normal):
 
 
 def linear(num_inputs: int, num_outputs: int, gain: float = 2**0.5) -> nn.Linear:
-    """Return a layer with orthogonal weights and no bias to begin with."""
+    """Return a layer with orthogonal weights and zero bias."""
     layer = nn.Linear(num_inputs, num_outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -78,19 +78,19 @@ def linear(num_inputs: int, num_outputs: int, gain: float = 2**0.5) -> nn.Linear
 
 
 def mlp(*widths: int, gain: float) -> nn.Sequential:
-    """Return orthogonal layers with tanh between them; `gain` is of the last one."""
+    """Return orthogonal layers with tanh between them; `gain` is for the last one."""
     *inner, last = pairwise(widths)
     hidden = [part for a, b in inner for part in (linear(a, b), nn.Tanh())]
     return nn.Sequential(*hidden, linear(*last, gain))
 
 
 def rectified(*widths: int, layer: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:
-    """Return layers with a ReLU behind each."""
+    """Return layers, each with a ReLU behind it."""
     return nn.Sequential(*(part for a, b in pairwise(widths) for part in (layer(a, b), nn.ReLU())))
 
 
 class Memory(nn.GRUCell):
-    """A GRU whose state (B, S), which is its output, too, begins anew with an episode."""
+    """A GRU whose state (B, S) is also its output; an episode begins with state zero."""
 
     def __init__(self, num_inputs: int, size: int) -> None:
         super().__init__(num_inputs, size)
@@ -98,19 +98,19 @@ class Memory(nn.GRUCell):
             nn.init.orthogonal_(parameter) if "weight" in name else nn.init.zeros_(parameter)
 
     def after(self, x: Tensor, state: Tensor, is_first: Tensor) -> Tensor:
-        """Return states (B, S) after x (B, F); where `is_first` (B,) they begin from zeros."""
+        """Return states (B, S) after x (B, F); rows with `is_first` (B,) start from zeros."""
         return self(x, state.masked_fill(is_first[:, None], 0.0))
 
 
 class Numbers(nn.Module):
-    """Numbers as they are, or normalised; choices as a one for each and zeros: (B, ...) to (B, F).
+    """Numbers unchanged or normalised; choices one-hot: (B, ...) to (B, F).
 
-    Choices below the first one, as zeros in rows of agents that are dead, are taken for that one.
+    Choices below the first one (zeros in rows of dead agents) count as the first one.
     """
 
     def __init__(self, space: Any, normalizes: bool = False) -> None:
         super().__init__()
-        self.choices: list[tuple[int, int]] = []  # the first of them, how many
+        self.choices: list[tuple[int, int]] = []  # for each: its first choice, and how many
         if isinstance(space, Discrete | MultiDiscrete):
             self.choices = list(zip(np.ravel(space.start).tolist(), sizes_of(space), strict=True))
         shape: Any = space.shape
@@ -130,7 +130,7 @@ class Numbers(nn.Module):
 class Pictures(nn.Module):
     """Convolutions over pictures (B, H, W, C) or (B, C, H, W), whichever has fewer channels.
 
-    They follow from the shorter side, as docs/learning.md says. uint8 is divided by 255.
+    Their layers depend on the shorter side, see docs/learning.md. uint8 is divided by 255.
     """
 
     def __init__(self, space: Any) -> None:
@@ -155,9 +155,9 @@ class Pictures(nn.Module):
 
 
 class Encoders(nn.ModuleDict):
-    """An encoder for an observation ("obs"), or one for each part of a Dict but "action_mask".
+    """An encoder for an observation ("obs"), or one per part of a Dict, except "action_mask".
 
-    With `normalizes` numbers that are no pictures get mean 0 and variance 1.
+    With `normalizes`, numbers outside of pictures are scaled to mean 0 and variance 1.
     """
 
     def __init__(self, space: Any, normalizes: bool = False) -> None:
@@ -180,7 +180,7 @@ class Encoders(nn.ModuleDict):
         return encoded[0] if len(encoded) == 1 else torch.cat(encoded, 1)
 
     def absorb(self, obs: Any, **ranks: Any) -> None:
-        """Take observations (B, ...) into the moments that normalise them."""
+        """Update the moments for normalising with observations (B, ...)."""
         for name, encode in self.items():
             if (moments := getattr(encode, "moments", None)) is not None:
                 moments.update(_parts(obs)[name], **ranks)
@@ -192,7 +192,7 @@ def _parts(obs: Any) -> Mapping[str, Any]:
 
 
 def sizes_of(space: Any) -> list[int]:
-    """Return how many choices each part of an action has, 1 for a real number."""
+    """Return the number of choices for each part of an action, 1 for a real number."""
     if isinstance(space, Discrete | MultiDiscrete):
         return np.ravel(space.n if isinstance(space, Discrete) else space.nvec).tolist()
     if isinstance(space, Box) and np.issubdtype(space.dtype, np.floating):

@@ -1,4 +1,4 @@
-"""The options that trainers share, each of them once, and the envs that they describe."""
+"""Options that trainers share, and the envs that these options describe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["EnvOptions", "GradientOptions", "OptionsError", "RunOptions", "is_on
 
 
 class OptionsError(ValueError):
-    """Options that fit neither the env, nor the machine, nor each other; the message says which."""
+    """Options don't fit the env, the machine or each other; the message says which."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class RunOptions:
 
 @dataclass
 class GradientOptions:
-    """How gradients are computed, and where."""
+    """How and where gradients are computed."""
 
     device: str = "cpu"  # where the networks are: cpu, cuda; there compiled envs are, too
     dtype: Literal["float32", "bfloat16"] = "float32"  # of products in the gradient
@@ -46,7 +46,7 @@ class GradientOptions:
 
 @dataclass
 class EnvOptions:
-    """Which envs a single agent acts in."""
+    """The envs of a single agent."""
 
     env_id: str = "CartPole-v1"  # registered id, also "module:id"
     env_kwargs: dict[str, bool | int | float | str] = field(default_factory=dict)  # of the env
@@ -62,15 +62,15 @@ class EnvOptions:
 def make_placed(
     make: Callable[..., Any], options: Any, num_envs: int, *, on_device: bool, **given: Any
 ) -> Any:
-    """Make envs: compiled ones where the networks are, unless a backend is named.
+    """Make envs: compiled ones on the networks' device, unless a backend is named.
 
-    `make(num_envs, backend=..., **given)` returns them; ValueError if there are none compiled. Of
-    `options` count `backend` and `device`; `on_device` says that envs may be there. Envs with
-    `wrappers` are not compiled. OptionsError if envs are not where the networks are.
+    `make(num_envs, backend=..., **given)` returns them; it raises ValueError if no compiled envs
+    exist. Only `backend` and `device` of `options` are read; `on_device` allows envs on the device.
+    Envs with `wrappers` are not compiled. OptionsError if envs and networks are apart.
     """
     backend, wanted = options.backend, torch.device(getattr(options, "device", "cpu"))
     if backend in (None, "auto") and wanted.type != "cpu" and "wrappers" not in given:
-        with suppress(ValueError):  # compiled ones only
+        with suppress(ValueError):  # try compiled envs first
             make(1, backend="jit").close()
             backend = "cuda"
     if backend == "cuda" and not on_device:
@@ -87,5 +87,5 @@ def make_placed(
 
 
 def is_on_device(envs: Any) -> bool:
-    """Whether results of these envs, or rows of agents, are tensors where they are computed."""
+    """Return whether these envs, or rows of agents, return tensors on their device."""
     return hasattr(envs, "device")

@@ -25,25 +25,25 @@ from vecenv.train.options import OptionsError
 
 __all__ = ["Policy", "load_policy", "save_spaces", "sb3_player"]
 
-POLICY_FILE = "policy.pt"  # of a run folder: what `load_policy` needs beside options and weights
+POLICY_FILE = "policy.pt"  # in a run folder: what `load_policy` needs besides options and weights
 SHIPPED, LAST = (POLICY_FILE, "options.json"), "checkpoint/last.pt"
 LIBRARY = "vecenv.train."
 _logger = logging.getLogger("vecenv")
 
 
 class Policy:
-    """What to do for observations: arrays in, arrays out.
+    """A trained policy: a function from arrays of observations to arrays of actions.
 
-    `policy(obs)` is deterministic. It keeps the memory of a recurrent policy for each row of the
-    batch; `starts` says where episodes begin. `observation_space` and `action_space` are of one
-    env, `name` says what trained it, and where.
+    `policy(obs)` is deterministic. A recurrent policy keeps a memory for each row of the batch;
+    `starts` says where episodes begin. `observation_space` and `action_space` are those of one env;
+    `name` gives trainer and env.
     """
 
     _make: Any = None  # returns a function that plays `num_envs` envs
 
     def __init__(self, observation_space: Space, action_space: Space, name: str) -> None:
         self.observation_space = self.single_observation_space = observation_space
-        # By these names it stands for a vector env where only spaces and masks are asked for.
+        # With these names, a policy replaces a vector env in code that only reads spaces and masks.
         self.action_space: Any = action_space
         self.single_action_space: Any = action_space
         self.has_action_masks = isinstance(action_space, Discrete | MultiDiscrete | MultiBinary)
@@ -51,26 +51,26 @@ class Policy:
         self._act: Any = None
 
     def reset(self) -> None:
-        """Forget what was seen: episodes begin with the next observations."""
+        """Forget all memory: the next observations begin episodes."""
         self._act = None
 
     def __call__(
         self, obs: Any, masks: Any = None, starts: Any = None, *, sample: bool = False
     ) -> np.ndarray:
-        """Return actions (N, *action_shape), or of one env without N, as it takes them.
+        """Return actions (N, *action_shape); for a single observation, one action without N.
 
         Args:
-            obs: Observations (N, *obs_shape), nested like the space, or of one env, without N.
-            masks: Which actions are allowed (N, A), or (A,), 1 and 0 as of `action_masks()`;
-                None allows all, which the log says once if there were masks in the training.
+            obs: Observations (N, *obs_shape), nested like the space; or a single one, without N.
+            masks: Allowed actions (N, A), or (A,), 1 and 0 as in `action_masks()`. None allows all;
+                the log says so once if the training had masks.
             starts: Where an episode begins with this observation, bool (N,), or one bool. None:
                 everywhere in the first call and after `reset`, then nowhere.
-            sample: Draw from the policy, by torch's global generator, instead of taking the
-                likeliest actions; TypeError if there is nothing to draw from.
+            sample: Draw actions, from torch's global generator, instead of taking the likeliest
+                ones; TypeError if the policy has no probabilities.
 
         Raises:
             ValueError: A shape or dtype does not fit, a row of the masks allows nothing, or N has
-                changed where the policy has a memory of its rows and `starts` is not all True.
+                changed although the policy has a memory and `starts` is not all True.
         """
         x, count, is_one = _read(self.observation_space, obs)
         is_new = self._act is None
@@ -93,7 +93,7 @@ class Policy:
         return actions[0] if is_one else actions
 
     def _take(self, masks: Any) -> None:
-        """Keep the masks of the next call; None stands for all ones."""
+        """Keep the masks of the next call; None means all ones."""
         if not self.has_action_masks:
             if masks is not None:
                 raise ValueError(f"masks are given, but {self.action_space} has none")
@@ -102,7 +102,7 @@ class Policy:
             told = "the policy was trained with action masks and is asked without: it may choose "
             told += "actions that are not allowed; give masks=, as of `action_masks()`"
             _logger.warning(told)
-            self.wants_masks = False  # said once
+            self.wants_masks = False  # the log says it once
         expected = self.num_envs, mask_width(self.action_space)
         masks = np.ones(expected) if masks is None else masks
         self._masks = np.atleast_2d(np.asarray(masks, np.int8))
@@ -120,13 +120,13 @@ class Policy:
 
 
 def _read(space: Space, obs: Any) -> tuple[Any, int, bool]:
-    """Return observations as a nest of tensors, how many, and whether they were of one env."""
+    """Return observations as nested tensors, their number, and whether they were a single one."""
     leaves, arrays = space_leaves(space, "obs"), []
     for (path, shape, dtype), given in zip(leaves, tree_leaves(space, obs, "obs"), strict=True):
         given = np.asarray(given.cpu() if isinstance(given, torch.Tensor) else given)
         if given.dtype.kind == "f" and dtype.kind != "f":
             raise ValueError(f"{path} is {given.dtype}, expected {dtype}, as the env returns it")
-        array = np.array(given, dtype, order="C")  # a copy, which the policy may keep
+        array = np.array(given, dtype, order="C")  # a copy, because the policy may keep it
         if array.shape != shape and array.shape[1:] != shape:
             wanted = f"expected {shape} or (N, {shape})"
             raise ValueError(f"{path} has the shape {array.shape}, {wanted}")
@@ -139,23 +139,23 @@ def _read(space: Space, obs: Any) -> tuple[Any, int, bool]:
 def load_policy(
     path: str | Path, *, code: str | Path | None = None, vecnormalize: str | Path | None = None
 ) -> Policy:
-    """Load a trained policy, to be called with observations; makes no envs.
+    """Load a trained policy as a function of observations; makes no envs.
 
     Args:
-        path: A run folder of `vecenv train`, of which policy.pt, options.json and
-            checkpoint/last.pt are needed, one of these files, or another checkpoint in it; or a
-            .zip that stable-baselines3 has written, which can run code: give only those you trust.
-        code: The file of a trainer of your own, if one made the run: it is imported. The folder
-            remembers the path, but only a file that is named here is ever run.
+        path: A run folder of `vecenv train` (it needs policy.pt, options.json and
+            checkpoint/last.pt), one of these files, or another checkpoint in the folder. Or a .zip
+            of stable-baselines3, which can run code: load only those that you trust.
+        code: The file of your own trainer, if one made the run: it is imported. The folder records
+            the path, but only a file named here is ever run.
         vecnormalize: Statistics of stable-baselines3's VecNormalize for a .zip, a pickle; None for
-            those beside it. The log says if there are none.
+            those beside the .zip. The log says if there are none.
 
     Raises:
-        FileNotFoundError: There is no such run, or it has saved nothing yet.
-        ValueError: It is no run, or was made by other code than `code`.
+        FileNotFoundError: There is no such run, or it has not saved anything yet.
+        ValueError: It is not a run, or was made by other code than `code`.
         ImportError: stable-baselines3 is not installed.
 
-    Two lines in a script of one's own, the second with masks if the env has them::
+    Two lines of a script, the second with masks if the env has them::
 
         policy = vecenv.load_policy("runs/CartPole-v1-ppo")
         action = policy(obs)  # or policy(obs, env.action_masks())
@@ -182,7 +182,7 @@ def load_policy(
         obs_space, action_space = map(space_of, spaces)
         policy = Policy(obs_space, action_space, name)
         policy.wants_masks = bool(kept["masks"])
-    except Exception as error:  # whatever the parts of a space raise
+    except Exception as error:  # parts of the space may raise anything
         raise ValueError(f"{home / POLICY_FILE} can't be read: {error!s:.200}") from None
     trainer = _trainer_of(home, made_by, code)
     options = load_options(home, trainer.Options)
@@ -196,9 +196,9 @@ def load_policy(
 
 
 def load_agent(agent: Any, path: Path) -> None:
-    """Put the weights of a checkpoint, or a run's last one, into an agent.
+    """Load the weights of a checkpoint, or of a run's last one, into an agent.
 
-    OptionsError if they are of another one, FileNotFoundError if there are none yet.
+    OptionsError if they are another agent's, FileNotFoundError if there are none yet.
     """
     home = path.parent if path.name in SHIPPED else path
     file = home / LAST if home.is_dir() else path
@@ -214,7 +214,7 @@ def load_agent(agent: Any, path: Path) -> None:
 
 
 def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:
-    """Return the trainer's class of the module that made a run; run no code that is not named."""
+    """Return the trainer class from the module that made a run; run no code but `code`."""
     if code is not None:
         path = Path(code)
         spec = spec_from_file_location(path.stem, path)
@@ -235,7 +235,7 @@ def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:
 
 
 def _load_sb3(path: Path, vecnormalize: str | Path | None) -> Policy:
-    """Return a policy that a model of stable-baselines3 or sb3-contrib predicts."""
+    """Return the policy of a model of stable-baselines3 or sb3-contrib."""
     loaded = load_sb3_model(path, vecnormalize)
     if vecnormalize is None and find_vecnormalize(path) is None:
         told = "no vecnormalize.pkl is beside %s: its observations are taken as they are, which is "
@@ -250,9 +250,9 @@ def _load_sb3(path: Path, vecnormalize: str | Path | None) -> Policy:
 
 
 def save_spaces(folder: Path, trainer: type, options: Any, envs: Any) -> None:
-    """Write what `load_policy` needs of a run besides options and weights; no spaces of games."""
+    """Write what `load_policy` needs besides options and weights; nothing for games."""
     module = trainer.__module__
-    if not module.startswith(LIBRARY):  # a file of the user's
+    if not module.startswith(LIBRARY):  # a user's file
         module = str(Path(getattr(sys.modules[module], "__file__", None) or module).resolve())
     found: Any = [getattr(envs, f"single_{kind}_space", None) for kind in ("observation", "action")]
     try:
@@ -265,12 +265,12 @@ def save_spaces(folder: Path, trainer: type, options: Any, envs: Any) -> None:
 
 
 def env_of(options: Any) -> str:
-    """Return the env of a trainer's options as the user wrote it; without one, the run's name."""
+    """Return the env in a trainer's options, as the user wrote it; else the run's name."""
     return getattr(options, "env_id", None) or getattr(options, "env", None) or options.save.name
 
 
 def sb3_player(envs: Any, model: Any, uses_masks: bool, normalized: Any) -> Any:
-    """Return a function of observations that asks a model, as `load_sb3_model` returns it."""
+    """Return a function of observations that asks a model from `load_sb3_model`."""
     state: Any = None
 
     def act(obs: Any, starts: Any, *, sample: bool = False) -> np.ndarray:

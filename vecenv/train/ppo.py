@@ -1,4 +1,4 @@
-"""PPO on any vector env, of J. Schulman et al., 2017: `vecenv train CartPole-v1 --algo ppo`."""
+"""PPO on any vector env, after J. Schulman et al., 2017: `vecenv train CartPole-v1 --algo ppo`."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ class Options(RolloutOptions, EnvOptions):
 
 
 class Agent(nn.Module):
-    """Actor and critic: hidden layers each, or behind pictures the same ones.
+    """Actor and critic, each with its own hidden layers; behind pictures they share them.
 
     Attributes:
-        encoders: By parts of the observation, see `vecenv.train.networks`.
-        trunk: Hidden layers that actor and critic share; none without pictures.
-        memory: None without one.
-        actor, critic: From vectors (B, F) to outputs (B, sum(sizes)), and to (B, 1).
-        sizes: Numbers of choices of each part of an action; 1 for a real number.
-        returns: Moments of returns, in units of whose deviation the critic's values are.
+        encoders: By part of the observation, see `vecenv.train.networks`.
+        trunk: Hidden layers that actor and critic share; empty without pictures.
+        memory: The recurrent cell; None without one.
+        actor, critic: Map vectors (B, F) to outputs (B, sum(sizes)), and to (B, 1).
+        sizes: Number of choices for each part of an action; 1 for a real number.
+        returns: Moments of returns; the critic's values are in units of their deviation.
     """
 
     entropy_weight: Tensor
@@ -84,7 +84,7 @@ class Agent(nn.Module):
         num_features, widths = self.encoders.num_features, options.hidden
         self.trunk = nn.Sequential()
         if self.encoders.has_pictures:
-            if widths is None:  # about as many units as numbers that come in
+            if widths is None:  # about as many units as inputs
                 widths = (min(max(2 ** int(math.log2(num_features)), 128), 512),)
             self.trunk = networks.rectified(num_features, *widths, layer=networks.linear)
             num_features, widths = [num_features, *widths][-1], ()
@@ -100,22 +100,22 @@ class Agent(nn.Module):
         if not self.is_discrete:
             self.log_std = nn.Parameter(torch.zeros(len(self.sizes)))
         self.returns = Moments()
-        # Of all actions; on a device, so that envs there wait for nothing.
+        # Constants of all actions, as buffers: on a device, envs then wait for nothing.
         for name in ("start", "low", "high"):
             bound = getattr(self.action_space, name, None)
             tensor = None if bound is None else torch.from_numpy(np.array(bound))
             self.register_buffer(name, tensor, persistent=False)
-        # It may change, and a compiled loss would have to be compiled anew for another constant.
+        # A buffer, because it may change: each new constant would compile the loss anew.
         self.register_buffer("entropy_weight", torch.tensor(options.entropy_weight), False)
 
     def features(self, obs: Any) -> Tensor:
-        """Return vectors (B, F) of observations (B, ...), or a dict of these."""
+        """Return vectors (B, F) of observations (B, ...); observations may be a dict."""
         return self.trunk(self.encoders(obs))
 
     def policy(self, features: Tensor, mask: Tensor | None = None) -> Choices | Normals:
-        """Return the distribution of actions at features (B, F), as of `features` or `step`.
+        """Return the distribution of actions for vectors (B, F) of `features` or `step`.
 
-        `mask` (B, sum(sizes)) is 0 for choices that are not possible; None allows all.
+        `mask` (B, sum(sizes)) is 0 for choices that are not allowed; None allows all.
         """
         outputs = self.actor(features).float()
         if not self.is_discrete:
@@ -123,7 +123,7 @@ class Agent(nn.Module):
         if mask is not None:
             outputs = torch.where(mask.bool(), outputs, -1e9)
         most = max(self.sizes)
-        if min(self.sizes) < most:  # padded with choices that are never taken
+        if min(self.sizes) < most:  # pad with choices that are never taken
             parts = zip(outputs.split(self.sizes, 1), self.sizes, strict=True)
             outputs = torch.cat([F.pad(x, (0, most - n), value=-2e9) for x, n in parts], 1)
         return Choices(outputs.view(-1, len(self.sizes), most))
@@ -133,10 +133,10 @@ class Agent(nn.Module):
         return self.critic(features).squeeze(1).float()
 
     def step(self, obs: Any, state: Any = None, is_first: Any = None) -> tuple[Tensor, Any]:
-        """Return vectors (B, F) for observations (B, ...), and the memory's state after them.
+        """Return vectors (B, F) for observations (B, ...), and the memory's new state.
 
-        With a memory there are its state before them, float32 (B, M), and where it begins anew,
-        bool (B,). Of L steps of S sequences, (L, S, ...), there are vectors (L * S, F).
+        With a memory, `state` is its state before, float32 (B, M), and `is_first` bool (B,) says
+        where it starts anew. L steps of S sequences, (L, S, ...), give vectors (L * S, F).
         """
         if self.memory is None:
             return self.features(obs), None
@@ -153,16 +153,16 @@ class Agent(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return actions (B, K) and the new state of the memory, None without one.
 
-        They are those of observations (B, ...) at `quantiles`, float32 (B, K) in 0..1, of the
-        distribution; None stands for the likeliest ones. `mask` is as of `policy`, `memory` its
-        state and where it begins anew, as of `step`.
+        `quantiles`, float32 (B, K) in 0..1, select actions from the distribution at observations
+        (B, ...); None takes the likeliest ones. `mask` is as in `policy`. `memory` is the state and
+        where it starts anew, as in `step`.
         """
         features, state = self.step(obs, *memory)
         policy = self.policy(features, mask)
         return policy.mode if quantiles is None else policy.icdf(quantiles), state
 
     def to_env(self, actions: Any) -> Any:
-        """Turn actions into those that the env takes: an array, or a tensor on a device."""
+        """Turn actions into those of the env: an array, or a tensor on a device."""
         own: Any = self if isinstance(actions, Tensor) else self.action_space
         if self.is_discrete:
             return actions + own.start
@@ -171,10 +171,10 @@ class Agent(nn.Module):
 
 
 def ppo_loss(agent: Agent, batch: Any, options: RolloutOptions) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of a minibatch, a mean over rows, and other means over rows to look at.
+    """Return the loss of a minibatch, a mean over rows, and further means over rows to log.
 
-    `batch` is one of `buffers.rollout`, of sequences for an agent with a memory. Rows that only
-    fill it up have `weights` of 0.
+    `batch` comes from `buffers.rollout`; an agent with a memory gets sequences. Rows that are only
+    padding have weight 0 in `weights`.
     """
     first = (None, None)
     if agent.memory is not None:  # sequences (L, S, ...)
@@ -191,20 +191,20 @@ def ppo_loss(agent: Agent, batch: Any, options: RolloutOptions) -> tuple[Tensor,
     errors = (values.view_as(batch.returns) - batch.returns).square()
     rows = {"policy_loss": -torch.minimum(gain, clipped), "value_loss": errors / 2}
     loss = rows["policy_loss"] + options.value_weight * rows["value_loss"]
-    rows["entropy"] = -batch.log_probs  # of the policy that acted: a mean over its own actions
+    rows["entropy"] = -batch.log_probs  # of the policy that acted, as a mean over its own actions
     if options.entropy_weight:
         rows["entropy"] = policy.entropy().view_as(batch.returns)
         loss = loss - agent.entropy_weight * rows["entropy"]
     rows |= {"approx_kl": ratio - 1 - log_ratio, "clipfrac": (gain > clipped).float()}
-    share = batch.weights / batch.weights.sum()  # rows that only fill a batch up count nothing
+    share = batch.weights / batch.weights.sum()  # padding rows count nothing
     return (loss * share).sum(), {k: (row.detach() * share).sum() for k, row in rows.items()}
 
 
 class PPO(Trainer):
     """Collects rollouts and learns from them; see `Trainer` for what can be replaced.
 
-    `rollout` is the `RolloutBuffer`, `memory` the state of the agent's memory, float32 (N, M), or
-    None; `lengths` are the steps of the episodes that ended on this rank in the last update.
+    `rollout` is the `RolloutBuffer`. `memory` is the state of the agent's memory, float32 (N, M),
+    or None. `lengths` has the steps of the episodes that ended on this rank in the last update.
     """
 
     Options = Options
@@ -219,9 +219,9 @@ class PPO(Trainer):
         if (file := getattr(options, "load", None)) is not None:
             load_agent(self.agent, Path(file))
         ranks, cell, make_agent = self.ranks, self.agent.memory, self.make_agent
-        self.first = ranks.rank * envs.num_envs  # of these envs, among those of all ranks
+        self.first = ranks.rank * envs.num_envs  # its first env, among those of all ranks
         self.rollout_steps = ranks.size * envs.num_envs * options.num_steps
-        captures = options.graphs and not options.profile  # which would see little of it
+        captures = options.graphs and not options.profile  # a profile would see little of it
         self.is_captured = captures and is_on_device(envs)
         if cell is not None:
             self.memory = torch.zeros(envs.num_envs, cell.hidden_size, device=options.device)
@@ -234,21 +234,21 @@ class PPO(Trainer):
         count, rows = options.num_minibatches, envs.num_envs * options.num_steps
         calls = options.total_steps // self.rollout_steps * options.num_epochs * count
         given: Any = {"ranks": ranks, "log": print if ranks.rank == 0 else None}
-        # Steps of a sequence depend on each other.
+        # Rows of a sequence depend on each other, so no gradient of sequences is split.
         given |= {"may_split": cell is None, "deferred": self.is_captured}
         self.gradient = self.make_gradient(calls, rows // count, **given)
         given = {"max_grad_norm": options.max_grad_norm, "deferred": self.is_captured}
         weights = self.gradient.parameters()
         self.optimizer = Adam(weights, lr=options.learning_rate, eps=1e-5, **given)
-        if self.is_captured:  # from here on these are replayed, and wait for nothing
-            # Of several ranks the sums are left out: torch does not watch those in a graph, and
-            # would wait for a rank that has ended for ever.
+        if self.is_captured:  # from here on, CUDA graphs replay these functions, without waits
+            # Sums over several ranks stay outside: torch does not watch those in a graph, and would
+            # wait forever for a rank that has ended.
             given = {"generators": [self.rollout.generator], "log": print}
             for name in ["collect", "compute_advantages", "learn"][: 3 if ranks.size == 1 else 2]:
                 setattr(self, name, Graph(getattr(self, name), options.device, **given))
 
     def start(self) -> None:
-        """Reset the envs, and begin a rollout."""
+        """Reset the envs and begin a rollout."""
         options, envs = self.options, self.envs
         obs, _ = envs.reset(seed=options.seed + self.steps + self.first)
         if self.rollout is None:
@@ -260,7 +260,7 @@ class PPO(Trainer):
         self.rollout.start(obs)
 
     def extra_columns(self) -> dict[str, Any]:
-        """Return spaces of further columns of the rollout; a subclass fills its own in `fill`."""
+        """Return spaces of further columns of the rollout; a subclass writes its own in `fill`."""
         columns = dict[str, Any]()
         if self.options.masks and self.envs.has_action_masks:
             columns["action_mask"] = MultiBinary(mask_width(self.envs.single_action_space))
@@ -270,9 +270,9 @@ class PPO(Trainer):
 
     @torch.inference_mode()
     def collect(self) -> None:
-        """Step all envs `num_steps` times, then compute what no step needed."""
+        """Step all envs `num_steps` times, then compute everything that no step needed."""
         envs, rollout, count = self.envs, self.rollout, self.envs.num_envs
-        # The quantiles (T, N, K) of all actions, which so depend on no number of ranks.
+        # Quantiles (T, N, K) for all ranks: actions don't depend on the number of ranks.
         shape = (end := rollout.num_steps), count * self.ranks.size, len(self.agent.sizes)
         drawn = torch.rand(shape, device=rollout.device if self.is_captured else "cpu")
         drawn = drawn[:, self.first :][:, :count].clamp_(2**-24, 1 - 2**-24)
@@ -285,12 +285,12 @@ class PPO(Trainer):
         else:
             for t in range(end):
                 envs.step(self.act(t), out=rollout.slot(t))
-        # Steps whose rows fit the processor's cache; on a device as many as make it busy.
+        # As many steps as fit the processor's cache; on a device, as many as keep it busy.
         size = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // count)
         with quick_products(size * count, device=rollout.device):
             for t in range(0, end, size):
                 self.fill(slice(t, min(t + size, end)))
-        rollout.count_episodes()  # of rewards as they came
+        rollout.count_episodes()  # with the original rewards
 
     def act(self, t: int) -> Any:
         """Draw the actions (N, *action_shape) of step t; note masks and states of memories."""
@@ -303,7 +303,7 @@ class PPO(Trainer):
             found = self.agent.act(rollout.obs_at(t), self.quantiles[t], mask, state, is_first)
             rollout.actions[t] = found[0].view_as(rollout.actions[t])
             if state is not None:
-                state.copy_(found[1])  # where a graph reads it
+                state.copy_(found[1])  # in place, because a graph reads it
         return self.agent.to_env(rollout.env_actions(t))
 
     @torch.inference_mode()
@@ -332,7 +332,7 @@ class PPO(Trainer):
         rollout.returns /= unit
 
     def minibatches(self) -> Any:
-        """Yield batches of all steps, or sequences; the next one takes the memory of the last."""
+        """Yield batches of all steps, or sequences; each takes the memory of the last one."""
         rollout, count = self.rollout, self.options.num_minibatches
         given: Any = {"normalize_advantages": self.ranks.size == 1}
         if self.agent.memory is None:
@@ -341,7 +341,7 @@ class PPO(Trainer):
             given["length"] = min(self.options.sequence_length, rollout.num_steps)
             batches = rollout.sequences(count, initial_states=["state"], **given)
         for batch in batches:
-            if self.ranks.size > 1:  # a minibatch is that of all ranks together
+            if self.ranks.size > 1:  # a minibatch is spread over all ranks
                 self.ranks.normalize_(batch.advantages, batch.weights)
             yield batch
 
@@ -357,7 +357,7 @@ class PPO(Trainer):
         with self.timing.phase("learner"):
             self.compute_advantages()
             means = self.learn()
-            self.check()  # what nobody has waited for
+            self.check()  # raise errors of deferred work
             if self.is_captured:
                 rollout.check()
             ended = rollout.episodes()
@@ -367,7 +367,7 @@ class PPO(Trainer):
             variance = ranks.variance(returns - values) / ranks.variance(returns)
             means["explained_variance"] = 1 - variance
             if options.normalize:
-                agent.returns.update(returns * agent.returns.std(), ranks=ranks)  # in its unit
+                agent.returns.update(returns * agent.returns.std(), ranks=ranks)  # without the unit
                 obs = leaf_by_leaf(lambda x: x[:-1][rollout.valid], rollout.obs)
                 agent.encoders.absorb(obs, ranks=ranks)
             rollout.advance()
@@ -378,7 +378,7 @@ class PPO(Trainer):
         return scalars
 
     def learn(self) -> dict[str, Tensor]:
-        """Make the gradient steps of an update; return means over them of the loss's scalars."""
+        """Make all gradient steps of an update; return the means of the loss's scalars."""
         found = list[dict[str, Tensor]]()
         for _ in range(self.options.num_epochs):
             for batch in self.minibatches():
@@ -389,7 +389,7 @@ class PPO(Trainer):
         return {name: torch.stack([x[name] for x in found]).mean() for name in found[0]}
 
     def restore(self, run: Run, **given: Any) -> bool | None:
-        """Go on where the run's checkpoint was made, all ranks from that of the first one."""
+        """Continue from the run's checkpoint; all ranks use that of the first one."""
         begins_anew, modules = super().restore(run, **given), (self.agent, self.optimizer)
         if (ranks := self.ranks).size == 1:
             return begins_anew
@@ -397,7 +397,7 @@ class PPO(Trainer):
         first, states = ranks.gather((own, [module.state_dict() for module in modules]))[0]
         if first[0] == self.steps:
             return begins_anew
-        self.steps, self.num_updates, stream = first  # the one of this rank is an earlier one
+        self.steps, self.num_updates, stream = first  # this rank's own values may be older
         torch.set_rng_state(stream)
         for module, state in zip(modules, states, strict=True):
             module.load_state_dict(state)
@@ -405,10 +405,10 @@ class PPO(Trainer):
 
     @staticmethod
     def player(envs: Any, agent: Agent, options: RolloutOptions) -> Callable[..., np.ndarray]:
-        """Return the likeliest actions as a function of observations, and where episodes begin.
+        """Return a function from observations, and where episodes begin, to the likeliest actions.
 
-        These are tensors (N, ...), nested like the space, and bool (N,), actions an array. With
-        `sample` it draws by torch's generator; a dict `report` gets values and probabilities.
+        Observations are tensors (N, ...), nested like the space, starts bool (N,), actions an
+        array. `sample` draws by torch's generator; a dict `report` gets values and probabilities.
         """
         state, device = None, options.device
         if agent.memory is not None:
@@ -422,7 +422,7 @@ class PPO(Trainer):
                 quantiles = drawn.clamp_(2**-24, 1 - 2**-24).to(device)
             if options.masks and envs.has_action_masks:
                 mask = torch.as_tensor(envs.action_masks(), device=device)
-            if report is not None:  # what `vecenv play --html` shows beside the action
+            if report is not None:  # for `vecenv play --html`, which shows it beside the action
                 features, _ = agent.step(obs, state, starts)
                 report["values"] = agent.value(features) * agent.returns.std()
                 if agent.is_discrete:
@@ -437,7 +437,7 @@ class PPO(Trainer):
 
 
 class Actor:
-    """The agent in an actor of Ray; see `RayVectorEnv.set_policy`."""
+    """The agent inside an actor of Ray; see `RayVectorEnv.set_policy`."""
 
     def __init__(self, envs: VecEnv, options: Any, make_agent: Callable[..., Any] = Agent) -> None:
         self.envs, self.takes_masks, self.agent = envs, options.masks, make_agent(envs, options)
@@ -445,9 +445,9 @@ class Actor:
 
     @torch.inference_mode()
     def act(self, obs: Any, quantiles: np.ndarray) -> tuple[Tensor, dict[str, Any]]:
-        """Return actions (n, *action_shape), and the masks that they were drawn with."""
+        """Return actions (n, *action_shape), and the masks under which they were drawn."""
         mask, found = None, dict[str, Any]()
-        if self.takes_masks and self.envs.has_action_masks:  # known from the first reset on
+        if self.takes_masks and self.envs.has_action_masks:  # known after the first reset
             found["action_mask"] = np.array(self.envs.action_masks(), np.int8)
             mask = torch.from_numpy(found["action_mask"])
         x = leaf_by_leaf(torch.as_tensor, obs)

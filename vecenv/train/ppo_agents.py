@@ -1,7 +1,7 @@
 """PPO for games with several agents: `vecenv train agents:mpe2.simple_spread_v3`.
 
-They share a policy. The rows of a vector env are the agents of all games, of which PPO learns as of
-envs. Unequal spaces are padded to be equal.
+All agents share one policy. The rows of a vector env are the agents of all games, and PPO treats
+rows as envs. Unequal spaces are padded to be equal.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class Options(ppo.RolloutOptions):
 
 
 class AgentsPPO(ppo.PPO):
-    """PPO whose envs are the agents of games; steps of dead ones do not count."""
+    """PPO with agents of games as envs; steps of dead agents do not count."""
 
     Options = Options
 
     @classmethod
     def make_envs(cls, options: Options, num_envs: int, *, on_device: bool = False) -> Any:
-        """Make the games, to train in as rows of agents; compiled ones where the networks are."""
+        """Make the games for training as rows of agents; compiled ones where the networks are."""
         kwargs: Any = {**options.env_kwargs, "agent_indicator": options.indicator}
         if options.num_workers is not None:
             kwargs["vector_kwargs"] = {"num_workers": options.num_workers}
         make = partial(make_vec_agents, options.env, **kwargs)
         envs = make_placed(make, options, num_envs, on_device=on_device)
-        if isinstance(envs, AgentsVecEnv):  # of several groups
+        if isinstance(envs, AgentsVecEnv):  # several groups
             envs.close()
             try:
                 envs = make_placed(partial(make, pad=True), options, num_envs, on_device=on_device)
@@ -63,15 +63,15 @@ class AgentsPPO(ppo.PPO):
 
     @classmethod
     def new_agent(cls, envs: Any, options: Options) -> Any:
-        """Make the agent of the rows on the device of the options."""
+        """Make the agent for the rows, on the device of the options."""
         (group,) = envs.groups.values()
         return super().new_agent(group, options)
 
     @staticmethod
     def player(envs: Any, agent: Any, options: Any) -> Callable[..., Any]:
-        """Return the likeliest actions, by group, as a function of observations by group.
+        """Return a function from observations by group to the likeliest actions by group.
 
-        `envs` say who has acted: a memory is of an agent's life. A `Policy` is asked for rows.
+        `envs` say which agents acted: a memory lasts for an agent's life. A `Policy` gets rows.
         """
         if not isinstance(envs, AgentsVecEnv):
             return ppo.PPO.player(envs, agent, options)

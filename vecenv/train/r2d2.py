@@ -1,6 +1,6 @@
 """A Q-learner with a memory: sequences with burn-in, stored states and priorities, as in R2D2.
 
-Of S. Kapturowski et al., 2019, without its actors, its rescaled values and its noise:
+After S. Kapturowski et al., 2019, without its actors, its rescaled values and its noise:
 `vecenv train memory:TMaze-v0 --algo r2d2 --env-kwargs length 10`.
 """
 
@@ -61,7 +61,7 @@ class QNetwork(nn.Module):
 
 
 class Agent(TargetAgent):
-    """The network and its slow copy, the target."""
+    """The network and its target, a slowly following copy."""
 
     def __init__(self, envs: Any, options: Options) -> None:
         space, actions = envs.single_observation_space, envs.single_action_space
@@ -73,9 +73,9 @@ class Agent(TargetAgent):
 
 
 def td_errors(agent: Agent, batch: SequenceBatch, options: Options) -> tuple[Tensor, Tensor]:
-    """Return what values (B, L) are above those found n steps later, and states (B, L, H)."""
+    """Return how much values (B, L) exceed those found n steps later, and states (B, L, H)."""
     count, first = batch.mask.sum(1), batch.initial_states["state"]
-    # The observations of all steps, and behind them the one after the last.
+    # The observations of all steps, then the one after the last.
     obs = torch.cat([batch.obs, torch.zeros_like(batch.obs[:, :1])], 1)
     rows = torch.arange(len(obs))
     obs[rows, count] = batch.next_obs[rows, count - 1]
@@ -85,7 +85,7 @@ def td_errors(agent: Agent, batch: SequenceBatch, options: Options) -> tuple[Ten
         next_values = agent.target(obs, first)[0][:, 1:].gather(2, picks).squeeze(2)
         discounts = options.gamma * (~batch.terminations)
         goals = batch.rewards + discounts * next_values
-        for _ in range(options.n_step - 1):  # fewer where the sequence ends
+        for _ in range(options.n_step - 1):  # fewer steps at the end of the sequence
             later = torch.where(batch.mask[:, 1:], goals[:, 1:], next_values[:, :-1])
             later = torch.cat([later, next_values[:, -1:]], 1)
             goals = batch.rewards + discounts * later
@@ -96,7 +96,7 @@ def td_errors(agent: Agent, batch: SequenceBatch, options: Options) -> tuple[Ten
 def r2d2_loss(
     agent: Agent, batch: SequenceBatch, options: Options
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss of sequences, weighted as they were drawn, and scalars."""
+    """Return the loss of sequences, with the weights of their draw, and scalars."""
     errors, _ = td_errors(agent, batch, options)
     weights = batch.learn_mask * batch.weights[:, None]
     loss = (weights * errors.square()).sum() / batch.learn_mask.sum() / 2
@@ -120,13 +120,13 @@ class R2D2(Replay):
         kept: Any = {"extra_columns": {"state": Box(-np.inf, np.inf, (options.hidden,))}}
         spaces = envs.single_observation_space, envs.single_action_space
         self.set_up(*spaces, False, track_episodes=True, **kept)
-        # Each env explores in its own way.
+        # Each env has its own share of random actions.
         self.random_share = np.geomspace(*options.exploration, num=envs.num_envs)
         self.state = torch.zeros(envs.num_envs, options.hidden)  # of the memory
 
     @torch.no_grad()
     def choose(self, obs: Any) -> np.ndarray:
-        """Return the best actions, some of them replaced by random ones; note the states before."""
+        """Return the best actions, some replaced by random ones; note the states before."""
         is_early = self.steps < self.options.learning_starts
         is_random = self.rng.random(len(obs)) < np.where(is_early, 1.0, self.random_share)
         random = self.rng.integers(self.envs.single_action_space.n, size=len(obs))
@@ -143,7 +143,7 @@ class R2D2(Replay):
 
     @torch.no_grad()
     def learn(self) -> dict[str, Tensor]:
-        """Make an update, and tell the buffer the new errors and states."""
+        """Make an update; give the new errors and states to the buffer."""
         scalars = super().learn()
         errors, states = td_errors(self.agent, self.batch, self.options)
         self.buffer.update_sequence_priorities(self.batch, errors, eta=0.9)
@@ -152,7 +152,7 @@ class R2D2(Replay):
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[..., Tensor]:
-        """Return the greedy policy as a function of observations, and where episodes begin."""
+        """Return the greedy policy as a function of observations and of where episodes begin."""
         state = torch.zeros(envs.num_envs, options.hidden)
 
         def act(obs: Tensor, starts: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Replay: what trainers share that learn from transitions of earlier policies, as SAC and DQN do.
+"""Replay: the common part of trainers that learn from old transitions, such as SAC and DQN.
 
 Envs are stepped on the CPU; networks and buffer are where `--device` says.
 """
@@ -36,19 +36,19 @@ class ReplayOptions(RunOptions, EnvOptions):
 
 
 class Batch(NamedTuple):
-    """Transitions; of SAC also the noise that actions are drawn with: the loss is a function."""
+    """Transitions; for SAC also the noise of its actions, so that the loss itself draws nothing."""
 
     obs: Tensor  # (B, *obs_shape)
-    next_obs: Tensor  # (B, *obs_shape), the one after the last of `n_step` rewards
+    next_obs: Tensor  # (B, *obs_shape), after the last of `n_step` rewards
     actions: Tensor  # (B, ...), int64 from 0, or float32 from -1 to 1
     rewards: Tensor  # (B,)
-    discounts: Tensor  # (B,), of the value of next_obs: 0 where the episode terminated
+    discounts: Tensor  # (B,), factor of the value of next_obs: 0 where the episode terminated
     noise: Any = None  # (B, A), normal, for the actions at obs
-    next_noise: Any = None  # (B, A), for those at next_obs
+    next_noise: Any = None  # (B, A), for the actions at next_obs
 
 
 class TargetAgent(nn.Module):
-    """An agent whose `network` has a slow copy, the `target`."""
+    """An agent whose `network` has a slowly following copy, the `target`."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -61,33 +61,33 @@ class TargetAgent(nn.Module):
             slow.lerp_(weight, tau)
 
     def to_env(self, actions: Any) -> Any:
-        """Turn actions as they are stored into those that the env takes."""
+        """Turn stored actions into those of the env."""
         return actions
 
 
 class Replay(Trainer):
-    """Steps envs, stores transitions, and lets the agent learn from those that are drawn.
+    """Steps envs, stores transitions, and lets the agent learn from drawn transitions.
 
-    A subclass gives `choose(obs)`, the actions (N, ...) to store at observations (N, *obs_shape),
-    and a `TargetAgent`. `train` resets the envs.
+    A subclass has `choose(obs)`, which returns the actions (N, ...) to store at observations
+    (N, *obs_shape), and a `TargetAgent`. `train` resets the envs.
     """
 
     LOG_STEPS: ClassVar = 1000
     MAY_CHANGE: ClassVar = Trainer.MAY_CHANGE | {"total_steps"}
     STATE: tuple[str, ...] = (*Trainer.STATE, "buffer", "rng", "obs", "returns")
-    AUTORESET: ClassVar = "SameStep"  # the next observation of an end is that of a new episode
-    ON_DEVICE: ClassVar = False  # choices are made on the CPU
+    AUTORESET: ClassVar = "SameStep"  # after an end, the next observation begins a new episode
+    ON_DEVICE: ClassVar = False  # the CPU chooses actions
     BUFFER: ClassVar[Any] = SharedReplayBuffer
 
     choose: Callable[..., Any]
 
     def __init__(self, options: Any, envs: VecEnv, agent: Any = None) -> None:
-        torch.set_flush_denormal(True)  # numbers below 1e-38 take long and change nothing
+        torch.set_flush_denormal(True)  # numbers below 1e-38 are slow and change nothing
         super().__init__(options, envs, agent)
-        self.rng = np.random.default_rng(options.seed)  # of random actions
-        self.returns = np.zeros(envs.num_envs)  # of the open episodes
-        self.is_over = np.ones(envs.num_envs, np.bool_)  # where the next one begins
-        self.obs: Any = None  # the latest
+        self.rng = np.random.default_rng(options.seed)  # draws random actions
+        self.returns = np.zeros(envs.num_envs)  # of the current episodes
+        self.is_over = np.ones(envs.num_envs, np.bool_)  # the next observation begins one
+        self.obs: Any = None  # the latest observations
         self.batch: Any = None
         self.drawn, self.scalars = None, dict[str, Tensor]()
         self.noted = dict[str, Any]()  # further columns of the next transitions
@@ -95,7 +95,7 @@ class Replay(Trainer):
         self.total_updates = max(int(updates), 1)  # of the whole training
 
     def set_up(self, obs_space: Any, action_space: Any, deferred: bool, **given: Any) -> None:
-        """Make gradient, optimizer and buffer, `given` as of its class; `deferred` as of both."""
+        """Make gradient, optimizer and buffer (with `given`); `deferred` is for the first two."""
         options, own = self.options, [p for p in self.agent.parameters() if p.requires_grad]
         how: Any = {"may_split": options.torch_threads == 1, "deferred": deferred}
         how["num_weights"] = sum(p.numel() for p in own)
@@ -134,7 +134,7 @@ class Replay(Trainer):
 
     @torch.no_grad()
     def learn(self) -> dict[str, Tensor]:
-        """Draw a batch, make a step of Adam, and move the targets."""
+        """Draw a batch, make a step of Adam, move the targets."""
         with self.timing.phase("sample"):
             self.batch = self.draw()
         with self.timing.phase("gradient"):
@@ -145,7 +145,7 @@ class Replay(Trainer):
         return scalars
 
     def update(self) -> dict[str, Any]:
-        """Step all envs, and learn as often as is due."""
+        """Step all envs; learn as often as `update_ratio` asks for."""
         before = self.steps
         self.episodes = self.collect()
         due = self.options.update_ratio * (self.steps - self.options.learning_starts)
@@ -158,7 +158,7 @@ class Replay(Trainer):
         return self.scalars
 
     def restore(self, run: Run, **given: Any) -> bool:
-        """Go on where the run's checkpoint was made; return whether envs begin, or begin anew."""
+        """Load the run's checkpoint; return whether envs start, or restart."""
         begins_anew = super().restore(run, later=("buffer",), **given)
         if begins_anew is None:
             return True

@@ -1,6 +1,6 @@
 """SAC for Box observations and bounded Box actions: `vecenv train Pendulum-v1`.
 
-Of T. Haarnoja et al., 2018 (arXiv 1812.05905).
+After T. Haarnoja et al., 2018 (arXiv 1812.05905).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Options(GradientOptions, ReplayOptions):
 
 
 class Critics(nn.Module):
-    """`count` networks that tell the value of an action; a layer is one product.
+    """`count` networks that estimate the value of an action; each layer is one batched product.
 
     `layers` are weights (count, K, N) and biases (count, 1, N) in turn.
     """
@@ -50,32 +50,32 @@ class Critics(nn.Module):
         super().__init__()
         shapes = [(n, a, b) for a, b in pairwise(widths) for n in (a, 1)]
         drawn = [torch.empty(count, n, b).uniform_(-(a**-0.5), a**-0.5) for n, a, b in shapes]
-        self.layers = nn.ParameterList(drawn)  # bounds as of nn.Linear
+        self.layers = nn.ParameterList(drawn)  # with the bounds of nn.Linear
 
     def forward(self, obs: Tensor, actions: Tensor, *, frozen: bool = False) -> Tensor:
-        """Return values (count, B); frozen: gradients pass to the actions, not to the weights."""
+        """Return values (count, B); if frozen, gradients reach the actions but not the weights."""
         layers = [x.detach() if frozen else x for x in self.layers]
         *hidden, (weight, bias) = zip(layers[::2], layers[1::2], strict=True)
         x = torch.cat([obs.flatten(1), actions], 1).expand(len(weight), -1, -1)
         for w, b in hidden:
             x = torch.baddbmm(b, x, w).relu()
-        # Libraries are slow at one column.
+        # A sum, because matrix products with one column are slow.
         return ((x * weight.mT).float().sum(-1, keepdim=True) + bias).squeeze(-1).float()
 
 
 class Agent(TargetAgent):
-    """Actor, critics (`network`), their targets, the entropy's weight. Actions are -1 to 1."""
+    """Actor, critics (`network`), their targets, entropy weight. Actions are from -1 to 1."""
 
     def __init__(self, envs: VecEnv, options: Options) -> None:
         space: Any = envs.single_action_space
         is_row = isinstance(space, Box) and len(space.shape) == 1
         is_row = is_row and space.dtype in (np.float32, np.float64)
-        with np.errstate(all="ignore"):  # some bounds stand for none, as the largest floats
+        with np.errstate(all="ignore"):  # some bounds mean none, such as the largest floats
             is_row = is_row and bool(np.isfinite(space.high - space.low).all())
         if not is_row:
             wanted = "a bounded Box of floats with one axis; use a wrapper"
             raise OptionsError(f"actions are {space}, expected {wanted}")
-        encoders = Encoders(envs.single_observation_space)  # without weights
+        encoders = Encoders(envs.single_observation_space)  # they have no weights
         if encoders.has_pictures:
             raise OptionsError("observations have pictures, which SAC has no layers for; take PPO")
         num_inputs, num_actions = encoders.num_features, len(space.low)
@@ -109,7 +109,7 @@ class Agent(TargetAgent):
         return (self.low + (actions + 1) * (0.5 * (self.high - self.low))).clip(self.low, self.high)
 
     def errors(self, batch: Batch) -> Tensor:
-        """Return how far the critics (2, B) are above the lower of the targets and its entropy."""
+        """Return how far the critics (2, B) exceed the lower target with its entropy bonus."""
         with torch.no_grad():
             actions, log_probs = self.draw(batch.next_obs, batch.next_noise)
             values = self.target(self.encoders(batch.next_obs), actions).amin(0)
@@ -119,9 +119,9 @@ class Agent(TargetAgent):
 
 
 def sac_loss(agent: Agent, batch: Batch, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the sum of three losses, of which each weight gets the gradient of one, and scalars.
+    """Return the sum of three losses and scalars; each weight gets the gradient of one loss only.
 
-    As in the paper's code, all three are of the weights before the update.
+    As in the paper's code, all three losses use the weights before the update.
     """
     alpha = agent.log_alpha.exp().detach()
     critic_loss = agent.errors(batch).square().sum(0).mean() / 2
@@ -146,7 +146,7 @@ class SAC(Replay):
     def __init__(self, options: Options, envs: Any, agent: Any = None) -> None:
         super().__init__(options, envs, agent)
         space, device = envs.single_action_space, torch.device(options.device)
-        # In a profile it would see the first update only.
+        # Not with a profile, which would see the first update only.
         is_captured = options.graphs and not options.profile and device.type == "cuda"
         actions = Box(-1, 1, space.shape, space.dtype)
         how: Any = {"n_step": options.n_step, "device": device}
@@ -154,12 +154,12 @@ class SAC(Replay):
         self.noise = torch.zeros(2, options.batch_size, *space.shape, device=device)
         self.generator = torch.Generator(device).manual_seed(options.seed)
         self.held = np.zeros(envs.action_space.shape, space.dtype)  # random actions at the start
-        if is_captured:  # from here on it is replayed, and waits for nothing
+        if is_captured:  # from here on, a CUDA graph replays it, without waits
             generators = [self.buffer.generator, self.generator]
             self.learn: Any = Graph(self.learn, device, generators=generators, log=print)
 
     def choose(self, obs: Any) -> np.ndarray:
-        """Return actions from -1 to 1, random ones at the start."""
+        """Return actions from -1 to 1, random ones at first."""
         options, device, held = self.options, self.noise.device, self.held
         if self.steps < options.learning_starts:
             if self.steps // len(held) % options.hold == 0:
@@ -170,13 +170,13 @@ class SAC(Replay):
         return self.agent.act(x, noise).cpu().numpy().astype(held.dtype, copy=False)
 
     def draw(self) -> Batch:
-        """Return transitions of the buffer, valid until the next call, and fresh noise."""
+        """Return transitions of the buffer, valid until the next call, and new noise."""
         batch, (now, later) = super().draw(), self.noise.normal_(generator=self.generator)
         return batch._replace(actions=batch.actions.float(), noise=now, next_noise=later)
 
     @staticmethod
     def player(envs: VecEnv, agent: Agent, options: Options) -> Callable[[Tensor], np.ndarray]:
-        """Return the most likely actions, or with `sample` drawn ones, of observations."""
+        """Return a function from observations to the likeliest, or with `sample` drawn, actions."""
 
         def act(obs: Any, *, sample: bool = False) -> np.ndarray:
             shape = (envs.num_envs, agent.num_actions) if sample else ()

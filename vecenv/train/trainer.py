@@ -1,4 +1,4 @@
-"""Trainer: what all trainers share, from options to an evaluated policy in a run folder."""
+"""Trainer: the common part of all trainers, from options to an evaluated policy in a run folder."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ __all__ = ["Trainer", "title_of"]
 class Trainer:
     """Steps envs and lets an agent learn; `main` does so in a run folder, and evaluates.
 
-    What to change are these, by a subclass or by `replacing`:
+    Replace these parts, in a subclass or by `replacing`:
 
-    - `make_agent(envs, options)` returns the agent, an `nn.Module`. Static, as actors of Ray and
-      `vecenv play` call it without a trainer.
+    - `make_agent(envs, options)` returns the agent, an `nn.Module`. It is static, because actors of
+      Ray and `vecenv play` call it without a trainer.
     - `loss(agent, batch, options)` returns the loss, a mean over the rows of the batch, and a dict
-      of scalars to be logged. Static, as the gradient is compiled of it.
+      of scalars to log. It is static, because the gradient is compiled from it.
     - `collect(self)` steps the envs and stores what they return.
     - `evaluate(self, episodes, seed=None, sample=False)` returns an `EvaluationResult`.
 
-    A trainer of another kind has `start(self)`, which resets the envs, `update(self)`, which
-    collects and learns and returns scalars to be logged, and the static `player(envs, agent,
-    options)`, the deterministic policy as `vecenv.learn.evaluate` calls it.
+    A new kind of trainer has `start(self)`, which resets the envs; `update(self)`, which collects,
+    learns and returns scalars to log; and the static `player(envs, agent, options)`, the
+    deterministic policy for `vecenv.learn.evaluate`.
 
     Args:
         options: An `Options` of the trainer's module; OptionsError if they do not fit the envs.
-        envs: The caller's to close.
-        agent: On the device of the options; None makes one.
+        envs: The vector env; the caller must close it.
+        agent: The module to train, on the device of the options; None makes one.
 
-    `agent` is the module that learns, `steps` the env steps made, without those on which autoreset
-    resets, `num_updates` the updates, `episodes` the returns that ended in the last one.
+    `agent` is the module that learns. `steps` counts env steps, without those on which autoreset
+    resets; `num_updates` counts updates; `episodes` has the returns ended in the last update.
     """
 
     Options: ClassVar[type]
@@ -57,22 +57,22 @@ class Trainer:
     start: Callable[..., Any]
     update: Callable[..., Any]
     player: Callable[..., Any]
-    # Options that a resumed run may be given other values of.
+    # Options that a resumed run may change.
     MAY_CHANGE: ClassVar = frozenset(
         ("save", "save_every", "overwrite", "tensorboard", "profile", "eval_episodes")
     ).union(("num_workers", "vector_kwargs", "learning_rate"))
     STATE: tuple[str, ...] = ("agent", "optimizer", "envs", "steps", "num_updates")
-    BASELINES: ClassVar[dict[str, float] | None] = None  # returns of others, beside the curve
+    BASELINES: ClassVar[dict[str, float] | None] = None  # of other policies, beside the curve
     AUTORESET: ClassVar[str | None] = None  # mode of the envs to train in; None is the default
-    ON_DEVICE: ClassVar = True  # envs to train in may be where the networks are
-    LOG_STEPS: ClassVar = 1  # env steps between two lines of the metrics, at least
-    NUM_RECENT: ClassVar = 20  # episodes of the return that is shown
+    ON_DEVICE: ClassVar = True  # whether the training envs may be where the networks are
+    LOG_STEPS: ClassVar = 1  # least number of env steps between two lines of the metrics
+    NUM_RECENT: ClassVar = 20  # number of episodes in the return that is shown
 
-    ranks = Ranks()  # processes that learn together
+    ranks = Ranks()  # the processes that learn together
     optimizer: Any = None
-    rollout: Any = None  # of those that learn from one
+    rollout: Any = None  # for trainers that learn from one
     gradient: Any = None
-    rollout_steps = 1  # env steps that an update takes, at most; where fewer are left it ends
+    rollout_steps = 1  # most env steps of an update; the training ends when fewer are left
 
     def __init__(self, options: Any, envs: Any, agent: Any = None) -> None:
         self.options, self.envs, self.timing = options, envs, envs.timing
@@ -85,10 +85,10 @@ class Trainer:
 
     @classmethod
     def replacing(cls, **functions: Any) -> type[Self]:
-        """Return a trainer with other functions in place of its own.
+        """Return a subclass of the trainer with some functions replaced.
 
-        These are `make_agent` and `loss`, which are called as they are here, or any method, such as
-        `collect`, whose first argument is the trainer; ValueError if it has none of that name.
+        These are `make_agent` and `loss`, with the same arguments as here, or any method, such as
+        `collect`, whose first argument is the trainer. ValueError if there is none of that name.
         """
         if unknown := sorted(name for name in functions if not hasattr(cls, name)):
             told = f"{cls.__name__} has no {', '.join(unknown)} to be replaced"
@@ -129,7 +129,7 @@ class Trainer:
         return RecordInfos(envs, options.log_infos)
 
     def make_gradient(self, num_calls: int, num_rows: int, **given: Any) -> Gradient:
-        """Return the gradient of the loss, as `gradient_options` chooses, or as `given`."""
+        """Return the gradient of the loss, with `gradient_options` where `given` names none."""
         how = {k: given.pop(k) for k in ("num_weights", "may_split") if k in given}
         options, how = self.options, {"num_calls": num_calls, "num_rows": num_rows, **how}
         chosen = learn.gradient_options(getattr(options, "compile", "off"), **how)
@@ -137,12 +137,12 @@ class Trainer:
         return Gradient(self.agent, partial(self.loss, options=options), **given)
 
     def train(self, run: Run) -> None:
-        """Update until the steps are made, or until a signal says to stop, and save."""
+        """Update until all steps are made, or a signal or callback stops it; then save."""
         if self.restore(run):
             self.start()
         total, size, every = self.options.total_steps, self.rollout_steps, self.LOG_STEPS
         is_shown = self.ranks.rank == 0
-        first, begin_s, stops = self.steps, run.seconds, False  # as a callback has asked
+        first, begin_s, stops = self.steps, run.seconds, False  # stops: asked for by a callback
         if is_shown and 0 < total < self.steps + size:
             print(f"no update of {size} steps is left at step {self.steps}: more --total-steps")
         with run.progress(title_of(self.options), self.steps, total, is_shown=is_shown) as show:
@@ -169,23 +169,23 @@ class Trainer:
         self.stop(run)
 
     def stop(self, run: Run) -> None:
-        """Save; say how to go on, if steps are left."""
+        """Save; if steps are left, print how to resume."""
         if self.ranks.rank == 0 and self.steps + self.rollout_steps <= self.options.total_steps:
             print(f"stopped after {self.steps} steps; go on with\n{run.resume_command}")
         self.save(run)
 
     def on_update(self, scalars: Mapping[str, Any]) -> bool | None:
-        """Do something after each update, with what `metrics.jsonl` gets; True stops the training.
+        """Called after each update with `metrics.jsonl`'s scalars; return True to stop training.
 
-        `infos/...` are in lines of that file only. `steps`, `num_updates` and `episodes`, returns
-        of episodes that have just ended, are attributes.
+        Only that file has `infos/...`. `steps`, `num_updates`, `episodes` (new returns) are
+        attributes.
         """
 
     def on_episode(self, episode_return: float) -> bool | None:
-        """Do something with the return of each episode; return True to stop the training."""
+        """Called with the return of each episode; return True to stop training."""
 
     def check(self) -> None:
-        """Raise what was found on the device since the last time, for which nobody has waited."""
+        """Raise errors that the device has noted since the last call; deferred work raises none."""
         parts: Any = self.gradient, self.envs if is_on_device(self.envs) else None
         for part in filter(None, parts):
             part.check()
@@ -196,9 +196,9 @@ class Trainer:
         run.save({name: getattr(self, name) for name in self.STATE})
 
     def restore(self, run: Run, *, later: tuple[str, ...] = ()) -> bool | None:
-        """Go on where the run's checkpoint was made; attributes in `later` are left as they are.
+        """Load the run's checkpoint, if there is one; attributes in `later` are not changed.
 
-        Returns whether envs could not be restored, and begin anew; None without a checkpoint.
+        Return whether some envs could not be restored and start anew; None without a checkpoint.
         """
         own = {name: getattr(self, name) for name in self.STATE}
         kinds = np.random.Generator, torch.Generator
@@ -207,22 +207,22 @@ class Trainer:
         if state is None:
             return None
         for name in own.keys() - parts.keys():
-            if torch.is_tensor(own[name]):  # which a graph may read
+            if torch.is_tensor(own[name]):  # copied in place: a CUDA graph may read it
                 own[name].copy_(state[name])
             else:
                 setattr(self, name, state[name])
         if isinstance(self.optimizer, learn.Adam):
-            self.optimizer.set_lr(self.options.learning_rate)  # which may be another one now
+            self.optimizer.set_lr(self.options.learning_rate)  # the option may have changed
         return bool(run.not_restored)
 
     def finish(self, run: Run) -> None:
-        """Leave in the folder what a finished training has beside its checkpoints."""
+        """Write the files of a finished training, other than its checkpoints."""
 
     def evaluate(self, episodes: int, seed: int | None = None, *, sample: bool = False) -> Any:
-        """Play episodes, or games, with the policy in envs of its own.
+        """Play episodes, or games, with the policy in separate envs.
 
-        The first env is seeded with `seed`; None takes another one than any of the training. With
-        `sample` actions are drawn, which is None for a policy without probabilities.
+        The first env gets `seed`; None chooses a seed that the training has not used. With
+        `sample`, actions are drawn; then the result is None if the policy has no probabilities.
         """
         options = self.options
         with closing(self.make_envs(options, min(100, episodes))) as envs:
@@ -240,9 +240,9 @@ class Trainer:
 
     @classmethod
     def main(cls, options: Any) -> Any:
-        """Train, save, evaluate and report; of several processes all but the first only train."""
+        """Train, save, evaluate and report; processes other than the first only train."""
         run, trainer = cls.run(options)
-        # The run has given back the signals: one is enough now.
+        # The run has released the signals, so one Ctrl-C ends the evaluation.
         with learn.evaluating(f"{options.eval_episodes} episodes"):
             result = trainer.evaluate(options.eval_episodes)
             drawn = trainer.evaluate(options.eval_episodes, sample=True)
@@ -257,8 +257,8 @@ class Trainer:
 
     @classmethod
     def run(cls, options: Any) -> tuple[Run, Self]:
-        """Train and save; what does not fit is a SystemExit, as is the end of all but one rank."""
-        torch.empty(2**23 - 2**10)  # freed at once, which makes glibc keep memory freed later
+        """Train and save; SystemExit if something does not fit, or on all ranks but the first."""
+        torch.empty(2**23 - 2**10)  # freed at once: from now on glibc keeps freed memory
         torch.set_num_threads(options.torch_threads)
         torch.manual_seed(options.seed)
         device, limit = getattr(options, "device", "cpu"), getattr(options, "rank_timeout", None)
@@ -272,12 +272,12 @@ class Trainer:
                 folder = options.save / f"rank{ranks.rank}" if ranks.rank else options.save
                 found = cls.run_in(folder, replace(options, device=str(ranks.device)), ranks)
                 if ranks.rank > 0:
-                    raise SystemExit(0)  # the first one does the rest
+                    raise SystemExit(0)  # the first rank does the rest
             return found
 
     @classmethod
     def run_in(cls, folder: Path, options: Any, ranks: Ranks) -> tuple[Run, Self]:
-        """Do what `run` does in a folder, in one of several processes."""
+        """Do what `run` does, in a given folder and in one of several processes."""
         count = getattr(options, "num_envs", None) or options.num_games
         if count % ranks.size:
             told = f"{count} envs can't be split evenly among {ranks.size} ranks"
@@ -295,9 +295,9 @@ class Trainer:
                 envs.timing.enable()
             try:
                 trainer.train(run)
-            except FloatingPointError:  # the weights are those before
+            except FloatingPointError:  # weights are unchanged
                 if trainer.rollout is not None:
-                    trainer.rollout.advance()  # to where the envs are
+                    trainer.rollout.advance()  # to the step that the envs have reached
                 trainer.stop(run)
                 raise
             if options.profile and envs.timing.log.phases_ns:
@@ -312,8 +312,8 @@ class Trainer:
 
     @classmethod
     def load_policy(cls, options: Any, num_envs: int) -> tuple[Any, Callable[..., Any]]:
-        """Return envs and the policy of a run, also of one that was killed, for `vecenv play`."""
-        torch.set_num_threads(options.torch_threads)  # those of the training
+        """Return envs and the policy of a run, even of a killed one, for `vecenv play`."""
+        torch.set_num_threads(options.torch_threads)  # as in the training
         envs = cls.make_envs(options, num_envs)
         agent = cls.new_agent(envs, options)
         load_agent(agent, options.save)
@@ -321,13 +321,13 @@ class Trainer:
 
 
 def title_of(options: Any) -> str:
-    """Return what a run is called in pictures and reports."""
+    """Return the name of a run in pictures and reports."""
     return f"{env_of(options)}, seed {options.seed}"
 
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """End the program with a sentence where options, a run or another rank say it can't go on."""
+    """Turn errors of options, a run or another rank into a SystemExit with their message."""
     try:
         yield
     except (OptionsError, learn.RunError, learn.RankError, FloatingPointError) as error:

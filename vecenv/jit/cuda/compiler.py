@@ -1,7 +1,7 @@
 """Drivers compiled for CUDA devices: `driver.run_thread`, bound to the kernels of one kind of env.
 
-`vecenv.core.cuda` compiles. What kernels call that devices do in another way, `copying`, is given
-to it here, see `_prepare`.
+`vecenv.core.cuda` compiles. Functions of `copying` that devices need in another form are added
+here, see `_prepare`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ENTRY = "vecenv_run_thread"
 
 @functools.cache
 def _prepare() -> Any:
-    """Return `numba.cuda`, to which is added what kernels need; raises as `cuda.require`."""
+    """Return `numba.cuda` with the versions that kernels need; raises as `cuda.require`."""
     numba_cuda = cuda.require()
 
     @numba_cuda.extending.overload(copying.copy_numbers)
@@ -56,7 +56,7 @@ def _prepare() -> Any:
 
 
 def _overload_write_bits(numba_cuda: Any) -> None:
-    """Let threads store four numbers at once: their rows lie apart, so each store is one sector."""
+    """Let threads store four numbers at once: rows lie apart, so each store is one sector."""
     extending, cgutils = numba_cuda.extending, numba_cuda.cgutils
     four = ir.VectorType(ir.FloatType(), 4)
 
@@ -65,7 +65,7 @@ def _overload_write_bits(numba_cuda: Any) -> None:
 
     @extending.intrinsic
     def num_before_four(typingctx, out):
-        """How many numbers come before the first that lies at a multiple of 16 bytes, uint64."""
+        """Return how many numbers precede the first one at a multiple of 16 bytes, uint64."""
 
         def codegen(context, builder, signature, args):
             word = context.get_value_type(numba_types.uint64)
@@ -117,7 +117,7 @@ def _overload_write_bits(numba_cuda: Any) -> None:
         return by_four
 
 
-# What is bound to the kernels, and what this module puts in their place.
+# Functions that are bound to the kernels.
 _OWN = (driver.run_thread, run_rows, *driver.CHECKS)
 _OWN += tuple(Path(file).read_bytes() for file in (__file__, cuda.__file__))
 _programs: dict[str, cuda.Lowered] = {}
@@ -143,7 +143,7 @@ def lower(kernels: EnvKernels, params: np.ndarray | None) -> cuda.Lowered:
 
 
 def _key(kernels: EnvKernels, params: np.ndarray | None) -> str:
-    """Return a fingerprint of all that the code depends on."""
+    """Return a fingerprint of everything that the code depends on."""
     constants = constants_of(kernels, params)
     functions = functions_of(kernels).values()
     bounds = element_bounds(kernels.action_space).shape
@@ -152,7 +152,7 @@ def _key(kernels: EnvKernels, params: np.ndarray | None) -> str:
 
 def _lower(kernels: EnvKernels, params: np.ndarray | None) -> cuda.Lowered:
     main = bound_driver(kernels, params, _prepare(), _device_view)
-    # Numba remembers globals of functions it has compiled.
+    # A fresh function, because Numba remembers the globals of compiled ones.
     function, arguments = fresh_njit(main).py_func, (numba_types.int64,) * len(driver.ARGUMENTS)
     try:
         return cuda.lower(kernels.name, function, arguments, ENTRY)
@@ -161,7 +161,7 @@ def _lower(kernels: EnvKernels, params: np.ndarray | None) -> cuda.Lowered:
 
 
 def _explain(kernels: EnvKernels, params: np.ndarray | None, error: Exception) -> NoReturn:
-    """Raise KernelCompileError for the kernel at fault, from what numba-cuda says of each."""
+    """Raise KernelCompileError for the kernel at fault, by compiling each with numba-cuda."""
 
     def compile_one(kernel: Any, given: tuple[Any, ...]) -> Any:
         return cuda.signature_of(kernel.py_func, given)
@@ -184,9 +184,9 @@ def bound_driver(
     Args:
         kernels: The kind of env.
         params: (1,) parameter record, or None.
-        threads: Has `grid(1)`, which is the number of the thread.
-        view: Returns a function from an address and a number of rows to an array, given the dtype
-            and shape of a row.
+        threads: Has `grid(1)`, the number of the thread.
+        view: Takes the dtype and shape of a row; returns a function from an address and a number of
+            rows to an array.
         is_compiled: Whether the kernels are compiled; else they run as plain Python.
     """
     functions = functions_of(kernels)
@@ -259,9 +259,9 @@ def _device_view(dtype: Any, inner: tuple[int, ...]) -> Any:
 
 
 def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[int, int]) -> bytes:
-    """Return machine code of the driver with these kernels, from disk, or made now and put there.
+    """Return machine code of the driver with these kernels, cached on disk.
 
-    Where ptxas is missing or fails, return PTX, which the driver of the device compiles.
+    If ptxas is missing or fails, return PTX, which the device's own driver compiles.
     """
     _prepare()
     folder = _cache_folder()
@@ -278,7 +278,7 @@ def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[
             return text.encode() + b"\0"
     if not is_kept:
         return code
-    with contextlib.suppress(OSError):  # a full disk, or one that can't be written
+    with contextlib.suppress(OSError):  # the disk is full, or read-only
         folder.mkdir(parents=True, exist_ok=True)
         with whole_file(kept) as aside:
             aside.write_bytes(code)
@@ -286,7 +286,7 @@ def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[
 
 
 def _cache_folder() -> Path:
-    """Return where machine code is kept, as Numba's settings say."""
+    """Return the cache folder of machine code, according to Numba's settings."""
     if folder := vars(config)["CACHE_DIR"]:
         return Path(folder) / "vecenv-cuda"
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

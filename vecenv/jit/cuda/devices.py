@@ -1,8 +1,7 @@
-"""Devices: where memory is taken from, and how a compiled driver is launched.
+"""Devices: the source of memory, and the launches of compiled drivers.
 
-torch owns the memory and the streams: launches go to torch's current stream, so they are ordered
-with whatever torch does there and become part of a CUDA graph that is being captured. Nothing
-waits.
+torch owns memory and streams. Launches go to torch's current stream: so they are ordered with
+torch's other work, and become part of a CUDA graph that is being captured. Nothing waits.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from vecenv.jit.kernels import EnvKernels
 
 __all__ = ["Device", "Launch", "open_device", "torch_dtype"]
 
-BLOCK_SIZE = 128  # threads
+BLOCK_SIZE = 128  # threads per block
 
-# Launches a driver for so many rows; the arguments are an int64 array in the order of ARGUMENTS.
+# Launches a driver for a number of rows; the arguments are int64, in the order of ARGUMENTS.
 Launch = Callable[[int, np.ndarray], None]
 
 
 def open_device(device: Any) -> Device:
     """Return the device of this name: "cuda", "cuda:1" or a `torch.device`.
 
-    "cuda" is the current device, whichever that is later.
+    "cuda" is the device that is current at the time of use.
 
     Raises:
         ModuleNotFoundError: torch or numba-cuda is not installed.
         DeviceError: There is no such device, or it is too old.
-        ValueError: `device` is no CUDA device.
+        ValueError: `device` is not a CUDA device.
     """
     try:
         import torch
@@ -91,7 +90,7 @@ class Device:
         return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.torch_device)
 
     def free_bytes(self) -> int | None:
-        """Return how much memory can be taken; None if that is not known."""
+        """Return the free memory in bytes; None if unknown."""
         import torch
 
         index = self.torch_device.index
@@ -99,29 +98,29 @@ class Device:
         return torch.cuda.mem_get_info(index)[0] + cached
 
     def host_zeros(self, count: int) -> Any:
-        """Return a tensor int64 of zeros in memory of the host that the device can write to."""
+        """Return a tensor int64 of zeros in host memory that the device can write to."""
         import torch
 
         # Pinned pages have one address for host and device.
-        # Whatever torch's default device is: only memory of the host can be pinned.
+        # device="cpu" overrides torch's default device: only host memory can be pinned.
         return torch.zeros(count, dtype=torch.int64, device="cpu", pin_memory=True)
 
     def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Launch:
-        """Compile the driver with these kernels, or find it, and return how it is launched."""
+        """Compile or load the driver with these kernels; return the function that launches it."""
         import torch
 
         code = compiler.kept_code(kernels, params, self.capability)
         device = self.torch_device
         with torch.cuda.device(device):
-            torch.zeros(1, device=device)  # makes torch's context, in which the code is loaded
+            torch.zeros(1, device=device)  # creates torch's context, into which the code is loaded
             loaded = cuda.loaded(kernels.name, code, compiler.ENTRY)
         values = np.zeros(len(ARGUMENTS), np.int64)
         places = np.array([values[k:].ctypes.data for k in range(len(values))], np.uint64)
         places_at = places.ctypes.data
 
-        # The address does not keep `places` alive, the default does.
+        # The default argument keeps `places` alive; its address alone would not.
         def launch(num_rows: int, arguments: np.ndarray, kept: Any = places) -> None:
-            values[:] = arguments  # which the driver copies before it returns
+            values[:] = arguments  # the driver copies them before it returns
             stream = torch.cuda.current_stream(device).cuda_stream
             is_current = torch.cuda.current_device() == device.index
             with nullcontext() if is_current else torch.cuda.device(device):

@@ -1,12 +1,12 @@
 """The driver on a device: one thread does one row of a job, by the rules in `jit.episodes`.
 
-`run_thread` is a template, as `episodes.run_rows` is: `compiler` copies it for each kind of env,
-with the global names below bound. All arguments are int64, by value: settings, counts and
-addresses, so that a launch copies nothing else to the device and a CUDA graph keeps all of it.
+`run_thread` is a template, like `episodes.run_rows`: `compiler` copies it for each kind of env and
+binds the global names below. All arguments are int64, by value: settings, counts and addresses. So
+a launch copies nothing else to the device, and a CUDA graph keeps all of it.
 
-Nothing is raised on a device. A row that can't be stepped (an action out of bounds, an episode that
-is over while autoreset is disabled) is left as it is and noted in the word `faults`, which lies in
-memory of the host; the env raises it with the next call.
+A device can't raise errors. A row that can't be stepped (its action is out of bounds, or its
+episode is over while autoreset is disabled) is left unchanged and noted in the word `faults`, which
+lies in host memory; the env raises the error at the next call.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ ARGUMENTS = (
     "states",
     "runs",
     "params",
-    "num_params",  # 1: all envs share them
+    "num_params",  # 1: all envs share one record
     "env_ids",  # int64 (num_rows,), or 0: row i is env i
-    "chosen",  # bool (num_rows,), or 0: rows that a RESET resets; the others are observed
+    "chosen",  # bool (num_rows,), or 0: rows that RESET resets; it only observes the others
     "actions",
     "bounds",  # int64 (2, NUM_BOUNDS), see `arrays.element_bounds`
     "obs",
     "rewards32",
-    "rewards64",  # one of them is 0
+    "rewards64",  # one of the two is 0
     "terminations",
     "truncations",
     "final_obs",
@@ -44,11 +44,11 @@ ARGUMENTS = (
     "over_lengths",  # int64 (num_rows,), or 0: its length there, else 0
 )
 
-# What is noted in `faults`: one of these, shifted, and the number of the env.
+# Values of `faults`: one of these, shifted, plus the number of the env.
 BAD_ACTION, IS_OVER, BAD_MASK = 1, 2, 3
 FAULT_SHIFT = 56
 
-# `compiler` puts these here; the views turn an address and a number of rows into an array.
+# Bound by `compiler`; the views turn an address and a number of rows into an array.
 cuda: Any = None
 run_rows: Any = None
 states_at: Any = None
@@ -93,7 +93,7 @@ def run_thread(
 ):
     """Do one row of a job; see ARGUMENTS."""
     row = cuda.grid(1)
-    if row >= num_rows:
+    if row >= num_rows:  # the last block has spare threads
         return
     env = row if env_ids == 0 else ids_at(env_ids, num_rows)[row]
     row_op, fault = op, 0
@@ -103,7 +103,7 @@ def run_thread(
         if autoreset_mode == DISABLED and runs_at(runs, num_envs)[env]["episode_over"]:
             fault = IS_OVER
         if fault != 0:
-            row_op = OBSERVE
+            row_op = OBSERVE  # the env is not stepped
             if rewards32 != 0:
                 floats_at(rewards32, num_rows)[row] = 0.0
             else:
@@ -140,21 +140,21 @@ def run_thread(
             doubles_at(over_returns, num_rows)[row] = run["last_return"] if is_over else 0.0
             ids_at(over_lengths, num_rows)[row] = run["last_length"] if is_over else 0
     if fault != 0:
-        ids_at(faults, 1)[0] = fault << FAULT_SHIFT | env
+        ids_at(faults, 1)[0] = fault << FAULT_SHIFT | env  # threads may race: one fault stays
 
 
 def any_is_allowed(actions, row, bounds):
-    """Stand in for the check of actions that may have any value."""
+    """Replace the check of actions, if any value is allowed."""
     return True
 
 
 def number_is_allowed(actions, row, bounds):
-    """Whether the action of a row is within bounds int64 (2,)."""
+    """Return whether the action of a row is within bounds int64 (2,)."""
     return bounds[0] <= actions[row] <= bounds[1]
 
 
 def array_is_allowed(actions, row, bounds):
-    """Whether all elements of the action of a row are within bounds int64 (2 * NUM_BOUNDS,)."""
+    """Return whether all elements of a row's action are within bounds int64 (2 * NUM_BOUNDS,)."""
     elements = actions.reshape(actions.size)
     for k in range(NUM_BOUNDS):
         element = elements[row * NUM_BOUNDS + k]
@@ -164,7 +164,7 @@ def array_is_allowed(actions, row, bounds):
 
 
 def has_no_nan(actions, row, bounds):
-    """Whether no element of the action of a row, of floats, is NaN."""
+    """Return whether a row's action, of floats, has no NaN."""
     elements = actions.reshape(actions.size)
     width = elements.size // actions.shape[0]
     for k in range(width):  # noqa: SIM110 - generators can't be compiled for devices

@@ -32,7 +32,7 @@ __all__ = ["CudaVectorEnv", "DeviceActions", "checked_tensor"]
 
 _FIELDS: Any = RUN_DTYPE.fields
 _PLACE = {name: place for place, name in enumerate(ARGUMENTS)}
-# What differs from call to call: the first two are numbers, the others tensors.
+# Arguments that differ between calls: the first two are numbers, the others tensors.
 _OF_A_CALL = (
     "op", "num_rows", "rewards32", "rewards64", "actions", "obs", "terminations", "truncations",
     "masks", "env_ids", "chosen", "over", "over_returns", "over_lengths",
@@ -52,36 +52,36 @@ class Outputs(NamedTuple):
 class CudaVectorEnv(CompiledVecEnv):
     """Many envs of one kind on a CUDA device, one thread each; see docs/gpu.md.
 
-    States, random streams and statistics stay on the device. An env with the same seed and actions
-    does what it does as a `JitVectorEnv`: the same bits if its kernels compute with integers, up to
-    the rounding of fused multiply-adds if they compute with floats.
+    States, random streams and statistics stay on the device. With the same seed and actions it does
+    what a `JitVectorEnv` does: bit for bit if its kernels compute with integers; up to the rounding
+    of fused multiply-adds if they compute with floats.
 
-    Calls return before the device is done, and are ordered with other work of torch's current
-    stream. So an action out of bounds can't be refused at once: that env is not stepped, its row
-    has reward 0 and its observation as before, and a later call raises ActionError (`check`, which
-    waits, at the latest). Likewise ResetNeeded, where autoreset is disabled.
+    Calls return before the device is done; their work is ordered with torch's current stream. So an
+    action out of bounds can't be refused at once: that env is not stepped, its row has reward 0 and
+    the previous observation, and a later call raises ActionError (at the latest `check`, which
+    waits). The same holds for ResetNeeded, if autoreset is disabled.
 
     Args:
-        kernels: The kind of env, or a `JitVectorEnv` from which kernels, parameters and all options
-            are taken.
+        kernels: The kind of env, or a `JitVectorEnv` that supplies kernels, parameters and all
+            options.
         num_envs: Number of copies.
         device: "cuda", "cuda:1" or a `torch.device`.
-        results: "torch" returns tensors on the device (for others through DLPack), "numpy" arrays,
-            for which every call waits.
-        **options: As for `JitVectorEnv`, of which `num_threads` has no meaning.
+        results: "torch" returns tensors on the device (other libraries take them by DLPack);
+            "numpy" returns arrays, and every call waits for the device.
+        **options: As for `JitVectorEnv`; `num_threads` has no effect.
 
     Raises:
         TypeError, ValueError: An argument is invalid; the message names it.
         ModuleNotFoundError: torch or numba-cuda is not installed.
         DeviceError: There is no such device, or it is too old.
-        KernelCompileError: A kernel uses what devices lack; names file and line.
+        KernelCompileError: A kernel uses a feature that devices lack; names file and line.
         MemoryError: There is too little memory; nothing was allocated.
 
     Attributes:
         device: The `torch.device`.
         kernels: The kind of env.
-        on_host: One such env on the CPU, for what only its class has, as CAGE 2's `scenario`. It is
-            this one's: do not step it.
+        on_host: One such env on the CPU, for attributes of its class, like CAGE 2's `scenario`. It
+            belongs to this vector env: do not step it.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class CudaVectorEnv(CompiledVecEnv):
         else:
             with uncompiled():
                 host = JitVectorEnv(kernels, num_envs if "params" in options else 1, **options)
-        self._host = self.on_host = host  # arguments, and all that is drawn or read on the CPU
+        self._host = self.on_host = host  # arguments, and all that the CPU draws or reads
         self.kernels = host.kernels
         self._has_own_params = host.has_own_params
         self.max_episode_steps = host.max_episode_steps
@@ -121,7 +121,7 @@ class CudaVectorEnv(CompiledVecEnv):
         self._require_memory()
         import torch
 
-        with torch.inference_mode(False):  # what is made in it can't be changed outside
+        with torch.inference_mode(False):  # its tensors can't be changed outside it
             self._allocate_envs()
         self._launch = self._device.load(self.kernels, host.params)
 
@@ -145,7 +145,7 @@ class CudaVectorEnv(CompiledVecEnv):
             )
 
     def _allocate_envs(self) -> None:
-        """Make the tensors with one row per env."""
+        """Make the tensors that have one row per env."""
         host, device, num_envs = self._host, self._device, self.num_envs
         self._states = device.zeros((num_envs, self.kernels.state_dtype.itemsize), np.uint8)
         self._runs = device.zeros((num_envs, RUN_DTYPE.itemsize), np.uint8)
@@ -153,7 +153,7 @@ class CudaVectorEnv(CompiledVecEnv):
         self._final_obs = device.zeros(
             (num_envs if has_final else 0, *self._obs_shape[1:]), self._obs_dtype
         )
-        self._faults = device.host_zeros(1)
+        self._faults = device.host_zeros(1)  # in host memory, so reading it does not wait
         self._fault_word = self._faults.numpy()
         self._bounds = self._upload(element_bounds(self.single_action_space).reshape(-1))
         self._params = None
@@ -179,7 +179,7 @@ class CudaVectorEnv(CompiledVecEnv):
         self._arguments = np.array([settings.get(name, 0) for name in ARGUMENTS], np.int64)
 
     def _upload(self, array: np.ndarray) -> torch.Tensor:
-        """Return a tensor on the device with what is in an array, which the caller may change."""
+        """Return a copy of an array as a tensor on the device; the caller may change the array."""
         import torch
 
         return torch.from_numpy(np.array(array)).to(self.device)
@@ -210,7 +210,7 @@ class CudaVectorEnv(CompiledVecEnv):
         return np.dtype((np.void, self._host.params.dtype))
 
     def described_state(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the arrays of a state with what says whose they are, see `JitVectorEnv`."""
+        """Return the arrays of a state plus entries that identify its env, see `JitVectorEnv`."""
         return self._host.described_state(arrays)
 
     def check_state(self, state: Mapping[str, np.ndarray], states: np.ndarray) -> None:
@@ -251,8 +251,8 @@ class CudaVectorEnv(CompiledVecEnv):
 
         Args:
             seed: As for every vector env.
-            options: `options["reset_mask"]`, bool (num_envs,), may be a tensor on the device, for
-                which nothing waits; not together with a seed, nor with envs in flight.
+            options: `options["reset_mask"]`, bool (num_envs,), may be a tensor on the device, and
+                no call waits for it; not together with a seed, nor with envs in flight.
         """
         import torch
 
@@ -316,7 +316,7 @@ class CudaVectorEnv(CompiledVecEnv):
     ) -> dict[str, Any]:
         """Step all envs, or those of `rows`, int64 (R,), and return the infos.
 
-        They have the same keys after every step, as nobody waits to see whether an episode ended.
+        They have the same keys after every step: no call waits to see whether an episode ended.
         """
         is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         ended: dict[str, torch.Tensor] = {}
@@ -346,13 +346,13 @@ class CudaVectorEnv(CompiledVecEnv):
         return infos
 
     def observer(self, kernels: EnvKernels) -> Callable[[torch.Tensor], None]:
-        """Return a function that writes what other kernels observe of the states as they are.
+        """Return a function that writes the observations of other kernels for the current states.
 
         Args:
-            kernels: Of the same state record and parameters.
+            kernels: Kernels with the same state record and parameters.
 
         Returns:
-            Takes a tensor (num_envs, *obs_shape) on the device of the dtype of their observations.
+            A function of a tensor (num_envs, *obs_shape) on the device, of the observations' dtype.
         """
         launch = self._device.load(kernels, self._host.params)
         arguments = self._arguments.copy()
@@ -370,7 +370,7 @@ class CudaVectorEnv(CompiledVecEnv):
     def action_masks(self, env_ids: Any = None, *, out: Any = None) -> Any:
         """Return which actions the envs allow, int8 (B, width), see `VecEnv.action_masks`.
 
-        A mask that allows nothing raises ActionMaskError with a later call.
+        A mask that allows nothing makes a later call raise ActionMaskError.
         """
         rows, count = None, self.num_envs
         if env_ids is None:
@@ -395,7 +395,7 @@ class CudaVectorEnv(CompiledVecEnv):
         return self._run(MASK, len(masks), masks=masks.view(torch.bool), env_ids=env_ids)
 
     def check(self) -> None:
-        """Wait until all steps are done, and raise what one of them could not.
+        """Wait until all steps are done; raise the errors of rows that could not be stepped.
 
         Raises:
             ActionError: An env was given an action out of bounds, or NaN, and was not stepped.
@@ -414,7 +414,7 @@ class CudaVectorEnv(CompiledVecEnv):
             torch.cuda.synchronize(self.device)
 
     def _settle(self) -> None:
-        """Raise what a row of an earlier call has noted; this waits for nothing."""
+        """Raise the errors noted by rows of earlier calls; this waits for nothing."""
         word = int(self._fault_word[0])
         if word == 0:
             return
@@ -442,7 +442,7 @@ class CudaVectorEnv(CompiledVecEnv):
         )
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         if hasattr(self, "_host"):
             self._host.close()
         for name in ("_states", "_runs", "_final_obs", "_params", "_held", "_launch"):
@@ -491,7 +491,7 @@ class CudaVectorEnv(CompiledVecEnv):
         """Return the tensors of `out`.
 
         Raises:
-            SlotError: One is missing, or of another device, shape, dtype or layout.
+            SlotError: A tensor is missing, or has another device, shape, dtype or layout.
         """
         try:
             outputs = Outputs(out.obs, out.rewards, out.terminations, out.truncations)
@@ -520,10 +520,10 @@ class CudaVectorEnv(CompiledVecEnv):
 def checked_tensor(
     name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...], device: Any
 ) -> Any:
-    """Return a tensor of a slot that is written into.
+    """Return a tensor of a slot, if it can be written into.
 
     Raises:
-        SlotError: It is of another device, shape, dtype or layout, or no tensor.
+        SlotError: It is not a tensor, or has another device, shape, dtype or layout.
     """
     import torch
 
@@ -544,7 +544,7 @@ def checked_tensor(
 
 
 class DeviceActions:
-    """Checks batched actions as far as the host knows them, and brings them to the device."""
+    """Checks batched actions as far as the host can, and copies them to the device."""
 
     def __init__(self, space: Any, num_envs: int, device: torch.device) -> None:
         import torch
@@ -560,7 +560,7 @@ class DeviceActions:
         """Return actions (B, *action_shape) as a contiguous tensor of the space's dtype.
 
         Raises:
-            ActionError: Wrong count, shape or dtype, or a tensor of another device.
+            ActionError: Wrong count, shape or dtype, or a tensor on another device.
         """
         import torch
 

@@ -1,6 +1,6 @@
 """Bundled compiled envs, one per module; `vecenv.jit.cartpole` is another.
 
-Most are made by their ids. Those that take maps of one's own are here, too.
+Most are made by their ids. Those that take the user's maps are here, too.
 """
 
 from vecenv.jit.envs.grid_world import GridWorldVectorEnv

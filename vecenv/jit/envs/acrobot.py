@@ -67,7 +67,7 @@ def step(state, action, rng, params):
     """Apply a torque of -1, 0 or 1 to the lower joint; each step costs 1 until the tip is up."""
     torque, half = action - 1.0, STEP_SECONDS / 2.0
     x, y, u, v = state.theta_1, state.theta_2, state.omega_1, state.omega_2
-    # Fourth-order Runge-Kutta: velocities and accelerations at four points of the step.
+    # Fourth-order Runge-Kutta: velocities (a) and accelerations (b) at four points of the step.
     a_1, b_1 = accelerations(x, y, u, v, torque, params)
     u_2, v_2 = u + half * a_1, v + half * b_1
     a_2, b_2 = accelerations(x + half * u, y + half * v, u_2, v_2, torque, params)

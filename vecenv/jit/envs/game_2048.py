@@ -12,7 +12,7 @@ from vecenv.jit.kernels import EnvKernels
 from vecenv.jit.random import integers, uniform
 
 SIZE = 4
-MOST = 17  # exponent of the largest tile there can be
+MOST = 17  # exponent of the largest possible tile
 FOUR = 0.1  # probability of a new 4 instead of a 2
 
 
@@ -29,7 +29,7 @@ def cell(action, line, k):
 
 @njit
 def can_slide(board, action):
-    """Whether some tile has a gap or its equal before it."""
+    """Return whether some tile has a gap or an equal tile before it."""
     for line in range(SIZE):
         for k in range(SIZE - 1):
             before, tile = board[cell(action, line, k)], board[cell(action, line, k + 1)]
@@ -40,7 +40,7 @@ def can_slide(board, action):
 
 @njit
 def slide(board, action, line):
-    """Slide the tiles of a line; each merges at most once. Return the sum of those made."""
+    """Slide the tiles of a line; each merges at most once. Return the sum of merged tiles."""
     earned, num_placed, last = 0.0, 0, 0
     for k in range(SIZE):
         tile = board[cell(action, line, k)]
@@ -119,7 +119,7 @@ def action_mask(state, out):
 
 
 def draw(state):
-    """Return a picture, uint8 (192, 192, 3); the redder, the larger, with a dot per doubling."""
+    """Return a picture, uint8 (192, 192, 3); larger tiles are redder, with a dot per doubling."""
     board = np.asarray(state.board).reshape(SIZE, SIZE)
     share = np.minimum(board / 11, 1.0)[..., None]
     colors = np.array((240, 235, 220)) * (1 - share) + np.array((220, 70, 40)) * share
@@ -148,7 +148,7 @@ GAME_2048 = EnvKernels(
 class Game2048VectorEnv(JitVectorEnv):
     """Many games; `options` as for `JitVectorEnv`.
 
-    `max_episode_steps` ends games of a policy that only makes moves that change nothing.
+    Set `max_episode_steps`: a policy that only makes moves without effect never ends a game.
     """
 
     metadata: dict[str, Any] = PICTURES
@@ -157,5 +157,5 @@ class Game2048VectorEnv(JitVectorEnv):
         super().__init__(GAME_2048, num_envs, max_episode_steps=max_episode_steps, **options)
 
     def get_action_meanings(self) -> list[str]:
-        """Return what each action is called, as Atari's envs do."""
+        """Return the names of the actions, as Atari's envs do."""
         return ["up", "right", "down", "left"]

@@ -1,4 +1,4 @@
-"""Worlds of square cells, seen from inside, by MiniGrid's rules: rooms, keys, doors, own maps.
+"""Grid worlds seen by the player, by MiniGrid's rules: rooms, keys, doors, the user's maps.
 
 The rules are those of the package `minigrid` 3: M. Chevalier-Boisvert et al., "Minigrid &
 Miniworld", 2023 (arXiv 2306.13831).
@@ -18,9 +18,9 @@ from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import integers
 
-VIEW = 7  # cells of an edge of what is seen
+VIEW = 7  # cells along an edge of the view
 EMPTY, WALL, KEY, GOAL, LAVA, OPEN, CLOSED, LOCKED = range(8)  # cells; the last three are doors
-# What a cell is in observations: MiniGrid's kind, color and state.
+# Codes of the cells in observations: MiniGrid's kind, color and state.
 CODES = np.array(
     [(1, 0, 0), (2, 5, 0), (5, 4, 0), (8, 1, 0), (9, 0, 0), (4, 4, 0), (4, 4, 1), (4, 4, 2)],
     np.uint8,
@@ -36,7 +36,7 @@ LAYOUTS = ("empty", "empty_random", "four_rooms", "door_key")
 
 @njit
 def find_free(state, rng, width, height):
-    """Draw an empty cell of the upper left part that the player is not in: row, column."""
+    """Draw an empty cell (row, column) of the upper left part, other than the player's."""
     while True:
         x, y = integers(rng, width), integers(rng, height)
         if state.grid[y, x] == EMPTY and not (x == state.x and y == state.y):
@@ -45,7 +45,7 @@ def find_free(state, rng, width, height):
 
 @njit
 def put_player(state, rng, width, height):
-    """Put the player into an empty cell of the upper left part, looking anywhere."""
+    """Put the player into an empty cell of the upper left part, with a random direction."""
     state.x = state.y = -1
     state.y, state.x = find_free(state, rng, width, height)
     state.direction = integers(rng, 4)
@@ -69,7 +69,7 @@ def open_rooms(state, rng):
 
 @njit
 def lock_goal(state, rng):
-    """Build a wall with a locked door between the goal and the player, who has the key there."""
+    """Build a wall with a locked door between player and goal; the key is on the player's side."""
     size = state.grid.shape[0]
     column = 2 + integers(rng, size - 4)
     for y in range(size):
@@ -98,7 +98,7 @@ def reset(state, rng, params):
 
 @njit
 def ahead(direction):
-    """Return the step in x and y that leads ahead: right, down, left, up."""
+    """Return the step in x and y to the cell ahead: right, down, left, up."""
     return (direction == 0) * 1 - (direction == 2) * 1, (direction == 1) * 1 - (direction == 3) * 1
 
 
@@ -146,7 +146,7 @@ def seen_cell(state, i, j):
 
 @njit
 def spread(state, seen, j, is_rightwards):
-    """Let sight pass through row j, and from it into the row ahead; rows are bits of `seen`."""
+    """Spread sight along row j, and from it into the row ahead; rows are bits of `seen`."""
     sign = 1 if is_rightwards else -1
     here, after = seen, 0
     for k in range(VIEW - 1):
@@ -208,17 +208,17 @@ def grid_kernels(height: int, width: int) -> EnvKernels:
 class GridWorldVectorEnv(JitVectorEnv):
     """Many worlds of square cells, by MiniGrid's rules.
 
-    Observations are MiniGrid's `image`, uint8 (7, 7, 3), which has the column first. Actions are
+    Observations are MiniGrid's `image`, uint8 (7, 7, 3), with the column first. Actions are
     MiniGrid's: turn left, turn right, forward, pick up, drop, toggle, nothing.
 
     Args:
-        num_envs: How many.
+        num_envs: Number of envs.
         layout: "empty": the player begins in the upper left corner, the goal is in the lower right
             one. "empty_random": the player begins anywhere. "four_rooms": with gaps, player and
             goal anywhere. "door_key": the goal is behind a locked door. Or a map, a list of strings
             of the signs ".", "#" (wall), "G" (goal), "L" (lava), "K" (key), "D" (locked door) and
             "A" (begin here, looking right; without it, anywhere), with walls all around.
-        size: Edge of the world with its walls; of maps, their own.
+        size: Edge of the world, walls included; ignored for a map.
         see_through_walls: Whether walls and closed doors hide nothing; None for MiniGrid's choice,
             yes in the two empty layouts.
         max_episode_steps: Truncate episodes at this length; also sets how fast the reward falls.
@@ -276,12 +276,12 @@ class GridWorldVectorEnv(JitVectorEnv):
             raise ValueError("state['states'] has players outside of the walls, or unknown cells")
 
     def get_action_meanings(self) -> list[str]:
-        """Return what each action is called, as Atari's envs do."""
+        """Return the names of the actions, as Atari's envs do."""
         return ["turn left", "turn right", "forward", "pick up", "drop", "toggle", "nothing"]
 
 
 def _rows_of(layout: str, size: int) -> list[str]:
-    """Return the map from which a layout is made."""
+    """Return the map of a named layout."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}, expected one of {', '.join(LAYOUTS)}, or a map")
     least = 7 if layout == "four_rooms" else 5 if layout == "door_key" else 4

@@ -107,7 +107,7 @@ MOUNTAIN_CAR_CONTINUOUS = dataclasses.replace(
 
 
 class MountainCarVectorEnv(JitVectorEnv):
-    """Many cars; `goal_velocity` is the least one at the goal, `options` as for `JitVectorEnv`."""
+    """Many cars; `goal_velocity` is the least speed at the goal; `options` as of `JitVectorEnv`."""
 
     metadata: dict[str, Any] = {**PICTURES, "render_fps": 30}
 

@@ -14,7 +14,7 @@ from vecenv.jit.random import uniform
 MAX_SPEED = 8.0
 MAX_TORQUE = 2.0
 STEP_SECONDS = 0.05
-# As Gymnasium, terms of the torque are float32.
+# Terms of the torque are float32, as in Gymnasium.
 TORQUE_COST = np.float32(0.001)
 
 

@@ -2,8 +2,8 @@
 
     m a = R(theta) (0, f_1 + f_2) - (0, m g),    I alpha = l (f_2 - f_1)
 
-with thrusts f of the two rotors, each at a distance l from the middle; integrated by the
-semi-implicit Euler method. The figures are about those of a drone of half a kilogram.
+with thrusts f of the two rotors, each at distance l from the centre; integrated by the
+semi-implicit Euler method. The figures are roughly those of a drone of half a kilogram.
 """
 
 import math
@@ -17,7 +17,7 @@ from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
-HOVERING = 0.5 * 9.81  # N, what keeps a drone of the usual mass in the air
+HOVERING = 0.5 * 9.81  # N, thrust that keeps a drone of the default mass in the air
 STEP_SECONDS = 0.02
 SUBSTEPS = 2
 MAX_DISTANCE = 3.0  # in x and in z, m
@@ -35,7 +35,7 @@ def reset(state, rng, params):
 
 
 def step(state, action, rng, params):
-    """Fly with two thrusts, each from 0 (-1) to twice what a usual drone hovers with (1)."""
+    """Fly with two thrusts: -1 is none, 1 is twice the hover thrust of the default drone."""
     first = min(max(np.float64(action[0]), -1.0), 1.0)
     second = min(max(np.float64(action[1]), -1.0), 1.0)
     mass, gravity, seconds = params.mass, params.gravity, STEP_SECONDS / SUBSTEPS
@@ -93,7 +93,7 @@ class Quadrotor2DVectorEnv(JitVectorEnv):
     """Many quadrotors; `options` as for `JitVectorEnv`.
 
     Parameters that may differ between envs: `gravity` (m/s^2), `mass` (kg), `arm` (m) and `inertia`
-    (kg m^2). Thrusts stay, so a heavier drone needs more than the middle of its actions.
+    (kg m^2). Thrusts stay the same, so a heavier drone hovers with actions above the middle.
     """
 
     metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}

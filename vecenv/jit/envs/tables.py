@@ -21,7 +21,7 @@ from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
-NUM_OUTCOMES = 3  # at least, so that slippery and other lakes share compiled code
+NUM_OUTCOMES = 3  # minimum, so that slippery and other lakes share compiled code
 CELL = 32  # pixels of an edge in pictures
 TAXI_STOPS = {(0, 0): (230, 120, 110), (0, 4): (120, 200, 120), (4, 0): (230, 220, 110)}
 TAXI_STOPS |= {(4, 3): (120, 150, 230)}
@@ -118,7 +118,7 @@ def read_table(env: Any) -> dict[str, np.ndarray]:
     for k, row in enumerate(rows):
         place = divmod(k, num_actions)
         chances = [outcome[0] for outcome in row]
-        # Gymnasium takes the first outcome where rounding leaves a draw above all of them.
+        # If rounding leaves a draw above all outcomes, Gymnasium takes the first.
         padded = [*row, *[row[0]] * (shape[2] - len(row))]
         up_to[place][: len(row)] = np.cumsum(chances)
         _, after[place], rewards[place], is_end[place] = zip(*padded, strict=True)
@@ -135,7 +135,7 @@ def read_table(env: Any) -> dict[str, np.ndarray]:
 
 
 class TableVectorEnv(JitVectorEnv):
-    """Many toy texts of Gymnasium; the base of those below."""
+    """Many toy texts of Gymnasium; the base class of those below."""
 
     metadata: dict[str, Any] = PICTURES
     env_class: Any
@@ -177,7 +177,7 @@ class TableVectorEnv(JitVectorEnv):
 class FrozenLakeVectorEnv(TableVectorEnv):
     """Many lakes; options are those of Gymnasium's FrozenLake and of `JitVectorEnv`.
 
-    Of Gymnasium's are `desc`, `map_name`, `is_slippery`, `success_rate`, `reward_schedule`. Maps
+    Gymnasium's are `desc`, `map_name`, `is_slippery`, `success_rate` and `reward_schedule`. Maps
     of another size are compiled once more.
     """
 
@@ -217,7 +217,7 @@ class TaxiVectorEnv(TableVectorEnv):
     Its action masks are those of Gymnasium's infos.
 
     Raises:
-        ValueError: `fickle_passenger`, whose whims are not in the table.
+        ValueError: `fickle_passenger` is set, which the table can't describe.
     """
 
     env_class = TaxiEnv

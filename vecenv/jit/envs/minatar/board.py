@@ -1,4 +1,4 @@
-"""What MinAtar's games have in common: the board, the actions, the options, the picture."""
+"""The common part of MinAtar's games: the board, the actions, the options, the picture."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ COLORS = {
 
 @njit
 def intended(state, action, rng, params):
-    """Return the action that is done: sometimes the one before is done again."""
+    """Return the action to do: sometimes the previous one instead."""
     if uniform(rng) < params.sticky_action_prob:
         return state.action
     state.action = action
@@ -44,10 +44,10 @@ def game_kernels(
     """Return the kernels of a game.
 
     Args:
-        name: Of the game.
+        name: Name of the game.
         channels: For each channel of the observation a name in `COLORS`.
-        num_actions: How many actions there are.
-        fields: Of the state, besides `action`.
+        num_actions: Number of actions.
+        fields: Fields of the state, besides `action`.
         **kernels: `reset`, `step` and `observe`.
     """
 
@@ -78,8 +78,8 @@ class MinAtarVectorEnv(JitVectorEnv):
     MinAtar's minimal set, in its order.
 
     Args:
-        num_envs: How many.
-        sticky_action_prob: Probability with which the action before is done again.
+        num_envs: Number of envs.
+        sticky_action_prob: Probability that the previous action is done again.
         difficulty_ramping: Whether games get harder with time.
         **options: As for `JitVectorEnv`.
     """
@@ -107,5 +107,5 @@ class MinAtarVectorEnv(JitVectorEnv):
         super().__init__(self.game, num_envs, params=params, **options)
 
     def get_action_meanings(self) -> list[str]:
-        """Return what each action is called, as Atari's envs do."""
+        """Return the names of the actions, as Atari's envs do."""
         return list(self.actions)

@@ -13,7 +13,7 @@ PAUSE = 3  # steps between two moves
 DURATION = 2500  # steps of a game
 SLOWEST = 5
 UP, DOWN = 1, 2  # actions; 0 stays
-PLAYER, CARS, TRAILS = range(3)  # channels; the first of those of the trails
+PLAYER, CARS, TRAILS = range(3)  # channels; TRAILS is the first trail channel
 
 
 @njit
@@ -66,7 +66,7 @@ def step(state, action, rng, params):
 
 
 def observe(state, out, params):
-    """Write the picture; which channel a car's trail is in says how often the car moves."""
+    """Write the picture; the channel of a car's trail tells how often the car moves."""
     out[:] = 0
     out[state.y, COLUMN, PLAYER] = 255
     for lane in range(NUM_LANES):

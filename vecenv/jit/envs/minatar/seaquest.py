@@ -1,6 +1,6 @@
 """MinAtar's Seaquest: save divers, shoot fish and submarines, come up for air.
 
-Of several things in a cell a shot hits the oldest, so things of a kind are kept in that order.
+If several things are in a cell, a shot hits the oldest; so things of a kind are kept by age.
 """
 
 import numpy as np
@@ -9,18 +9,18 @@ from numba import njit
 from vecenv.jit.envs.minatar.board import SIZE, MinAtarVectorEnv, game_kernels, intended
 from vecenv.jit.random import integers, uniform
 
-BOTTOM = SIZE - 1  # shows what is left of air, and the divers on board
+BOTTOM = SIZE - 1  # shows the air left, and the divers on board
 AIR = 200  # steps
 SEATS = 6  # for divers
 PAUSE = 5  # steps between two shots of the player
 GUN_INTERVAL = 10  # steps that an enemy submarine waits between two shots
-MOVE_INTERVAL = 5  # likewise between two moves of enemies at first, and of divers
+MOVE_INTERVAL = 5  # steps between two moves of divers, and of enemies at first
 LEAST_MOVE_INTERVAL = 2
-ENEMY_INTERVAL, DIVER_INTERVAL = 20, 30  # steps until the next one comes; of enemies, at first
+ENEMY_INTERVAL, DIVER_INTERVAL = 20, 30  # steps until the next one comes; for enemies, at first
 LEFT, UP, RIGHT, DOWN, FIRE = 1, 2, 3, 4, 5  # actions; 0 stays
 
 SHOT, ENEMY_SHOT, FISH, SUBMARINE, DIVER = range(5)  # kinds of things
-X, Y, HEADING, TIMER, GUN = range(5)  # columns of a thing; the timer is until it moves
+X, Y, HEADING, TIMER, GUN = range(5)  # columns of a thing; TIMER counts steps until it moves
 # Enemies come at most every step and are gone after 33, their shots after 11.
 CAPACITY = 48
 
@@ -66,7 +66,7 @@ def reset(state, rng, params):
 
 @njit
 def send_enemy(state, rng):
-    """Let an enemy come in at a side, but not against others in its row."""
+    """Let an enemy come in at a side, unless it would meet others in its row."""
     heading = 1 if uniform(rng) < 1 / 2 else -1
     kind = SUBMARINE if uniform(rng) < 1 / 3 else FISH
     row = 1 + integers(rng, BOTTOM - 1)
@@ -161,7 +161,7 @@ def move_enemies(state, kind):
                     remove(state, SHOT, shot)
                     num_hit += 1.0
                     is_gone = True
-        if kind == SUBMARINE:  # one that is gone may still shoot
+        if kind == SUBMARINE:  # one that has left may still shoot
             if enemy[GUN] > 0:
                 enemy[GUN] -= 1
             else:
@@ -188,7 +188,7 @@ def move_enemy_shots(state):
 
 @njit
 def come_up(state, is_ramping):
-    """Set a diver free for new air, or six for what is left of the old; return the reward.
+    """Set one diver free for new air, or six for the rest of the air; return the reward.
 
     As in MinAtar, -1 divers are on board after six were set free.
     """
@@ -240,7 +240,7 @@ def step(state, action, rng, params):
     return reward, is_lost, False
 
 
-# Channels, and that of each kind of thing.
+# Channels, and the channel of each kind of thing.
 PLAYER, TAIL, SHOTS, TRAIL, ENEMY_SHOTS, ALL_FISH, SUBMARINES, AIR_GAUGE, SEAT_GAUGE, DIVERS = (
     range(10)
 )

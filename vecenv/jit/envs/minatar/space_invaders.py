@@ -7,9 +7,9 @@ from vecenv.jit.envs.minatar.board import SIZE, MinAtarVectorEnv, game_kernels, 
 
 BOTTOM = SIZE - 1
 PAUSE = 5  # steps between two shots of the player
-ALIEN_PAUSE = 10  # likewise of the aliens
+ALIEN_PAUSE = 10  # steps between two shots of the aliens
 MOVE_INTERVAL = 12  # steps between two moves of the first wave, at most
-LEAST_INTERVAL = 6  # of later waves
+LEAST_INTERVAL = 6  # lower bound for later waves
 LEFT, RIGHT, FIRE = 1, 2, 3  # actions; 0 stays
 PLAYER, ALIENS, TO_LEFT, TO_RIGHT, SHOTS, ALIEN_SHOTS = range(6)  # channels
 
@@ -68,9 +68,9 @@ def count_aliens(state):
 
 @njit
 def move_aliens(state):
-    """Move all sideways, or down where they are at the edge; return whether they landed.
+    """Move all sideways, or down if they are at the edge; return whether they landed.
 
-    What leaves the board comes in again at the other side: that happens in the game's last step.
+    Aliens that leave the board come in at the other side: this happens in a game's last step.
     """
     edge = 0 if state.heading < 0 else SIZE - 1
     if lowest_alien(state, edge) < 0:
@@ -96,7 +96,7 @@ def move_aliens(state):
 
 @njit
 def shoot_back(state):
-    """Let the lowest alien of the column that is nearest to the player shoot; first the left."""
+    """Let an alien shoot: the lowest of the nearest column that has any; the left one first."""
     for distance in range(SIZE):
         for column in (state.x - distance, state.x + distance):
             if 0 <= column < SIZE:
@@ -128,7 +128,7 @@ def step(state, action, rng, params):
     move_shots(state)
     is_lost = state.alien_shots[BOTTOM, state.x] != 0 or state.aliens[BOTTOM, state.x] != 0
     if state.move_timer == 0:
-        state.move_timer = min(count_aliens(state), state.move_interval)  # the fewer, the faster
+        state.move_timer = min(count_aliens(state), state.move_interval)  # fewer aliens are faster
         is_lost = move_aliens(state) or is_lost or state.aliens[BOTTOM, state.x] != 0
     if state.alien_pause == 0:
         state.alien_pause = ALIEN_PAUSE
@@ -145,7 +145,7 @@ def step(state, action, rng, params):
 
 
 def observe(state, out, params):
-    """Write the picture; aliens are in a second channel, too, that says where they go."""
+    """Write the picture; a second channel of aliens tells where they go."""
     out[:] = 0
     out[BOTTOM, state.x, PLAYER] = 255
     direction = TO_LEFT if state.heading < 0 else TO_RIGHT
