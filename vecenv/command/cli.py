@@ -332,26 +332,26 @@ def evaluate(
     two policies play the same episodes, of any env, and the difference is printed.
 
     Args:
-        paired: Two policies, instead of one.
-        env: What `vecenv play` takes; policies of other envs than CAGE's are run folders or files
-            of stable-baselines3. Of --paired Cage2-v0 or Cage4-v0 by default, by --challenge.
-        env_kwargs: For that env, such as size=5, or of --paired red_agent=meander.
-        policy: sleep, random, defender (the trained one that comes along); of Challenge 2
-            react-remove, react-restore, obs-remove, obs-restore, of Challenge 4 react-restore,
-            react-remove, decoy-restore, rules; a file with a saved policy, which PPO or the
-            trainers of CAGE defenders or stable-baselines3 have left; or
-            module:object, a policy of your own; or a run folder of these.
+        paired: Two policies to compare, instead of one.
+        env: An env of `vecenv play`; policies of other envs than CAGE's are run folders or files of
+            stable-baselines3. With --paired, the default is Cage2-v0 or Cage4-v0, by --challenge.
+        env_kwargs: For that env, such as size=5, or with --paired red_agent=meander.
+        policy: sleep, random, defender (the bundled trained one); for Challenge 2 react-remove,
+            react-restore, obs-remove, obs-restore; for Challenge 4 react-restore, react-remove,
+            decoy-restore, rules; a file with a policy that PPO, the trainers of CAGE defenders or
+            stable-baselines3 have saved; module:object, a policy of your own; or a run folder of
+            these.
         challenge: Which.
-        episodes: How many; of Challenge 2 per cell.
-        seed: Of the episodes.
-        rules: Of Challenge 2. Scores under different rules are not comparable.
+        episodes: How many; for Challenge 2 per cell.
+        seed: Seed of the episodes.
+        rules: For Challenge 2. Scores under different rules are not comparable.
         scenario: A network of your own for Challenge 2, which has its own rules: "module:id" of a
             registered one, or "module:name" of a Scenario.
-        red_agents: Of Challenge 2, rows of the table: b_line, meander, sleep, mixed, or
-            module:function, a red agent of your own. Of Challenge 4 one of fsm, discovery, sleep,
+        red_agents: For Challenge 2, rows of the table: b_line, meander, sleep, mixed, or
+            module:function, a red agent of your own. For Challenge 4 one of fsm, discovery, sleep,
             module:function.
-        observation: Of Challenge 2, what the policy sees; by default what it was trained with.
-        green: Of Challenge 2, with the green agent, which the challenge does not have.
+        observation: For Challenge 2, what the policy sees; by default as in its training.
+        green: For Challenge 2, with the green agent, which the challenge does not have.
         json: File to write the numbers to.
         table: File to write the table to, .csv or .md.
     """
@@ -464,19 +464,19 @@ def watch(
     Args:
         env: Registered id, also "module:id", or "module:name" of a factory or of EnvKernels.
         policy: For CAGE 2 and 4, and ids registered with a network of your own, as for `evaluate`;
-            for other envs "random" (the default) or "module:function", a function from
-            observations (1, ...) to actions (1, ...).
+            for other envs "random" (the default) or "module:function", a function from observations
+            (1, ...) to actions (1, ...).
         env_kwargs: For the env, such as size=5.
-        red_agent: Who attacks in CAGE 2: b_line (the default), meander, sleep, mixed, or
+        red_agent: The attacker in CAGE 2: b_line (the default), meander, sleep, mixed, or
             module:function.
-        steps: How many, or the length of the episode of CAGE 2; of CAGE 4 at most 499.
-        seed: Of the episode.
-        rules: Of CAGE 2, as for `evaluate`.
+        steps: Number of steps, or the length of the episode in CAGE 2; in CAGE 4 at most 499.
+        seed: Seed of the episode.
+        rules: For CAGE 2, as for `evaluate`.
         scenario: A network of your own for CAGE 2, as for `evaluate`.
         gif: File to write an animation to, instead of showing the episode here.
         html: File to write a page to, with the episode to scrub through in a browser.
-        fps: Steps per second; by default those of the env, 2 of CAGE's networks, on a page at
-            most 10.
+        fps: Steps per second; by default the env's own, 2 for CAGE's networks, at most 10 on a
+            page.
     """
     _check_shown(gif, html, fps)
     from vecenv.command import watching
@@ -608,9 +608,9 @@ def compare(
             parallel_env or an id of PettingZoo's.
         num_envs: Numbers of envs.
         backends: Which.
-        num_workers: Of the async backends; by default one a core, or one for each env that waits.
+        num_workers: For the async backends; by default one per core, or one per env that waits.
         env_kwargs: For the env, such as cpu_ms=0.2 obs_shape=(84,84,4).
-        seed: Of envs and actions.
+        seed: Seed of envs and actions.
         rounds: How often each backend runs.
         round_s: Seconds per backend and round.
         timeout: Longest wait for a backend, in seconds.
@@ -678,16 +678,16 @@ def port(
         kernels: "module:name" of EnvKernels, or the id of compiled envs.
         new: Write a skeleton of kernels for ENV, and a test, instead.
         folder: Where --new writes.
-        minutes: How long to look for differences.
+        minutes: Time to look for differences.
         fields: "module:name" of a dict from fields of the state to paths in the Python env; by
             default FIELDS beside the kernels.
-        policy: To be played, too: "module:function" from an observation to an action, or a run
-            folder of `vecenv train`.
+        policy: Also played: "module:function" from an observation to an action, or a run folder of
+            `vecenv train`.
         env_kwargs: For the Python env, such as is_slippery=True.
-        tolerance: How far floats may be apart, relative to the larger of 1 and themselves.
-        margin: How far mean returns of free runs may be apart, in standard deviations.
+        tolerance: Allowed distance of floats, relative to the larger of 1 and their size.
+        margin: Allowed distance between mean returns of free runs, in standard deviations.
         max_episode_steps: Limit of the kernels' episodes; by default that of ENV's registration.
-        seed: Of runs and actions.
+        seed: Seed of runs and actions.
         debug: Run the kernels as plain Python: nothing is compiled.
         json: File to write the report to.
     """

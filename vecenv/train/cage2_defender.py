@@ -35,7 +35,7 @@ class Options(ppo.Options):
     """PPO's options, with other defaults."""
 
     env_id: str = "vecenv:Cage2-v0"
-    red_agent: str = "mixed"  # who attacks in training; "mixed": either, drawn for every episode
+    red_agent: str = "mixed"  # attacker in training; "mixed": drawn for every episode
     rules: str = "faithful"  # or "debugged"; scores under different rules are not comparable
     total_steps: int = 40_000_000
     num_envs: int = 512

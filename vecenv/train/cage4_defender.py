@@ -51,19 +51,19 @@ class Options(RunOptions):
     """Options of the defenders' training."""
 
     total_steps: int = 6_000_000  # game steps to train for
-    learning_rate: float = 7e-4  # of Adam at the start
+    learning_rate: float = 7e-4  # Adam's at the start
     gamma: float = 0.998  # discount: what a Restore gains comes much later
     num_games: int = 64  # played side by side
     width: int = 32  # units of a layer
     num_epochs: int = 2  # passes over the decisions of a rollout
     minibatch: int = 2048  # decisions of agents 0 to 3 in a gradient step, and 1/5 of agent 4
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation, per decision
-    clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
+    clip: float = 0.2  # probability ratios beyond 1 +- clip gain nothing
     sharpness: float = 1.25  # of the logits with which agents follow the rules at the start
     entropy_weight: float = 0.001  # of the entropy bonus at the start; it falls to a tenth
-    max_grad_norm: float = 0.5  # longer gradients are shortened to this
+    max_grad_norm: float = 0.5  # larger gradient norms are scaled down to this
     temperature: float = 0.0  # of the saved policy's draws; 0 plays the likeliest choices
-    share: float = 0.05  # of the rewards that other agents' subnets cause
+    share: float = 0.05  # share of the rewards that other agents' subnets cause
     compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": if there are many rows
     eval_episodes: int = 1000
     save: Path = Path("runs/cage4_defender")  # folder for policy, table, checkpoints and curve

@@ -25,14 +25,14 @@ __all__ = ["DQN", "Agent", "Options", "QNetwork", "dqn_loss", "load_policy", "ma
 class Options(GradientOptions, ReplayOptions):
     """Options of DQN."""
 
-    update_ratio: float = 0.25  # updates per env step made after learning_starts
+    update_ratio: float = 0.25  # updates per env step after learning_starts
     exploration: tuple[float, float] = (1.0, 0.05)  # share of random actions: at first, at last
     exploration_steps: int = 10_000  # env steps in which it falls linearly
     batch_size: int = 128  # transitions per update
-    capacity: int = 100_000  # of the replay buffer, in transitions
-    frame_stack: int = 0  # observations are stacks of so many frames, stored once each; 0: whole
-    max_grad_norm: float = 10.0  # longer gradients are shortened to this
-    tau: float = 0.01  # step of the target towards the network in an update, as a fraction
+    capacity: int = 100_000  # transitions in the replay buffer
+    frame_stack: int = 0  # frames per observation, each stored once; 0: store whole ones
+    max_grad_norm: float = 10.0  # larger gradient norms are scaled down to this
+    tau: float = 0.01  # fraction by which an update moves the target to the network
     hidden: tuple[int, ...] = (128, 128)  # units of the ReLU layers, after convolutions if any
 
 

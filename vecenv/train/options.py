@@ -22,10 +22,10 @@ class RunOptions:
     """Options of every trainer."""
 
     total_steps: int = 100_000  # env steps to train for, at most; 0 evaluates only
-    learning_rate: float = 1e-3  # of Adam at the start
+    learning_rate: float = 1e-3  # Adam's at the start
     gamma: float = 0.99  # discount
     seed: int = 1  # the same seed gives the same curve
-    torch_threads: int = 1  # of torch; more are far slower where cores are busy
+    torch_threads: int = 1  # threads of torch; more are far slower on busy cores
     eval_episodes: int = 100  # episodes of the deterministic policy at the end
     save: Path = Path("runs")  # folder for policy, checkpoints, learning curve and scalars
     save_every: int = 0  # env steps between two checkpoints; 0: at the end, or when stopped
@@ -39,7 +39,7 @@ class RunOptions:
 class GradientOptions:
     """How and where gradients are computed."""
 
-    device: str = "cpu"  # where the networks are: cpu, cuda; there compiled envs are, too
+    device: str = "cpu"  # of networks and compiled envs: cpu, cuda
     dtype: Literal["float32", "bfloat16"] = "float32"  # of products in the gradient
     compile: Literal["auto", "on", "off"] = "auto"  # the gradient; "auto": if there are many rows
 

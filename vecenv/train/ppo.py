@@ -36,15 +36,15 @@ class RolloutOptions(RunOptions, GradientOptions):
     num_epochs: int = 4  # passes over the rollout in an update
     num_minibatches: int = 8  # gradient steps in a pass
     gae_lambda: float = 0.95  # lambda of generalised advantage estimation
-    clip: float = 0.2  # changing a probability by a factor beyond 1 +- clip does not pay
+    clip: float = 0.2  # probability ratios beyond 1 +- clip gain nothing
     value_weight: float = 1.0  # of half the squared error of the values in the loss
     entropy_weight: float = 0.0  # of the entropy bonus in the loss
     entropy_falls: bool = False  # its weight falls linearly to 0, as the learning rate does
-    max_grad_norm: float = 0.5  # longer gradients are shortened to this
+    max_grad_norm: float = 0.5  # larger gradient norms are scaled down to this
     hidden: tuple[int, ...] | None = None  # units of layers; see docs/learning.md for the default
     recurrent: Literal["no", "gru"] = "no"  # a memory between observations and networks
     memory_size: int = 128  # units of the memory
-    sequence_length: int = 32  # steps through which gradients of a memory go, at most
+    sequence_length: int = 32  # most steps through which gradients of a memory go
     normalize: bool = False  # observations to mean 0 and variance 1, returns to variance 1
     masks: bool = True  # take allowed actions only, if the env says which these are
     graphs: bool = True  # rollouts and passes of envs on a device as CUDA graphs
@@ -55,7 +55,7 @@ class RolloutOptions(RunOptions, GradientOptions):
 class Options(RolloutOptions, EnvOptions):
     """Options of PPO."""
 
-    learning_rate: float = 1.5e-3  # of Adam at the start; it falls linearly to 0
+    learning_rate: float = 1.5e-3  # Adam's at the start; it falls linearly to 0
     rank_timeout: float = 600.0  # seconds that a process of torchrun may keep the others waiting
     load: Path | None = None  # run, or checkpoint, whose policy to begin with
 

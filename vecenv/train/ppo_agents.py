@@ -36,7 +36,7 @@ class Options(ppo.RolloutOptions):
     num_workers: int | None = None  # processes for the games (async)
     num_epochs: int = 8  # passes over the rollout in an update
     num_minibatches: int = 4  # gradient steps in a pass
-    learning_rate: float = 2e-3  # of Adam at the start; it falls linearly to 0
+    learning_rate: float = 2e-3  # Adam's at the start; it falls linearly to 0
     gamma: float = 0.95  # discount
 
 

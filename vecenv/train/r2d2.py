@@ -29,17 +29,17 @@ class Options(ReplayOptions):
     """Options of R2D2."""
 
     num_envs: int = 16  # envs stepped side by side
-    update_ratio: float = 1 / 32  # updates per env step made after learning_starts
+    update_ratio: float = 1 / 32  # updates per env step after learning_starts
     learning_starts: int = 2000  # env steps with random actions at the start
     exploration: tuple[float, float] = (0.4, 0.01)  # share of random actions in first and last env
-    capacity: int = 50_000  # of the replay buffer, in steps
+    capacity: int = 50_000  # steps in the replay buffer
     batch_size: int = 32  # sequences per update
     sequence_length: int = 24  # steps of a sequence, burn-in included
-    burn_in: int = 4  # of these, steps that only bring the state up to date
+    burn_in: int = 4  # first steps of a sequence, which only update the state
     hidden: int = 64  # units of encoder and memory
     n_step: int = 5  # rewards summed before the value of an observation
-    max_grad_norm: float = 10.0  # longer gradients are shortened to this
-    tau: float = 0.01  # step of the target towards the network in an update, as a fraction
+    max_grad_norm: float = 10.0  # larger gradient norms are scaled down to this
+    tau: float = 0.01  # fraction by which an update moves the target to the network
 
 
 class QNetwork(nn.Module):

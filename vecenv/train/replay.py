@@ -28,10 +28,10 @@ class ReplayOptions(RunOptions, EnvOptions):
     """Options of trainers with a replay buffer."""
 
     learning_starts: int = 1000  # env steps with random actions at the start
-    update_ratio: float = 1.0  # updates per env step made after these
+    update_ratio: float = 1.0  # updates per env step after learning_starts
     batch_size: int = 256  # transitions, or sequences, per update
-    capacity: int = 1_000_000  # of the replay buffer, in transitions
-    tau: float = 0.005  # step of the targets towards the networks in an update, as a fraction
+    capacity: int = 1_000_000  # transitions in the replay buffer
+    tau: float = 0.005  # fraction by which an update moves targets to networks
     n_step: int = 1  # rewards summed before the value of the next observation
 
 
