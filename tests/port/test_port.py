@@ -199,6 +199,8 @@ def test_two_one_sided_tests():
     assert compare_means("x", many[:8], more[:8], 0.2).verdict == "not shown"
     assert compare_means("x", many, more + 0.5, 0.2).verdict == "different"
     assert compare_means("x", many, more[:0], 0.2).verdict == "not shown"  # none has ended
+    rare = np.repeat([20.0, 3.0], [224, 30])  # of which the few have none
+    assert compare_means("x", rare, np.full(32, 20.0), 0.2).verdict == "not shown"
     assert compare_means("x", np.full(30, 3.0), np.full(30, 3.0), 0.2).verdict == "same"
     assert compare_means("x", np.full(30, 3.0), np.full(30, 3.1), 0.2).verdict == "different"
 

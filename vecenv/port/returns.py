@@ -79,7 +79,9 @@ def compare_means(what: str, python: np.ndarray, kernels: np.ndarray, margin: fl
     apart = means[1] - means[0]
     low, high = apart - _Z_EQUAL * error, apart + _Z_EQUAL * error
     verdict = "same" if -width <= low and high <= width else "not shown"
-    if min(counts) >= _FEWEST and abs(apart) > max(_Z_APART * error, width / 10.0):
+    # If both are the same, all are one sample: few episodes may lack the rare ones altogether.
+    pooled = float(np.concatenate([python, kernels]).std()) * math.sqrt(sum(1 / n for n in counts))
+    if min(counts) >= _FEWEST and abs(apart) > max(_Z_APART * max(error, pooled), width / 10.0):
         verdict = "different"
     return Equivalence(what, *means, counts, width, low, high, verdict)
 
