@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import math
 import operator
-import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -40,7 +38,6 @@ _LINE = 64
 _BLOCK = 16  # rows copied at a time, part by part, while the next block is prefetched
 _SEEN_BYTES = 512  # prefetched of a row; processors fetch the rest by themselves
 _MAX_PLANS = 16  # cached plans
-_UNUSED = 3  # references to unused memory: `_recent`, a variable, the argument of getrefcount
 _INT64, _FLOAT32 = np.dtype(np.int64), np.dtype(np.float32)
 # What `gather` copies: bytes of the rows in a list; their first target, `pitch` bytes apart.
 _PARTS = np.dtype([(name, np.int64) for name in ("list", "offset", "size", "start", "pitch")])
@@ -140,7 +137,6 @@ class Reader:
         self.table, self._has_weights, self._frames = table, has_weights, plan.layout.frames
         self.gamma = 1.0 if plan.gamma is None else plan.gamma
         self._plans: dict[tuple[int, frozenset[str] | None], _Plan] = {}
-        self._recent: deque[np.ndarray] = deque(maxlen=2)  # memory of the last batches
         others = ["indices", *(["env_ids"] if "env_ids" in plan.layout.fields else [])]
         others += ["weights"] if has_weights else []
         self.column_names = (*ReplayBatch._fields, *plan.layout.extras, *others)
@@ -206,7 +202,7 @@ class Reader:
     def _allocate(self, plan: _Plan) -> tuple[np.ndarray | None, dict[str, Any]]:
         """Allocate memory of a batch (None on devices), and its tensors by name."""
         if self._pages is not None:
-            pages = self._unused(plan.size_bytes)
+            pages = np.empty(plan.size_bytes, np.uint8)
             return pages, {
                 name: torch.from_numpy(np.ndarray(shape, dtype, pages, at))
                 for name, shape, dtype, at in plan.places
@@ -217,19 +213,6 @@ class Reader:
         }
         tensors["indices"] = tensors["lists"][0]
         return None, tensors
-
-    def _unused(self, size: int) -> np.ndarray:
-        """Memory uint8 (size,): that of a batch without references, or new.
-
-        The system must zero the pages of new memory, which takes longer than drawing.
-        """
-        for pages in self._recent:
-            if pages.size == size and sys.getrefcount(pages) == _UNUSED:
-                return pages
-        pages = np.empty(size, np.uint8)
-        if size < _LITTLE_BYTES:
-            self._recent.append(pages)
-        return pages
 
     def _plan(self, size: int, columns: frozenset[str] | None) -> _Plan:
         plan, layout = self.table.plan, self.table.plan.layout
