@@ -1,4 +1,4 @@
-"""CAGE Challenge 2 as Gymnasium's envs: thousands of networks with a defender each, or one."""
+"""CAGE Challenge 2 as Gymnasium envs: a vector env of many networks, and an env of one."""
 
 from __future__ import annotations
 
@@ -40,47 +40,47 @@ METADATA = {"render_modes": list(RENDER_MODES), "render_fps": 2}
 class Cage2VectorEnv(JitVectorEnv):
     """Many copies of the CAGE Challenge 2 simulator.
 
-    Blue, who acts, defends a network against a red agent that is part of the env. What an env does
-    depends on its seed and its actions only. Everything that `JitVectorEnv` has is there: `step`
-    with `out=`, `send` and `recv`, `action_masks`, `state_dict`, `last_returns`.
+    The actions are blue's: blue defends a network against a red agent that is part of the env. The
+    course of an env depends on its seed and its actions only. Everything of `JitVectorEnv` is
+    available: `step` with `out=`, `send` and `recv`, `action_masks`, `state_dict`, `last_returns`.
 
     Args:
-        num_envs: How many.
+        num_envs: Number of envs.
         red_agent: "b_line", "meander" or "sleep"; "mixed": each episode draws B_line or Meander;
             a compiled policy (see `cage_kernels`) or its "module:function"; or a sequence of
-            these, of which each episode draws one, uniformly.
-        episode_length: Steps after which an episode is truncated, or several numbers of which each
-            episode draws one, uniformly. (No episode ends otherwise.)
-        max_episode_steps: No episode is longer than this, whatever `episode_length` says; what
-            `gymnasium.make`, `gymnasium.make_vec` and registered ids call it.
+            these: each episode draws one of them uniformly.
+        episode_length: Steps after which an episode is truncated, or several such numbers: each
+            episode draws one of them uniformly. (No episode ends otherwise.)
+        max_episode_steps: Upper limit of all episode lengths, or None. `gymnasium.make`,
+            `gymnasium.make_vec` and registered ids use this name.
         rules: "faithful", the challenge as it was run (the default), or "debugged", the corrected
             version. Scores under different rules are not comparable.
-        scenario: Other tables, with rules of their own.
-        observation: "bits": the original's 52 values 0 and 1; "memory": what a `BlueMemory`
-            remembers, 152 values, with its 44 choices for actions.
+        scenario: Other tables, which include their own rules.
+        observation: "bits": the original's 52 values 0 and 1; "memory": the 152 features of a
+            `BlueMemory`, whose 44 choices are then the actions.
         green: Whether a green agent scans hosts at random; the challenge has none.
-        obs_dtype: Of the observations.
-        step_infos: Names of STEP_INFOS that infos report for every step, as arrays.
+        obs_dtype: Dtype of the observations.
+        step_infos: Names out of STEP_INFOS, reported as arrays in the infos of every step.
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
-        num_threads: At most so many threads; None for one per processor.
+        num_threads: Largest number of threads; None for one per processor.
         episode_infos: Whether infos["episode"] reports returns and lengths of ended episodes.
-        mask_infos: Whether infos["action_mask"] has what `action_masks` returns.
-        render_mode: "ansi" or "rgb_array", what `render` returns.
+        mask_infos: Whether infos["action_mask"] holds the result of `action_masks`.
+        render_mode: What `render` returns: "ansi" or "rgb_array".
         params: Records of `world`, one per env, for reds or networks that differ between envs.
         sampler: See `JitVectorEnv`.
 
-    What step infos and `true_state` say of the latest step, as numbers:
+    Fields of step infos and of `true_state` that describe the latest step, as numbers:
 
     | field | |
     |---|---|
     | red_agent | 0 sleep, 1 b_line, 2 meander, 3 one of your own |
     | red_type | 0 Sleep, 1 DiscoverRemoteSystems, 2 DiscoverNetworkServices |
     | | 3 ExploitRemoteService, 4 PrivilegeEscalate, 5 Impact |
-    | red_target | the host, or the subnet of type 1, by its place in the scenario; -1 none |
-    | red_success, blue_success | 0 failed, 1 succeeded, 2 unknown: of Sleep |
-    | red_exploit | which of the scenario's exploits red used; -1 none |
+    | red_target | index of the host (for type 1: of the subnet) in the scenario; -1 none |
+    | red_success, blue_success | 0 failed, 1 succeeded, 2 unknown (Sleep) |
+    | red_exploit | index of the exploit that red used in the scenario's exploits; -1 none |
     | red_detected | whether blue's monitor noticed a reverse shell, 1 or 0; -1 if none was opened |
-    | red_pe_index | which session was escalated, from the oldest on the host, 0; -1 none |
+    | red_pe_index | escalated session, counted from the oldest on the host (0); -1 none |
     | green_target | the host that green scanned; -1 none |
 
     Raises:
@@ -158,11 +158,11 @@ class Cage2VectorEnv(JitVectorEnv):
         return kernels, self.world()
 
     def world(self, **changed: Any) -> np.record:
-        """Return the parameter record of these envs with another `red_agent`, `green`, `scenario`.
+        """Return these envs' parameter record with `red_agent`, `green` or `scenario` changed.
 
-        A vector env takes one for all envs or one per env as `params`, and `set_params` one for
-        some of them: ``envs.set_params([0, 1], envs.world(red_agent="meander"))``. A red of one's
-        own is compiled, and can't be changed; a scenario must have as many hosts.
+        A vector env takes one record for all envs, or one per env, as `params`. `set_params` sets
+        it for some envs: ``envs.set_params([0, 1], envs.world(red_agent="meander"))``. A custom red
+        is compiled and can't be changed. A new scenario must have the same number of hosts.
         """
         names = {"red_agent", "green", "scenario"}
         if other := changed.keys() - names:
@@ -182,10 +182,10 @@ class Cage2VectorEnv(JitVectorEnv):
 
     @property
     def true_state(self) -> np.ndarray:
-        """The true states: STATE_DTYPE (num_envs,), a live read-only view that costs nothing.
+        """The true states: STATE_DTYPE (num_envs,), a live read-only view without a copy.
 
-        Sets of hosts are bit masks; `decoded_state` spells them out. To change a state, write to
-        `states` and call `observe`.
+        Sets of hosts are bit masks; `decoded_state` returns them as arrays. To change a state,
+        write to `states` and call `observe`.
         """
         return self._true_state
 
@@ -195,14 +195,14 @@ class Cage2VectorEnv(JitVectorEnv):
         return decode(states, self.scenario)
 
     def described_state(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the arrays of a state with a text that says of which scenario they are."""
+        """Return the arrays of a state, and a text that identifies their scenario."""
         facts = {"made_for": self.scenario.identity(), "hosts": _host_names(self.scenario)}
         return {**arrays, "scenario": np.array(json.dumps(facts))}
 
     def check_state(self, state: Mapping[str, np.ndarray], states: np.ndarray) -> None:
-        """Raise ValueError if a state is of a scenario with other hosts, or has invalid records.
+        """Raise ValueError if a state has invalid records or comes from a scenario with other hosts.
 
-        Warns if it is of a scenario with the same hosts and other tables or rules.
+        Warns if its scenario has the same hosts but other tables or rules.
         """
         try:
             facts = json.loads(read_entry(state, "scenario", _is_text).item())
@@ -241,18 +241,18 @@ class Cage2VectorEnv(JitVectorEnv):
                 )
 
     def shell_alerts(self) -> np.ndarray:
-        """Return on which hosts blue's monitor saw a reverse shell in the latest step, bool (N, H).
+        """Return bool (N, H): whether blue's monitor saw a reverse shell there in the latest step.
 
-        Blue may know this; the observation shows it only in part.
+        Blue is allowed to know this; the observation shows only a part of it.
         """
         return shell_alerts(self._true_state, self.scenario)
 
     def episode_length_of(self, env_id: int) -> int:
-        """Return how long the episode under way in an env will be."""
+        """Return the length of the current episode of an env, in steps."""
         return self._lengths[int(self._true_state["length_index"][env_id])]
 
     def in_words(self, env_id: int = 0) -> Snapshot:
-        """Return one env spelled out in words."""
+        """Return the state of one env in words."""
         self._calls.require_ready("in_words")
         if not 0 <= env_id < self.num_envs:
             raise IndexError(f"env_id is {env_id}, expected 0..{self.num_envs - 1}")
@@ -261,14 +261,14 @@ class Cage2VectorEnv(JitVectorEnv):
         return take_snapshot(self._true_state[env_id], self.scenario, length, total)
 
     def get_action_meanings(self) -> list[str]:
-        """Return what each action is called, as Atari's envs do."""
+        """Return the name of each action, as Atari envs do."""
         if self.single_action_space == Discrete(len(actions := blue_actions(self.scenario))):
             return [str(action) for action in actions]
         choices = blue_choices(self.scenario)
         return [c.name if c.host is None else f"{c.name} {c.host}" for c in choices]
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return a text or a picture of every env, as `render_mode` says."""
+        """Return a text or a picture of every env, depending on `render_mode`."""
         if self.render_mode is None:
             logger.warn(f"render_mode is None: make the env with one of {', '.join(RENDER_MODES)}")
             return None
@@ -278,8 +278,8 @@ class Cage2VectorEnv(JitVectorEnv):
         """Return a text (str) or a picture (uint8, height x width x 3) of one env.
 
         Args:
-            env_id: Which.
-            mode: "ansi" or "rgb_array"; None for the env's `render_mode`, or "ansi".
+            env_id: Index of the env.
+            mode: "ansi" or "rgb_array"; None for `render_mode`, or for "ansi" if that is None.
 
         Raises:
             ValueError: Unknown mode.
@@ -308,7 +308,7 @@ class Cage2VectorEnv(JitVectorEnv):
         return batch
 
     def _with_facts(self, infos: dict[str, Any], states: np.ndarray) -> dict[str, Any]:
-        """Return infos with what happened in the step, where there was one."""
+        """Return infos with the step infos added; their masks are False where no step was made."""
         has_stepped = states["step"] > 0
         facts = {name: states[name].copy() for name in self.step_infos}
         return {**infos, **facts, **{f"_{name}": has_stepped.copy() for name in facts}}
@@ -317,10 +317,10 @@ class Cage2VectorEnv(JitVectorEnv):
 class Cage2Env(JitEnv):
     """One copy of the CAGE Challenge 2 simulator.
 
-    With seed s it does what env i of a `Cage2VectorEnv` does with seed s - i.
+    With seed s it behaves as env i of a `Cage2VectorEnv` does with seed s - i.
 
     Args:
-        render_mode: "ansi" or "rgb_array", what `render` returns.
+        render_mode: What `render` returns: "ansi" or "rgb_array".
         **options: `red_agent`, `episode_length`, `rules`, `scenario`, `observation`, `green`,
             `obs_dtype`, `step_infos` and `mask_infos` as for `Cage2VectorEnv`.
 
@@ -343,7 +343,7 @@ class Cage2Env(JitEnv):
 
     @property
     def scenario(self) -> Any:
-        """The tables."""
+        """The scenario's tables."""
         return self._envs.scenario
 
     @property

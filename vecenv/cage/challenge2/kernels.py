@@ -1,4 +1,4 @@
-"""The CAGE simulator as a kind of compiled environment, for `vecenv.jit.JitVectorEnv`."""
+"""The kernels of the CAGE simulator, for `vecenv.jit.JitVectorEnv`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vecenv.jit import EnvKernels, checked_in_trials
 __all__ = ["OBSERVATIONS", "cage_kernels", "observation_space"]
 
 OBSERVATIONS = ("bits", "memory")
-# Equal envs share their code: steps by custom red policy.
+# Step kernels by custom red policy: equal envs share their compiled code.
 _steps: dict[Any, Any] = {}
 
 
@@ -29,13 +29,13 @@ def observation_space(
     """Return the space of one observation.
 
     Args:
-        scenario: With H hosts.
+        scenario: Tables with H hosts.
         observation: "bits", the original's 4 * H values 0 and 1; or "memory": a row of
             `BlueMemory.features`.
-        dtype: Of the arrays.
+        dtype: Dtype of the arrays.
 
     Raises:
-        ValueError: Unknown observation, or a dtype that can't show it.
+        ValueError: Unknown observation, or a dtype that can't represent it.
     """
     if observation not in OBSERVATIONS:
         raise ValueError(
@@ -54,21 +54,21 @@ def cage_kernels(
     dtype: Any = np.float32,
     red_policy: Callable[..., Any] | None = None,
 ) -> EnvKernels:
-    """Return the kernels of the simulator; its `params` are what `compile_tables` makes.
+    """Return the kernels of the simulator; their `params` come from `compile_tables`.
 
-    Those that show the "memory" take the numbers of `blue_choices` for actions.
+    With observation "memory", actions are indices of `blue_choices`.
 
     Args:
-        scenario: The tables that `compile_tables` is given too.
+        scenario: The tables, the ones that `compile_tables` is called with.
         observation: See `observation_space`.
-        dtype: Of the observations.
-        red_policy: What red does in envs whose agent is CUSTOM: an `njit` function `(state, rng,
-            tables) -> (kind of red action, target)`. It should look only at what red knows:
+        dtype: Dtype of the observations.
+        red_policy: Policy of red in envs whose agent is CUSTOM: an `njit` function `(state, rng,
+            tables) -> (kind of red action, target)`. It should read only the fields that red knows:
             `known_*`, `scanned`, `red_ports`, `red_success`, and its own memory `custom`.
 
     Raises:
         ValueError: Unknown observation.
-        TypeError: `red_policy` is no function.
+        TypeError: `red_policy` is not a function.
     """
     if red_policy is not None and not callable(red_policy):
         raise TypeError(f"red_policy must be an njit function or None, got {red_policy!r}")

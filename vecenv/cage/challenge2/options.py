@@ -1,6 +1,6 @@
-"""Checks of what a CAGE environment is made with, and of what a red of one's own does.
+"""Checks of a CAGE environment's arguments, and of the actions of a custom red agent.
 
-Messages name the argument.
+Error messages name the argument.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ STEP_INFOS = tuple(_STEP_INFOS.split())
 
 
 def read_red_agents(red_agent: Any) -> tuple[tuple[int, ...], RedPolicy | None]:
-    """Return the numbers of the agents that episodes draw from, and the custom policy if any.
+    """Return the codes of the agents that episodes draw from, and the custom policy, if any.
 
     Args:
-        red_agent: A name of RED_AGENTS, a custom policy (see `cage_kernels`; compiled if it is
-            not), "module:function" for one, or a sequence of these.
+        red_agent: A name of RED_AGENTS, a custom policy (see `cage_kernels`; a plain function is
+            compiled), its "module:function", or a sequence of these.
 
     Raises:
         ValueError: An unknown name, an empty sequence, more than one custom policy.
-        TypeError: Something else, or a function with other arguments.
-        ImportError: There is no such module.
+        TypeError: Another type, or a function with other parameters.
+        ImportError: The module does not exist.
     """
     given: Any = [red_agent] if isinstance(red_agent, str) or callable(red_agent) else red_agent
     if not isinstance(given, Sequence):
@@ -91,15 +91,15 @@ def _red_agent_choices() -> str:
 
 
 def read_episode_lengths(episode_length: Any, max_episode_steps: Any = None) -> tuple[int, ...]:
-    """Return the lengths that episodes draw from, one if they all have the same.
+    """Return the lengths that episodes draw from; a single one if all are equal.
 
     Args:
-        episode_length: A length, or several.
-        max_episode_steps: Longer ones are cut to this; None leaves them.
+        episode_length: One length, or several.
+        max_episode_steps: Upper limit of the lengths; None for no limit.
 
     Raises:
         ValueError: A length below 1 or too large, no length, or too many.
-        TypeError: Not integers.
+        TypeError: A length is not an integer.
     """
     lengths: list[Any] = [episode_length]
     if isinstance(episode_length, set | frozenset | Sequence | np.ndarray):
@@ -129,11 +129,11 @@ def read_episode_lengths(episode_length: Any, max_episode_steps: Any = None) -> 
 
 
 def read_scenario(scenario: Any, rules: Any) -> Scenario:
-    """Return the scenario that was asked for, by itself or by its rules.
+    """Return the given scenario, or the CAGE 2 scenario with the given rules.
 
     Raises:
         ValueError: Unknown rules, or rules given for a scenario that has its own.
-        TypeError: `scenario` is none.
+        TypeError: `scenario` is not a `Scenario`.
     """
     if scenario is None:
         rules = "faithful" if rules is None else rules
@@ -150,7 +150,7 @@ def read_scenario(scenario: Any, rules: Any) -> Scenario:
 
 
 def read_step_infos(step_infos: Any) -> tuple[str, ...]:
-    """Return the names of what infos report about each step.
+    """Return the names of the facts that infos report about each step.
 
     Raises:
         ValueError: An unknown name.
@@ -166,11 +166,11 @@ _KINDS = ", ".join(f"{number} {name}" for number, name in enumerate(codes.RED_AC
 
 
 def red_problem(policy: str, choice: Any, state: Any, rng: Any, tables: Any) -> str | None:
-    """Return what is wrong with the choice of a policy, or None; see `step_with`.
+    """Return a description of what is wrong with a red policy's choice, or None; see `step_with`.
 
     Args:
-        policy: Its name.
-        choice: What it returned.
+        policy: Name of the policy.
+        choice: Its return value.
         state, rng, tables: Its arguments.
     """
 

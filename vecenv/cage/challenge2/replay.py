@@ -1,6 +1,6 @@
-"""The replay hook: step environments with red's actions and all random outcomes given.
+"""Replay: step environments with given red actions and given random outcomes.
 
-A `Replay` holds any number of episodes in lockstep; `replay_episodes` runs whole recorded episodes.
+A `Replay` steps any number of episodes in lockstep; `replay_episodes` runs whole recorded episodes.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ def apply_rows(states, inputs, obs, errors, tables):
 
 @cached_njit
 def options_rows(states, red_types, targets, tables):
-    """Ask every state's red agent for its options: red_types, targets uint64 (N,), written."""
+    """Write the options of every state's red agent to red_types and targets, uint64 (N,)."""
     for row in range(states.shape[0]):
         red_types[row], targets[row] = red_options(states[row], tables)
 
 
 @cached_njit
 def commit_rows(states, red_types, targets, tables):
-    """Tell every state's red agent its move: red_types, targets int64 (N,)."""
+    """Record the move of every state's red agent: red_types, targets int64 (N,)."""
     for row in range(states.shape[0]):
         red_commit(states[row], np.uint64(red_types[row]), np.uint64(targets[row]), tables)
 
 
 class RecordedStep(NamedTuple):
-    """What is given for one step of N episodes; each an integer array (N,), or one number for all.
+    """The inputs of one step of N episodes: each an integer array (N,), or one integer for all.
 
-    NONE (-1) where an outcome was not needed.
+    NONE (-1) stands where an outcome was not needed.
     """
 
     blue_action: Any
@@ -78,13 +78,13 @@ class RecordedStep(NamedTuple):
 
 
 class ReplayedStep(NamedTuple):
-    """What a step gave. `obs` and `errors` are overwritten by the next step."""
+    """The results of one step. `obs` and `errors` are overwritten by the next step."""
 
     obs: np.ndarray  # uint8 (N, 4 * hosts)
     reward10: np.ndarray  # int16 (N,), blue's reward times ten
     blue_success: np.ndarray  # uint8 (N,): FAILED, SUCCEEDED, UNKNOWN
     red_success: np.ndarray  # uint8 (N,)
-    errors: np.ndarray  # uint8 (N,): 0, or what was missing or impossible, see `dynamics.apply`
+    errors: np.ndarray  # uint8 (N,): 0, or a code of the missing or impossible input, see `dynamics.apply`
 
 
 class Replay:
@@ -92,10 +92,10 @@ class Replay:
 
     Args:
         num_envs: Number of episodes.
-        scenario: Tables; those of CAGE 2 with the original rules by default.
-        red_agents: int (N,), which agent `red_options` asks: NO_RED, B_LINE or MEANDER; or one for
-            all.
-        green: Whether `green_target` is heeded.
+        scenario: Tables; by default those of CAGE 2 with the original rules.
+        red_agents: Agents that `red_options` asks: NO_RED, B_LINE or MEANDER; int (N,), or one
+            for all.
+        green: Whether `green_target` has an effect.
 
     Attributes:
         states: STATE_DTYPE (N,), the live states.
@@ -129,15 +129,15 @@ class Replay:
         self.reset()
 
     def reset(self) -> None:
-        """Begin all episodes anew."""
+        """Begin a new episode in every env."""
         begin_rows(self.states, self._tables)
 
     def red_options(self) -> tuple[np.ndarray, np.ndarray]:
-        """Ask the red agents what they would do; once per step, before `step`.
+        """Return the options of the red agents; call once per step, before `step`.
 
         Returns:
-            Kinds of action int64 (N,), and bool (N, 16): the targets each would draw from, hosts
-            or subnets; none for Sleep. Pass the move that is made to `red_commit`.
+            Kinds of action, int64 (N,), and the hosts or subnets that each agent would draw its
+            target from, bool (N, 16); none for Sleep. Pass the chosen move to `red_commit`.
         """
         num_envs = len(self.states)
         red_types, targets = np.zeros(num_envs, np.uint64), np.zeros(num_envs, np.uint64)
@@ -145,7 +145,7 @@ class Replay:
         return red_types.astype(np.int64), host_bits(targets, 16).astype(bool)
 
     def red_commit(self, red_types: Any, targets: Any) -> None:
-        """Tell the red agents which move they make, so that they remember it: int (N,) each."""
+        """Record the moves of the red agents in their memory: int (N,) each."""
         moves = np.zeros((2, len(self.states)), np.int64)
         moves[0], moves[1] = red_types, targets
         commit_rows(self.states, moves[0], moves[1], self._tables)
@@ -187,15 +187,15 @@ class Replay:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What whole episodes gave: E episodes of T steps; entry t is what step t gave.
+    """The results of E whole episodes of T steps; entry t belongs to step t.
 
     Attributes:
-        fields: The observation, flags and state fields by the names of the recordings: `obs`
-            uint8 (E, T, 4 * hosts), `reward10` int16 (E, T), `blue_success`, `red_success` uint8
-            (E, T), and those of `state.decode`.
+        fields: Observation, flags and state fields, by the names of the recordings: `obs` uint8
+            (E, T, 4 * hosts), `reward10` int16 (E, T), `blue_success`, `red_success` uint8 (E, T),
+            and the fields of `state.decode`.
         errors: uint8 (E, T), see `dynamics.apply`.
-        policy_agrees: bool (E, T), whether the recorded red action is one that the built-in agent
-            could have chosen; True where the agent is no built-in one.
+        policy_agrees: bool (E, T), whether the built-in agent could have chosen the recorded red
+            action; always True for other agents.
     """
 
     fields: dict[str, np.ndarray]
@@ -209,8 +209,8 @@ def replay_episodes(
     """Replay recorded episodes in one batch.
 
     Args:
-        recorded: By name, the entries of `RecordedStep`, integers (E, T); and `red_agent` (E,):
-            B_LINE or MEANDER to run that agent along with the recording and compare.
+        recorded: The fields of `RecordedStep` by name, integers (E, T), and `red_agent` (E,):
+            B_LINE or MEANDER runs that agent beside the recording and compares the two.
         scenario: As for `Replay`.
         green: As for `Replay`.
     """
