@@ -1,6 +1,6 @@
 """CAGE challenges, compiled and batched; see docs/cage2.md.
 
-Names are looked up when they are first used, so that importing this package loads no compiler.
+Names are imported at their first use, so that importing this package does not load the compiler.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ __all__ = [
     "save_episode_gif",
 ]  # fmt: skip
 
-_SCENARIO = "challenge2.network.scenario"  # of all names that are not in this table
+_SCENARIO = "challenge2.network.scenario"  # module of all names that the table below lacks
 _HOMES = {
     "challenge2.env": "Cage2Env Cage2VectorEnv",
     "challenge2.network.state": "decode",

@@ -1,6 +1,6 @@
-"""A drawing surface with the few shapes that pictures of a network need, and animations of them.
+"""A drawing surface with the few shapes of network pictures, and GIF animations of the pictures.
 
-The only place that uses Pillow, which comes with the extra `plots`. Nothing here needs a display.
+Only this module uses Pillow, which the extra `plots` installs. Nothing here needs a display.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from vecenv.files import require_writable, whole_file
 
 __all__ = ["Canvas", "pillow", "require_gif", "save_gif"]
 
-_SCALE = 2  # drawn so many times larger, then made smaller: smooth edges
-_NUM_COLORS = 255  # of an animation; one more is for what stays as it is
+_SCALE = 2  # pictures are drawn larger by this factor, then reduced: smooth edges
+_NUM_COLORS = 255  # of an animation; GIF needs one more colour for unchanged pixels
 
 
 @functools.cache
 def pillow() -> Any:
-    """Return the parts of Pillow that are used.
+    """Return the Pillow modules that this module uses.
 
     Raises:
-        ImportError: It is not installed.
+        ImportError: Pillow is not installed.
     """
     try:
         from PIL import Image, ImageDraw, ImageFont
@@ -50,7 +50,7 @@ class Canvas:
     Args:
         width: In pixels.
         height: In pixels.
-        background: Colour.
+        background: Colour of the background.
     """
 
     def __init__(self, width: int, height: int, background: str) -> None:
@@ -81,7 +81,7 @@ class Canvas:
     def text(
         self, x: float, y: float, words: str, color: str, *, size: int = 13, bold: bool = False
     ) -> float:
-        """Write words that begin at x and have their middle at y; return where they end."""
+        """Write words with left edge x and middle y; return the x of their right edge."""
         place = (x * _SCALE, y * _SCALE)
         stroke = 0.3 * _SCALE if bold else 0
         self._draw.text(
@@ -90,7 +90,7 @@ class Canvas:
         return x + self.text_width(words, size=size)
 
     def text_width(self, words: str, *, size: int = 13) -> float:
-        """Return how wide words are."""
+        """Return the width of words."""
         return self._draw.textlength(words, _font(size)) / _SCALE
 
     def pill(
@@ -104,7 +104,7 @@ class Canvas:
         size: int = 11,
         outline: str | None = None,
     ) -> float:
-        """Write words on a round box with left edge x and middle y; return where it ends."""
+        """Write words on a round box with left edge x and middle y; return its right edge."""
         width, height = self.text_width(words, size=size) + size, size + 7
         place = (x, y - height / 2, width, height)
         self.box(place, fill, outline=outline, radius=height / 2)
@@ -117,10 +117,10 @@ class Canvas:
 
 
 def require_gif(path: str | Path) -> None:
-    """Find out whether an animation can be written, before its frames are made.
+    """Check, before any frame is made, that an animation can be written.
 
     Raises:
-        ValueError: The name of the file does not end in .gif.
+        ValueError: The file name does not end in .gif.
         OSError: The file can't be written.
     """
     if Path(path).suffix.lower() != ".gif":
@@ -131,12 +131,12 @@ def require_gif(path: str | Path) -> None:
 
 
 def save_gif(frames: Iterable[np.ndarray], path: str | Path, *, fps: float = 2.0) -> None:
-    """Write an animation that repeats for ever.
+    """Write a GIF animation that repeats forever.
 
     Args:
         frames: Pictures uint8 (height, width, 3), all of one size.
-        path: File to write, replaced if it is there.
-        fps: Pictures per second; the last one stays for two seconds more.
+        path: File to write; an existing file is replaced.
+        fps: Pictures per second; the last picture stays for two seconds more.
 
     Raises:
         ValueError: There is no picture, or `fps` is not positive.
@@ -161,7 +161,7 @@ def save_gif(frames: Iterable[np.ndarray], path: str | Path, *, fps: float = 2.0
 
 
 def _with_one_palette(frames: Iterable[np.ndarray]) -> list[Any]:
-    """Reduce pictures to the same few colours: what does not change is then equal in all."""
+    """Reduce pictures to one palette, so that unchanged pixels are equal in all of them."""
     pictures, counts = [], Counter[tuple[int, int, int]]()
     for frame in frames:
         picture = pillow().Image.fromarray(frame)
@@ -172,7 +172,7 @@ def _with_one_palette(frames: Iterable[np.ndarray]) -> list[Any]:
 
 
 def _reduced(picture: Any, counts: Counter[tuple[int, int, int]]) -> Any:
-    """Reduce a picture to the most frequent colours, which stay exactly as they are."""
+    """Reduce a picture to the most frequent colours; those colours stay exact."""
     palette = pillow().Image.new("P", (1, 1))
     palette.putpalette([part for color, _ in counts.most_common(_NUM_COLORS) for part in color])
     return picture.quantize(palette=palette, dither=0)

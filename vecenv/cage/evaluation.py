@@ -1,4 +1,4 @@
-"""The result of an evaluation: mean total rewards of episodes, and how sure they are."""
+"""The result of an evaluation: mean total rewards of episodes, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from vecenv.files import write_json
 __all__ = ["Cell", "Estimate", "Evaluation", "Tabular", "cell_of", "estimate", "interval", "sum_of"]
 
 _Z95 = 1.959964  # two-sided 95 % point of the normal distribution
-_CHALLENGE = "CAGE Challenge 2"  # whose name the title of a table leaves out
+_CHALLENGE = "CAGE Challenge 2"  # the title of a table leaves out this name
 _AGENT_TITLES = {"b_line": "B_line", "meander": "Meander", "sleep": "Sleep", "mixed": "mixed"}
 
 
 class Tabular:
-    """Prints as a table."""
+    """Base of results that print as a table."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class Estimate:
     """A mean over episodes.
 
     Attributes:
-        mean: Of the episodes.
+        mean: Mean of the episodes.
         sd: Their standard deviation (ddof 1).
         ci95: Half of the width of the 95 % confidence interval of the mean, from the normal
             distribution.
@@ -69,15 +69,15 @@ class Cell:
     """Total rewards of the episodes of one length against one red agent.
 
     Attributes:
-        red_agent: Its name.
-        episode_length: Steps.
-        episodes: How many.
-        mean: Of the total rewards.
+        red_agent: Name of the red agent.
+        episode_length: Steps per episode.
+        episodes: Number of episodes.
+        mean: Mean of the total rewards.
         sd: Their standard deviation (ddof 1).
         ci95: Half of the width of the 95 % confidence interval of the mean, from the normal
             distribution.
-        impossible_turns: Turns in which the red agent, one of the user's own, returned an action
-            that does not exist; these were played as Sleep.
+        impossible_turns: Turns in which a custom red agent returned an action that does not exist;
+            Sleep was played instead.
     """
 
     red_agent: str
@@ -91,20 +91,20 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation(Tabular):
-    """What `evaluate` found; prints as a table.
+    """The result of `evaluate`; prints as a table.
 
     Attributes:
-        policy: What the policy is called.
+        policy: Name of the policy.
         scenario: Name of the scenario.
         rules: Name of the rules: scores under different rules are not comparable.
-        rules_version: Version of the simulator, `RULES_VERSION`; nor are those of different ones.
-        tables: Hash of the scenario's tables, which tells networks of one name apart.
-        observation: What the policy saw.
-        green: Whether the green agent was there.
-        seed: The seed.
+        rules_version: `RULES_VERSION`; scores of different versions are not comparable.
+        tables: Hash of the scenario's tables; it distinguishes networks of the same name.
+        observation: Kind of observation that the policy received.
+        green: Whether the green agent took part.
+        seed: Seed of the evaluation.
         cells: See `Cell`.
-        total: Sum of the means of all cells, the score of the challenge.
-        total_ci95: Half of the width of its 95 % confidence interval; cells are independent.
+        total: Sum of the means of all cells: the score of the challenge.
+        total_ci95: Half of the width of the total's 95 % confidence interval; cells are independent.
     """
 
     policy: str
@@ -123,7 +123,7 @@ class Evaluation(Tabular):
         """Return one cell.
 
         Raises:
-            KeyError: There is none.
+            KeyError: The evaluation has no such cell.
         """
         for cell in self.cells:
             if (cell.red_agent, cell.episode_length) == (red_agent, episode_length):
@@ -131,13 +131,13 @@ class Evaluation(Tabular):
         raise KeyError(f"no cell for {red_agent!r} and {episode_length} steps")
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return all of it as JSON, and write it to a file if a path is given."""
+        """Return the evaluation as JSON, and write it to a file if a path is given."""
         return write_json(asdict(self), path)
 
     def table(self) -> Table:
         """Return a table for `rich` to print: mean ± half of the 95 % confidence interval.
 
-        It fits 80 columns, for scores down to four digits.
+        The table fits 80 columns for scores of up to four digits.
         """
         lengths = sorted({cell.episode_length for cell in self.cells})
         agents = list(dict.fromkeys(cell.red_agent for cell in self.cells))
@@ -163,7 +163,7 @@ class Evaluation(Tabular):
         return table
 
     def _warnings(self, agents: list[str]) -> Iterator[str]:
-        """Yield a line for each red agent that did what does not exist."""
+        """Yield a line for each red agent that returned actions that do not exist."""
         for agent in agents:
             cells = [cell for cell in self.cells if cell.red_agent == agent]
             impossible = sum(cell.impossible_turns for cell in cells)
@@ -176,17 +176,17 @@ class Evaluation(Tabular):
 
 
 def cell_of(agent: str, length: int, totals: np.ndarray, impossible_turns: int = 0) -> Cell:
-    """Return the cell of the total rewards of some episodes, float64 (episodes,)."""
+    """Return the cell for the total rewards of its episodes, float64 (episodes,)."""
     found = estimate(totals)
     return Cell(agent, length, len(totals), found.mean, found.sd, found.ci95, impossible_turns)
 
 
 def sum_of(cells: Sequence[Cell]) -> tuple[float, float]:
-    """Return the sum of the means of independent cells, and half of its confidence interval."""
+    """Return the sum of independent cells' means, and half of its confidence interval."""
     return sum(cell.mean for cell in cells), math.hypot(*(cell.ci95 for cell in cells))
 
 
 def interval(mean: float, ci95: float) -> str:
-    """Return a mean and half of its confidence interval as tables show them."""
+    """Return the text of a mean and half of its confidence interval, as in tables."""
     digits = 2 if abs(mean) < 100 else 1
     return f"{mean:.{digits}f} ± {ci95:.{digits}f}"

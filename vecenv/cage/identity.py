@@ -1,4 +1,4 @@
-"""By which tables and rules something was made: scores of others are not comparable."""
+"""The tables and rules behind a score, policy or state: other scores are not comparable."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ __all__ = ["CAGE4_RULES_VERSION", "RULES_VERSION", "describe_identity", "warn_of
 RULES_VERSION = 1
 """Version of CAGE Challenge 2's simulator.
 
-It is raised when the same tables, actions and random numbers no longer give the same observations
-and rewards: scores of different versions are not comparable.
+The version is raised when equal tables, actions and random numbers no longer give equal
+observations and rewards: scores of different versions are not comparable.
 """
 
 CAGE4_RULES_VERSION = 1
-"""The same of CAGE Challenge 4's simulator."""
+"""Version of CAGE Challenge 4's simulator, raised as `RULES_VERSION` is."""
 
 
 def describe_identity(identity: Mapping[str, Any]) -> str:
-    """Say in words what `Scenario.identity` has returned.
+    """Return the result of `Scenario.identity` in words.
 
     Example:
         >>> describe_identity({"scenario": "Harbour", "rules": "harbour", "rules_version": 1})
@@ -31,14 +31,14 @@ def describe_identity(identity: Mapping[str, Any]) -> str:
 
 
 def warn_of_other(what: str, made_for: Any, own: Mapping[str, Any], stacklevel: int = 2) -> None:
-    """Warn if something was made for other tables or rules than those it is to be used with.
+    """Warn if an object is used with other tables or rules than those it was made for.
 
     Args:
-        what: What was made; the sentence begins with it.
-        made_for: What `Scenario.identity` returned then. None, or anything else that says nothing,
-            is passed over: files from before it was kept, envs without a scenario.
-        own: The same of what it is to be used with.
-        stacklevel: Of the caller, as `warnings.warn` counts.
+        what: Name of the object; the warning begins with it.
+        made_for: Identity (see `Scenario.identity`) of the scenario that it was made for. None or an
+            empty mapping gives no warning: old files and envs without a scenario have no identity.
+        own: Identity of the scenario that it is used with.
+        stacklevel: Stack level of the caller, as `warnings.warn` counts.
     """
     if not isinstance(made_for, Mapping) or not made_for:
         return

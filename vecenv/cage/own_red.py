@@ -1,4 +1,4 @@
-"""A red agent of a user's own, in any challenge: what it may be, and what it may return."""
+"""Checks of custom red agents, for any challenge: their type and their return values."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["choice_problem", "compiled_red", "outside"]
 
 @functools.cache
 def compiled_red(option: str, policy: Any, parameters: tuple[str, ...]) -> Any:
-    """Return a policy as compiled code, the same for the same function.
+    """Return a policy as compiled code; equal calls return the same object.
 
     Args:
-        option: What the argument is called.
-        policy: A function; a plain one is compiled.
-        parameters: What it takes.
+        option: Name of the argument, for messages.
+        policy: A compiled function, or a plain one, which is compiled.
+        parameters: Names of the parameters that it must take.
 
     Raises:
-        TypeError: It is something else, or takes others.
+        TypeError: The policy is not a function, or takes other parameters.
     """
     function = getattr(policy, "py_func", policy)
     wanted = f"a function of ({', '.join(parameters)}) for one env"
@@ -40,15 +40,15 @@ def compiled_red(option: str, policy: Any, parameters: tuple[str, ...]) -> Any:
 def choice_problem(
     policy: str, choice: Any, length: int, expected: str, unknown: Callable[..., str | None]
 ) -> str | None:
-    """Return what is wrong with the choice of a red policy, or None.
+    """Return a description of what is wrong with a red policy's choice, or None.
 
     Args:
-        policy: Its name.
-        choice: What it returned.
-        length: How many integers that should be.
-        expected: What they should be, in words.
-        unknown: Takes the integers; returns which of them means nothing, as "no host 9, expected
-            0..8", or None.
+        policy: Name of the policy.
+        choice: Its return value.
+        length: Expected number of integers.
+        expected: Meaning of the integers, in words.
+        unknown: Function of the integers; returns which of them is invalid, such as "no host 9,
+            expected 0..8", or None.
     """
     if not isinstance(choice, tuple) or len(choice) != length:
         came = "None (this branch ends without `return`)" if choice is None else repr(choice)
@@ -61,5 +61,5 @@ def choice_problem(
 
 
 def outside(what: str, number: int, count: int) -> str | None:
-    """Say that there is no `what` of this number, if there are `count` of them."""
+    """Return a message that no `what` has this number, or None if it is below `count`."""
     return None if 0 <= number < count else f"no {what} {number}, expected 0..{count - 1}"

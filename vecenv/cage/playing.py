@@ -1,4 +1,4 @@
-"""Policies and envs of any challenge brought together: how a policy is found, and how it plays."""
+"""Find a policy from a name, file or object, and let it play envs, for any challenge."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["PolicyKinds", "Seat", "called", "name_of"]
 
 
 class PolicyKinds(NamedTuple):
-    """What counts as a policy in a challenge.
+    """The kinds of policy that a challenge accepts.
 
     Attributes:
-        ready: Makes the ready-made ones, by name with underscores.
-        files: Where a policy lies in a run folder.
-        load: Reads a policy of a file.
-        make: Makes what plays of a class.
-        protocol: What an object has to have.
-        convert: Makes a policy of an object that is none; None if it can't.
-        expected: What may be given, in words.
+        ready: Makers of the built-in policies, by name with underscores.
+        files: Paths at which a run folder may hold a policy.
+        load: Reads a policy from a file.
+        make: Makes a policy from a class.
+        protocol: Protocol that a policy object must follow.
+        convert: Makes a policy from any other object; returns None if it can't.
+        expected: Description of the accepted values, in words.
     """
 
     ready: Mapping[str, Callable[[], Any]]
@@ -36,15 +36,15 @@ class PolicyKinds(NamedTuple):
     expected: str
 
     def find(self, policy: Any) -> Any:
-        """Return the policy of a name, a file, "module:object", a class, an object or a function.
+        """Return the policy for a name, file, "module:object", class, object or function.
 
         Args:
-            policy: See above; hyphens in names are underscores.
+            policy: See above; hyphens in names count as underscores.
 
         Raises:
-            ValueError: No such policy and no such file, or a file of something else.
-            TypeError: Something else.
-            ImportError: There is no such module, or a library that a file needs is missing.
+            ValueError: No policy or file has this name, or the file holds no policy.
+            TypeError: The object can't be used as a policy.
+            ImportError: The module does not exist, or a library that the file needs is missing.
             OSError: The file can't be read.
         """
         if isinstance(policy, str | Path):
@@ -77,26 +77,26 @@ class PolicyKinds(NamedTuple):
 
 
 def called(kind: type, **given: Any) -> Any:
-    """Call a class with those of the arguments that it has parameters for."""
+    """Call a class with the given arguments that it has parameters for."""
     wanted = inspect.signature(kind).parameters
     return kind(**{name: value for name, value in given.items() if name in wanted})
 
 
 def name_of(policy: Any) -> str:
-    """Return what a policy or a red agent is called in tables."""
+    """Return the name of a policy or red agent for tables."""
     if isinstance(policy, str | Path):
         return str(policy)
     return getattr(policy, "__name__", type(policy).__name__)
 
 
 class Seat:
-    """A policy in front of vector envs whose episodes all begin and end together.
+    """A policy and the vector envs that it plays; all episodes begin and end together.
 
-    A challenge's own says how the policy is asked. It closes the envs as a context manager.
+    Each challenge has a subclass that queries the policy. As a context manager it closes the envs.
 
     Args:
         policy: See the challenge's `find_policy`.
-        envs: Without autoreset.
+        envs: Vector envs without autoreset.
 
     Attributes:
         policy, envs: As given.
@@ -106,7 +106,7 @@ class Seat:
         self.policy, self.envs = policy, envs
         try:
             self._reports = "report" in inspect.signature(policy.act).parameters
-        except (TypeError, ValueError):  # functions written in C need not tell
+        except (TypeError, ValueError):  # functions written in C may have no signature
             self._reports = False
 
     def begin(self) -> None:
@@ -114,11 +114,11 @@ class Seat:
         self.policy.reset()
 
     def ask(self, obs: np.ndarray, more: dict[str, Any]) -> np.ndarray:
-        """Return the policy's actions; `more` may have the `report` that its `act` takes."""
+        """Return the policy's actions; `more` may hold the argument `report` of its `act`."""
         raise NotImplementedError
 
     def tell(self) -> Mapping[str, str]:
-        """Return what both sides did in the latest step of the first env, by name."""
+        """Return the actions of both sides in the first env's latest step, by name."""
         return {}
 
     def act(
@@ -127,21 +127,21 @@ class Seat:
         """Return actions for the envs' latest observations.
 
         Args:
-            obs: (N, ...), the caller's to lose: the policy may keep them.
-            is_first: Whether these are the first of episodes.
-            report: Filled by policies that have something to say, see docs/watch.md.
+            obs: (N, ...); the policy may keep this array, so the caller must not change it.
+            is_first: Whether these are the first observations of episodes.
+            report: A dict that some policies fill, see docs/watch.md.
         """
         if is_first:
             self.begin()
         return self.ask(obs, {} if report is None or not self._reports else {"report": report})
 
     def play(self, seed: int | None) -> Iterator[Any]:
-        """Play one episode in every env: yield None after reset, the rewards (N,) of each step."""
+        """Play one episode in every env; yield None after reset, then each step's rewards (N,)."""
         obs, _ = self.envs.reset(seed=seed)
         yield None
         is_first, is_over = True, False
         while not is_over:
-            # Without `out`: every observation is an array of its own.
+            # Without `out`, every step returns a new array, which the policy may keep.
             obs, rewards, ends, cuts, _ = self.envs.step(self.act(obs, is_first))
             is_first, is_over = False, bool((ends | cuts).all())
             yield rewards

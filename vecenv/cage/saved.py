@@ -1,7 +1,7 @@
-"""What trained policies are saved as, for any challenge.
+"""File formats of trained policies, for any challenge.
 
-Networks have one format, `save_network`'s, and are run by NumPy: torch is not needed. Models of
-stable-baselines3 are run by itself.
+Networks are saved by `save_network` in one format and are run by NumPy, without torch. Models of
+stable-baselines3 are run by stable-baselines3.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ __all__ = [
 Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
 _MAX_INPUT = 10.0  # normalised inputs are clipped here
-_STATISTICS = "vecnormalize.pkl"  # what stable-baselines3's users call them
-_MAX_SETTINGS = 1 << 24  # bytes of the settings of stable-baselines3, with what it pickled in them
+_STATISTICS = "vecnormalize.pkl"  # usual file name among stable-baselines3's users
+_MAX_SETTINGS = 1 << 24  # bytes of stable-baselines3's settings, pickled values included
 
 
 class Network:
     """A network with tanh layers.
 
     Args:
-        layers: Weights float32 (a, b) and biases (b,) of each layer, kept.
-        scale: Mean and standard deviation of the inputs, float32 (inputs,) each, by which they are
-            normalised; or None.
-        made_for: The identity of the scenario it was trained in, see `vecenv.cage.identity`; or
-            None if that was not kept.
+        layers: Weights float32 (a, b) and biases (b,) of each layer, not copied.
+        scale: Mean and standard deviation that normalise the inputs, float32 (inputs,) each; None
+            for no normalisation.
+        made_for: Identity of the scenario that it was trained in, see `vecenv.cage.identity`; None
+            if unknown.
 
     Raises:
-        ValueError: The layers do not fit each other.
+        ValueError: The shapes of the layers do not match each other.
 
     Attributes:
         num_inputs: Length of a row of inputs.
@@ -95,11 +95,11 @@ def save_network(
     """Write a network as `vecenv.files.save_arrays` does: an npz archive without pickles.
 
     Args:
-        path: File to write; the ending is taken as it is.
-        layers: As for `Network`; float16 will do, which it is read as float32 from.
+        path: File to write; no ending is added.
+        layers: As for `Network`; float16 is allowed too, and is read as float32.
         scale: As for `Network`.
         made_for: As for `Network`.
-        **facts: What else to keep, such as the steps it was trained for.
+        **facts: Other values to save, such as the number of training steps.
     """
     pairs = [list(pair) for pair in layers]
     save_arrays(path, {**facts, "layers": pairs, "scale": scale, "made_for": made_for})
@@ -109,7 +109,7 @@ def load_network(path: str | Path) -> Network:
     """Read a network that `save_network` wrote.
 
     Raises:
-        ValueError: The file holds something else.
+        ValueError: The file does not hold such a network.
         OSError: The file can't be read.
     """
     try:
@@ -130,7 +130,7 @@ def _network(saved: Mapping[str, Any]) -> Network:
 
 
 def _numbers(array: Any, ndim: int) -> np.ndarray:
-    """Return an array of floats as float32, if they are finite then."""
+    """Return an array of floats as float32; raise ValueError if it is no finite float array."""
     if not isinstance(array, np.ndarray) or array.ndim != ndim or array.dtype.kind != "f":
         raise ValueError("its arrays are others than those of a network")
     with np.errstate(over="ignore"):
@@ -141,7 +141,7 @@ def _numbers(array: Any, ndim: int) -> np.ndarray:
 
 
 def _names_in(path: str | Path) -> list[str]:
-    """Names of the parts of a zip archive; none of any other file."""
+    """Return the member names of a zip archive, or [] for any other file."""
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.namelist()
@@ -155,7 +155,7 @@ class SB3Model(NamedTuple):
     Attributes:
         model: The model.
         uses_masks: Whether its `predict` takes `action_masks`.
-        normalized: Returns the observations that it was trained on for those of the env, arrays.
+        normalized: Converts arrays of the env's observations to those that the model expects.
     """
 
     model: Any
@@ -163,8 +163,8 @@ class SB3Model(NamedTuple):
     normalized: Callable[[Any], Any]
 
 
-# By which algorithm a file was written stands in no word of it, but each keeps a setting of its own
-# that the others lack; looked for from the top.
+# A file does not name the algorithm that wrote it, but each algorithm saves a setting or module that
+# the ones below it lack. The list is searched from the top.
 _SB3_SIGNS = (
     ("sb3_contrib", "MaskablePPO", "module", "sb3_contrib.common.maskable"),
     ("sb3_contrib", "RecurrentPPO", "module", "sb3_contrib.common.recurrent"),
@@ -182,18 +182,18 @@ _SB3_SIGNS = (
 def is_sb3_file(path: str | Path) -> bool:
     """Return whether a file looks like one that stable-baselines3's `save` wrote.
 
-    Its name has to end in .zip, as that library sees to: no file of another name can run code.
+    The name must end in .zip, which `save` adds: files with other names are never unpickled.
     """
     is_named = Path(path).suffix.lower() == ".zip"
     return is_named and {"data", "policy.pth"} <= set(_names_in(path))
 
 
 def find_vecnormalize(path: str | Path) -> Path | None:
-    """Return the file of the statistics that a model was trained with, if it is where it is kept.
+    """Return the file of a model's `VecNormalize` statistics if it has a usual place, else None.
 
-    That is `vecnormalize.pkl` beside the model or in a folder of its name (RL Zoo), or beside a
-    checkpoint `rl_model_1000_steps.zip` of `CheckpointCallback`
-    `rl_model_vecnormalize_1000_steps.pkl`.
+    Usual places: `vecnormalize.pkl` beside the model or in a folder of its name (RL Zoo);
+    `rl_model_vecnormalize_1000_steps.pkl` beside `CheckpointCallback`'s checkpoint
+    `rl_model_1000_steps.zip`.
     """
     path = Path(path)
     names = [f"{path.stem}/{_STATISTICS}", _STATISTICS]
@@ -203,18 +203,18 @@ def find_vecnormalize(path: str | Path) -> Path | None:
 
 
 def load_sb3_model(path: str | Path, vecnormalize: str | Path | None = None) -> SB3Model:
-    """Read a model that stable-baselines3 or sb3-contrib has saved; on the CPU.
+    """Read a model that stable-baselines3 or sb3-contrib has saved, onto the CPU.
 
-    They unpickle what is in it, and so are statistics: such files can run code, so read only those
-    that you trust.
+    Models and statistics are unpickled, so these files can run code: read only files that you
+    trust.
 
     Args:
-        path: The model.
-        vecnormalize: Statistics by which its observations are normalised, as `VecNormalize.save`
-            writes them; None looks for them, see `find_vecnormalize`.
+        path: File of the model.
+        vecnormalize: File of the statistics that normalise its observations, written by
+            `VecNormalize.save`; None searches for it, see `find_vecnormalize`.
 
     Raises:
-        ValueError: A file holds something else, or the statistics are of other observations.
+        ValueError: A file holds something else, or the statistics have another observation shape.
         ModuleNotFoundError: The library is not installed.
     """
     library, name = _sb3_algorithm(path)
@@ -222,7 +222,7 @@ def load_sb3_model(path: str | Path, vecnormalize: str | Path | None = None) -> 
         module = importlib.import_module(library)
     except ModuleNotFoundError as error:
         if error.name != library:
-            raise  # something that the library needs
+            raise  # a dependency of the library is missing
         extra = "'vecenv[sb3]'" if library == "stable_baselines3" else "sb3-contrib"
         raise ModuleNotFoundError(
             f"{path} is a {name} model of {library}, which is not installed: pip install {extra}",
@@ -239,7 +239,7 @@ def _as_it_is(obs: Any) -> Any:
 
 
 def _load_vecnormalize(path: str | Path, model: Any) -> Callable[[Any], Any]:
-    """Return what normalises observations by the statistics of a file."""
+    """Return the function that normalises observations by the statistics in a file."""
     try:
         with Path(path).open("rb") as stream:
             found = pickle.load(stream)
@@ -256,12 +256,12 @@ def _load_vecnormalize(path: str | Path, model: Any) -> Callable[[Any], Any]:
 
 
 def _is_ddpg(settings: Mapping[str, Any]) -> bool:
-    """Whether settings of TD3 are those that stable-baselines3's DDPG sets in it."""
+    """Return whether TD3 settings have the values that stable-baselines3's DDPG sets."""
     return settings.get("policy_delay") == 1 and settings.get("target_noise_clip") == 0
 
 
 def _sb3_algorithm(path: str | Path) -> tuple[str, str]:
-    """Return the library and the class that wrote a file."""
+    """Return the names of the library and class that wrote a file."""
     try:
         with zipfile.ZipFile(path) as archive, archive.open("data") as stream:
             text = stream.read(_MAX_SETTINGS + 1)

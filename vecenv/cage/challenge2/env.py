@@ -200,7 +200,7 @@ class Cage2VectorEnv(JitVectorEnv):
         return {**arrays, "scenario": np.array(json.dumps(facts))}
 
     def check_state(self, state: Mapping[str, np.ndarray], states: np.ndarray) -> None:
-        """Raise ValueError if a state has invalid records or comes from a scenario with other hosts.
+        """Raise ValueError if a state has invalid records, or its scenario has other hosts.
 
         Warns if its scenario has the same hosts but other tables or rules.
         """

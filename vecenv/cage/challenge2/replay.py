@@ -84,7 +84,7 @@ class ReplayedStep(NamedTuple):
     reward10: np.ndarray  # int16 (N,), blue's reward times ten
     blue_success: np.ndarray  # uint8 (N,): FAILED, SUCCEEDED, UNKNOWN
     red_success: np.ndarray  # uint8 (N,)
-    errors: np.ndarray  # uint8 (N,): 0, or a code of the missing or impossible input, see `dynamics.apply`
+    errors: np.ndarray  # uint8 (N,): 0, or an error code, see `dynamics.apply`
 
 
 class Replay:
