@@ -104,7 +104,7 @@ class Evaluation(Tabular):
         seed: Seed of the evaluation.
         cells: See `Cell`.
         total: Sum of the means of all cells: the score of the challenge.
-        total_ci95: Half of the width of the total's 95 % confidence interval; cells are independent.
+        total_ci95: Half of the width of its 95 % confidence interval; cells are independent.
     """
 
     policy: str

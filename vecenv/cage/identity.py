@@ -35,8 +35,8 @@ def warn_of_other(what: str, made_for: Any, own: Mapping[str, Any], stacklevel: 
 
     Args:
         what: Name of the object; the warning begins with it.
-        made_for: Identity (see `Scenario.identity`) of the scenario that it was made for. None or an
-            empty mapping gives no warning: old files and envs without a scenario have no identity.
+        made_for: Identity (`Scenario.identity`) of the scenario that it was made for. Without one
+            (None, empty, no mapping) there is no warning: old files and envs without a scenario.
         own: Identity of the scenario that it is used with.
         stacklevel: Stack level of the caller, as `warnings.warn` counts.
     """

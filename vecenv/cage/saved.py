@@ -163,8 +163,8 @@ class SB3Model(NamedTuple):
     normalized: Callable[[Any], Any]
 
 
-# A file does not name the algorithm that wrote it, but each algorithm saves a setting or module that
-# the ones below it lack. The list is searched from the top.
+# A file does not name the algorithm that wrote it, but each algorithm saves a setting or a module
+# that the ones below it lack. The list is searched from the top.
 _SB3_SIGNS = (
     ("sb3_contrib", "MaskablePPO", "module", "sb3_contrib.common.maskable"),
     ("sb3_contrib", "RecurrentPPO", "module", "sb3_contrib.common.recurrent"),

@@ -22,7 +22,7 @@ _WHITE = "#ffffff"
 _BLUE, _RED, _GREEN = "#1f6feb", "#b3122b", "#2f855a"
 _DECOY_FILL = "#e3f4ea"
 _ORANGE, _VIOLET, _CRIMSON, _GREY = "#f0a030", "#8a6fc9", "#d64545", "#dfe5ec"
-# What truth and belief have in common has one colour, so that a difference strikes the eye.
+# Equal levels of truth and belief have the same colour, so that differences stand out.
 _LEVEL_COLORS = {
     "None": (_INK, _GREY),
     "No": (_INK, _GREY),
@@ -42,7 +42,7 @@ _AGENTS = {"b_line": "B_line", "meander": "Meander", "sleep": "asleep", "custom"
 
 
 def draw_snapshot(snapshot: Snapshot) -> Canvas:
-    """Draw an environment; the size of the picture depends on the scenario alone."""
+    """Draw an environment; the size of the picture depends only on the scenario."""
     panels = list(_panels(snapshot.scenario))
     width = max(x for _, x, _, _ in panels) + _CARD_WIDTH + 2 * _GAP + _MARGIN
     below = max(y + panel_height for _, _, y, panel_height in panels)
@@ -57,7 +57,7 @@ def draw_snapshot(snapshot: Snapshot) -> Canvas:
 
 
 def _panels(scenario: Scenario) -> Iterator[tuple[str, int, int, int]]:
-    """Yield each subnet with the left, top and height of its panel; the one red starts in first."""
+    """Yield each subnet and its panel's left, top and height; red's first subnet comes first."""
     start = scenario.hosts[scenario.host_index(scenario.foothold)].subnet
     order = [start, *(name for name in scenario.subnets if name != start)]
     top = _HEADER
@@ -141,7 +141,7 @@ def _draw_name(canvas: Canvas, snapshot: Snapshot, host: HostView, x: float, y: 
 
 
 def _draw_traces(canvas: Canvas, host: HostView, x: float, y: float) -> None:
-    """Draw the last line of a card: what blue noticed in this step, decoys, what red knows."""
+    """Draw the last line of a card: blue's alerts in this step, decoys, red's knowledge."""
     end = x
     if host.activity == "Exploit":
         end = canvas.pill(x, y, "exploit seen", _WHITE, _INK, size=10) + 5
@@ -163,7 +163,7 @@ def _draw_traces(canvas: Canvas, host: HostView, x: float, y: float) -> None:
 def _draw_tag(
     canvas: Canvas, x: float, y: float, deed: Deed, color: str, *, from_left: bool = False
 ) -> None:
-    """Draw what was done, on the upper edge of where it was done; x is its left or right end."""
+    """Draw an action on the upper edge of its target; x is the tag's left or right end."""
     words = _SHORT_NAMES.get(deed.action, deed.action.removeprefix("Decoy"))
     words = f"decoy {words}" if deed.action.startswith("Decoy") else words
     words += " failed" if deed.success == "false" else ""
@@ -172,7 +172,7 @@ def _draw_tag(
 
 
 def _draw_deeds(canvas: Canvas, snapshot: Snapshot, top: float) -> None:
-    """Draw in words what both sides have done."""
+    """Write the latest actions of both sides in words."""
     for row, (side, color, deed) in enumerate(
         (("Blue", _BLUE, snapshot.blue), ("Red", _RED, snapshot.red))
     ):
@@ -186,10 +186,10 @@ def _draw_deeds(canvas: Canvas, snapshot: Snapshot, top: float) -> None:
 
 
 def _draw_legend(canvas: Canvas, top: float) -> float:
-    """Draw what colours and shapes mean, entry by entry; return where it ends.
+    """Draw the legend of colours and shapes; return the y of its lower end.
 
-    Each entry is some swatches, (words, colour, fill, outline), and what they stand for; a frame
-    has no words.
+    Each entry is a list of swatches (words, colour, fill, outline) and their meaning; frames have
+    blanks for words.
     """
     levels = [(name.lower(), *_LEVEL_COLORS[name], None) for name in _LEVEL_COLORS if name != "No"]
     entries = (
@@ -205,7 +205,7 @@ def _draw_legend(canvas: Canvas, top: float) -> float:
     x, y, end = float(_MARGIN), top + _LEGEND_ROW / 2, canvas.width - _MARGIN
 
     def room_for(x: float, y: float, width: float) -> tuple[float, float]:
-        """Return where something begins: here, or in the next row."""
+        """Return the start of an item of this width: (x, y), or the next row if it does not fit."""
         is_here = x == _MARGIN or x + width <= end
         return (x, y) if is_here else (float(_MARGIN), y + _LEGEND_ROW)
 

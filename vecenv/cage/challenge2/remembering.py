@@ -1,7 +1,7 @@
-"""Kernels of envs that show what blue remembers, and are given its choices, as a `BlueMemory`.
+"""Kernels of envs whose observations and actions are the features and choices of a `BlueMemory`.
 
-`with_memory` wraps the kernels of the simulator: a step takes the number of a choice, and the
-observation is a row of `BlueMemory.features`.
+`with_memory` wraps the kernels of the simulator: the action of a step is the index of a choice, and
+the observation is a row of `BlueMemory.features`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ __all__ = [
     "with_memory",
 ]  # fmt: skip
 
-# The new fields come first: Numba takes a record that another one begins with for its subtype, and
-# would run code compiled for the one with the other.
+# The new fields come first: Numba treats two records as subtypes if one begins with the other's
+# fields, and would then run code compiled for one with the other.
 MEMORY_STATE_DTYPE = np.dtype(
     [
-        ("seen_scanned", np.uint16),  # hosts that blue has seen scanned,
-        ("seen_last", np.uint16),  # and those in the latest step that had a scan
+        ("seen_scanned", np.uint16),  # hosts on which blue has seen a scan,
+        ("seen_last", np.uint16),  # and those of the latest step with a scan
         ("exploits_seen", np.uint8, (codes.MAX_HOSTS,)),  # since the last Restore; saturates
-        ("is_stale", np.uint16),  # hosts changed by blue since it last saw them scanned
-        ("is_wandering", np.uint8),  # B_line would not do this
-        ("is_direct", np.uint8),  # Meander would not do this
+        ("is_stale", np.uint16),  # hosts that blue changed after it last saw a scan of them
+        ("is_wandering", np.uint8),  # red did something that B_line would not do
+        ("is_direct", np.uint8),  # red did something that Meander would not do
         *((name, STATE_DTYPE[name]) for name in STATE_DTYPE.names or ()),
     ],
     align=True,
 )
 _COLUMNS_PER_HOST = 7
-_FLAGS = 2  # whether red begins as only B_line does, or as B_line does not
+_FLAGS = 2  # `is_wandering` and `is_direct`
 _STEP_COLUMNS = 2 * len(codes.EPISODE_LENGTHS) + 1
 _LAST_LENGTH = np.float64(codes.EPISODE_LENGTHS[-1])
 _SHORTER_LENGTHS = np.array(codes.EPISODE_LENGTHS[:-1], np.float64)
@@ -47,8 +47,8 @@ _OPENING, _FIRST_EXPLOIT = np.uint64(codes.OPENING_STEPS), np.uint64(codes.FIRST
 _MANY = np.uint64(codes.MANY_EXPLOITS)
 _MAX_DECOYS = np.uint64(codes.MAX_DECOYS)
 _RESTORE, _DECOY = np.uint64(codes.RESTORE), np.uint64(codes.DECOY)
-_LAST_STEP = 65535  # where the state's counter saturates
-# Equal envs share their code: by the step kernel of the simulator.
+_LAST_STEP = 65535  # the state's step counter saturates here
+# By the simulator's step or reset kernel: equal envs share their compiled code.
 _steps: dict[Any, Any] = {}
 _resets: dict[Any, Any] = {}
 
@@ -57,7 +57,7 @@ def memory_space(scenario: Scenario, dtype: Any = np.float32) -> Box:
     """Return the space of a row of `BlueMemory.features`.
 
     Raises:
-        ValueError: The dtype is not a floating one, which halves and hundredths need.
+        ValueError: The dtype is not floating point; the features have fractions.
     """
     if np.dtype(dtype).kind != "f":
         raise ValueError(
@@ -77,11 +77,11 @@ def memory_space(scenario: Scenario, dtype: Any = np.float32) -> Box:
 
 
 def with_memory(kernels: EnvKernels, scenario: Scenario) -> EnvKernels:
-    """Return kernels that take blue's choices and show what it remembers.
+    """Return kernels whose actions are blue's choices and whose observations are its memory.
 
     Args:
-        kernels: Those of the simulator, but for their observation space, which is `memory_space`.
-        scenario: The one they are for.
+        kernels: Kernels of the simulator, with the observation space `memory_space`.
+        scenario: Scenario of the kernels.
     """
     if kernels.step not in _steps:
         _steps[kernels.step] = _make_step(kernels.step)
@@ -125,7 +125,7 @@ def _make_step(core_step: Any) -> Any:
 
 @njit
 def choice_of(state, choice, tables):
-    """Kind and host uint64 of a choice, and the env's action int64 that it is now; else Sleep."""
+    """Return kind and host, uint64, and env action, int64, of a choice; Sleep if it is invalid."""
     index = np.uint64(choice)
     kind = host = action = ZERO
     if index < tables.num_choices:
@@ -138,13 +138,13 @@ def choice_of(state, choice, tables):
 
 @njit
 def num_placed(state, host):
-    """Number uint64 of decoys in place on host uint64, which blue knows as it has placed them."""
+    """Return the number uint64 of decoys on host uint64; blue knows it, as it placed them."""
     return count(np.uint64(state.decoys[host]))
 
 
 @njit
 def note_own(state, kind, host, tables):
-    """Take in what blue is about to do to host uint64."""
+    """Update the memory with blue's next action on host uint64."""
     is_changed = kind == _RESTORE
     if kind == _RESTORE:
         state.exploits_seen[host] = ZERO
@@ -156,7 +156,7 @@ def note_own(state, kind, host, tables):
 
 @njit
 def note_red(state, tables):
-    """Take in what blue has seen in the step that was made."""
+    """Update the memory with blue's observation of the latest step."""
     bits = np.uint64(state.obs_bits)
     active, exploited = every_fourth(bits), every_fourth(bits >> ONE)
     first_hosts, step = np.uint64(tables.plan_first_hosts), np.uint64(state.step)
@@ -219,7 +219,7 @@ def observe_memory(state, out, tables):
 
 @njit
 def choice_mask(state, out, tables):
-    """Write which choices are of use, bool (choices,): not decoys on hosts that have all theirs."""
+    """Write which choices are useful, bool (choices,): no decoys on hosts that have all theirs."""
     for index in range(min(out.shape[0], tables.num_choices)):
         choice = np.uint64(index)
         host = np.uint64(tables.choice_host[choice]) & codes.HOST_BITS
@@ -227,7 +227,7 @@ def choice_mask(state, out, tables):
         out[index] = not (is_full and np.uint64(tables.choice_kind[choice]) == _DECOY)
 
 
-# --- a memory of its own, see `BlueMemory` ---
+# --- kernels of a memory outside an env, see `BlueMemory` ---
 
 
 @cached_njit
@@ -239,7 +239,7 @@ def act_rows(states, choices, actions, tables):
 
 @cached_njit
 def note_rows(states, choices, bits, tables):
-    """Take in what was chosen, int64 (N,), and what was seen then, uint64 (N,)."""
+    """Update the memories with choices, int64 (N,), and the next observations, uint64 (N,)."""
     for row in range(states.shape[0]):
         state = states[row]
         kind, host, _ = choice_of(state, choices[row], tables)
@@ -248,7 +248,7 @@ def note_rows(states, choices, bits, tables):
         if kind == _RESTORE:
             state.decoys[host] = ZERO
         elif kind == _DECOY and placed < np.uint64(tables.num_placeable[host]):
-            state.decoys[host] = (ONE << (placed + ONE)) - ONE  # which ones does not matter
+            state.decoys[host] = (ONE << (placed + ONE)) - ONE  # only their number matters
         state.obs_bits = bits[row]
         state.step = np.uint64(state.step) + ONE
         note_red(state, tables)
@@ -256,7 +256,7 @@ def note_rows(states, choices, bits, tables):
 
 @cached_njit
 def show_rows(states, bits, out, tables):
-    """Write the features (N, F) beside the latest observations, uint64 (N,)."""
+    """Write the features (N, F) for the latest observations, uint64 (N,)."""
     for row in range(states.shape[0]):
         states[row].obs_bits = bits[row]
         observe_memory(states[row], out[row], tables)
@@ -264,6 +264,6 @@ def show_rows(states, bits, out, tables):
 
 @cached_njit
 def mask_rows(states, out, tables):
-    """Write which choices are of use, bool (N, choices)."""
+    """Write which choices are useful, bool (N, choices)."""
     for row in range(states.shape[0]):
         choice_mask(states[row], out[row], tables)

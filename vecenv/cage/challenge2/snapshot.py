@@ -1,4 +1,4 @@
-"""One environment spelled out in words, and tables of it for people to read."""
+"""One environment's state in words, and as text tables for people."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class HostView:
 
     Attributes:
         name, subnet, os: As in the scenario.
-        activity: What blue saw there in this step: "None", "Scan" or "Exploit".
-        compromised: What blue believes: "No", "Unknown", "User" or "Privileged".
-        access: Red's best session there: "None", "User" or "Privileged".
-        num_sessions: How many red has there.
+        activity: Activity that blue saw in this step: "None", "Scan" or "Exploit".
+        compromised: Blue's belief: "No", "Unknown", "User" or "Privileged".
+        access: Red's highest access: "None", "User" or "Privileged".
+        num_sessions: Number of red's sessions.
         is_known: Whether red knows its address.
         is_scanned: Whether red has seen its ports.
         has_malware: Whether a dropped tool is on disk.
@@ -60,13 +60,13 @@ class HostView:
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """What one side did in the latest step.
+    """The action of one side in the latest step.
 
     Attributes:
-        action: Its name.
-        target: Host or subnet it was done on, or None.
+        action: Name of the action.
+        target: Its target, a host or subnet, or None.
         success: "true", "false" or "unknown".
-        exploit: Name of the exploit red used, or "".
+        exploit: Name of the exploit that red used, or "".
     """
 
     action: str
@@ -79,7 +79,7 @@ class Deed:
         return f"{words} ({self.exploit})" if self.exploit else words
 
     def with_outcome(self) -> str:
-        """Return it in words, with what came of it if that is known."""
+        """Return the action in words, with its outcome if known."""
         return f"{self}{_OUTCOMES[self.success]}"
 
 
@@ -89,16 +89,16 @@ class Snapshot:
 
     Attributes:
         scenario: Its tables.
-        length: At which step its episode is truncated.
+        length: Number of steps after which its episode is truncated.
         total: Sum of the rewards so far.
         step: Steps made in this episode.
-        reward: Of the latest step.
+        reward: Reward of the latest step.
         red_agent: Name of red's agent.
-        blue, red: What they did in the latest step; None at the start of an episode.
-        green_target: Host that green scanned in it, or None.
-        is_service_running: Whether the operational service is.
-        known_subnets: Those red has learnt of.
-        hosts: In the order of the scenario.
+        blue, red: Their actions in the latest step; None at the start of an episode.
+        green_target: Host that green scanned in the latest step, or None.
+        is_service_running: Whether the operational service is running.
+        known_subnets: Names of the subnets that red knows.
+        hosts: The hosts, in the order of the scenario.
     """
 
     scenario: Scenario
@@ -116,11 +116,11 @@ class Snapshot:
 
 
 def take_snapshot(state: Any, scenario: Scenario, length: int, total: float) -> Snapshot:
-    """Spell out one environment.
+    """Describe one environment in words.
 
     Args:
-        state: STATE_DTYPE record; copied from.
-        scenario: Whose state it is.
+        state: STATE_DTYPE record; its values are copied.
+        scenario: Scenario of the state.
         length, total: See `Snapshot`.
     """
     has_begun = int(state["step"]) > 0
@@ -198,7 +198,7 @@ _STYLES = {
 
 
 def overview(snapshot: Snapshot) -> RenderableType:
-    """Return truth and blue's view side by side, with what was just done; 80 columns wide."""
+    """Return truth beside blue's view, and the latest actions; 80 columns wide."""
     table = Table(box=box.SIMPLE_HEAD)
     for name in ("Host", "Access", "Red knows", "Activity", "Compromised"):
         table.add_column(name, no_wrap=True)

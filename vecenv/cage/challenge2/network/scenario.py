@@ -1,7 +1,7 @@
-"""A scenario as named tables: who is where, what listens, what attacks, what blue can do.
+"""A scenario as named tables: hosts, services, exploits, decoys, red's plans and blue's actions.
 
-Plain data, those of CAGE Challenge 2 at the end. `validate` refuses tables that contradict
-themselves, `tables` turns them into the arrays that the kernels read.
+These are plain data; the tables of CAGE Challenge 2 stand at the end. `validate` refuses
+contradictory tables, and `tables` turns them into the arrays that the kernels read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIRST_HOST = "@first"
 """Target of a plan step: the user host drawn for the episode."""
 
 NEXT_HOST = "@next"
-"""Target of a plan step: the host that the one drawn for the episode leads to."""
+"""Target of a plan step: the host to which the episode's FIRST_HOST leads."""
 
 
 class ScenarioError(ValueError):
@@ -34,9 +34,9 @@ class Service:
 
     Attributes:
         port: Local port.
-        process: What kind of process it is recognised as ("ssh", "smb"); "" if as none, then no
+        process: Kind of process that red recognises, such as "ssh" or "smb"; "" if none: then no
             exploit works on it.
-        user: Whom it runs as, and so whom a reverse shell through it runs as.
+        user: Account that it runs as; a reverse shell through it runs as this account too.
     """
 
     port: int
@@ -50,13 +50,13 @@ class Host:
 
     Attributes:
         name: Unique name.
-        subnet: Name of the subnet it is in.
+        subnet: Name of its subnet.
         os: Operating system; some decoys fit only one.
-        value: What it costs blue per step that red is privileged here, a multiple of 0.1.
+        value: Blue's cost for each step in which red is privileged here, a multiple of 0.1.
         services: Listening connections, in scan order.
-        brute_force_user: User whose password can be guessed, or None: no brute force gets in.
-        reveals: Hosts whose address red finds when it escalates here, besides this host and its
-            subnet.
+        brute_force_user: User whose password can be guessed, or None: brute force always fails.
+        reveals: Other hosts whose address red finds when it escalates here; this host and its
+            subnet are always found.
     """
 
     name: str
@@ -79,15 +79,15 @@ class TrafficRule:
 
 @dataclass(frozen=True, slots=True)
 class Exploit:
-    """One way in. Exploits are listed in red's order of preference, the largest weight first.
+    """One exploit. Exploits are listed in red's order of preference, the largest weight first.
 
     Attributes:
         name: Unique name.
         weight: Red's preference.
-        port: Port it goes through.
+        port: Port that it attacks.
         process: Kind of process that must listen there.
-        needs_one_of: Ports of which red must also know one to be open; () for none.
-        is_brute_force: Guesses a password: leaves many events and a session that Remove cannot end.
+        needs_one_of: Ports; red must also know that one of them is open. () for no such condition.
+        is_brute_force: It guesses a password: many events, and a session that Remove cannot end.
     """
 
     name: str
@@ -104,10 +104,10 @@ class Decoy:
 
     Attributes:
         name: Unique name.
-        opens: Port it listens on.
+        opens: Port that it listens on.
         checks: Port that must be free on the host.
-        process: Kind of process it passes for.
-        os: Operating system it needs, or None for any.
+        process: Kind of process that it imitates.
+        os: Operating system that it needs, or None for any.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Decoy:
 
 @dataclass(frozen=True, slots=True)
 class OperationalService:
-    """The service whose loss hurts most: while stopped it costs `value` per step."""
+    """The most valuable service: while it is stopped, blue loses `value` per step."""
 
     host: str
     value: float
@@ -131,8 +131,8 @@ class PlanStep:
 
     Attributes:
         action: "sweep", "scan", "exploit", "escalate" or "impact".
-        target: Name of a subnet (sweep) or host; FIRST_HOST for the user host drawn for the
-            episode, NEXT_HOST for the host that this one leads to.
+        target: Name of a subnet (sweep) or host; FIRST_HOST is the user host drawn for
+            the episode, NEXT_HOST the host to which that one leads.
     """
 
     action: str
@@ -144,12 +144,12 @@ class BLinePlan:
     """The scripted red agent that goes straight for the operational service.
 
     Attributes:
-        steps: The script, gone through from the first step; the last one is repeated.
-        on_failure: For each step, the step to go on with when it has failed.
-        next_hosts: Pairs (user host, host it leads to); the user host is drawn uniformly among
-            them, once per episode.
-        verify_step: Step that is not taken the first time if the scan before it came back empty;
-            then the plan starts again at `restart_step`.
+        steps: The script, run from the first step; the last step is repeated.
+        on_failure: For each step, the index of the step that follows its failure.
+        next_hosts: Pairs (user host, host that it leads to). One pair is drawn uniformly per
+            episode.
+        verify_step: Step that is skipped the first time if the scan before it returned nothing;
+            the plan then restarts at `restart_step`.
         restart_step: See `verify_step`.
     """
 
@@ -162,13 +162,13 @@ class BLinePlan:
 
 @dataclass(frozen=True, slots=True)
 class MeanderPlan:
-    """The red agent that takes over all it can see.
+    """The red agent that takes over every host it can find.
 
-    Subnets are swept in table order.
+    It sweeps subnets in table order.
 
     Attributes:
-        forget_first: Hosts it gives up after a failed exploit if it has escalated on one of them.
-        forget_next: Hosts it gives up otherwise.
+        forget_first: Hosts that a failed exploit makes it give up if it has escalated on one.
+        forget_next: Hosts that it gives up otherwise.
     """
 
     forget_first: tuple[str, ...]
@@ -183,9 +183,9 @@ class Rules:
         name: "faithful" or "debugged", or a name of your own.
         charges_user_access: A host costs its value when red has any session on it, not only a
             privileged one.
-        remove_reports_last_shell: Remove succeeds iff it stopped the shell detected last on the
-            host; else it always reports success.
-        shell_before_scan: A detected shell is an exploit even amid a port scan.
+        remove_reports_last_shell: Remove reports success only if it stopped the host's last
+            detected shell. If False, it always reports success.
+        shell_before_scan: A detected shell counts as an exploit even during a port scan.
     """
 
     name: str
@@ -199,22 +199,22 @@ class Scenario:
     """All tables. Observation, actions and states list hosts in the order of `hosts`.
 
     Attributes:
-        name: What messages call it.
-        subnets: Names.
+        name: Name, shown in messages.
+        subnets: Names of the subnets.
         hosts: See `Host`.
-        traffic: What does not pass between subnets; everything else does.
+        traffic: Restrictions of traffic between subnets; all other traffic passes.
         exploits: See `Exploit`.
         decoys: See `Decoy`.
         operational_service: See `OperationalService`.
-        foothold: Host on which red holds a privileged session that nothing can end.
+        foothold: Host on which red has a privileged session that nothing can end.
         b_line: See `BLinePlan`.
         meander: See `MeanderPlan`.
         green_hosts: Hosts that the optional green agent scans.
         rules: See `Rules`.
-        restore_cost: What a Restore costs blue, a multiple of 0.1.
-        top_exploit_probability: How often red uses the candidate it prefers.
-        detection_probability: How often a reverse shell is noticed.
-        green_sleep_probability: How often green does nothing.
+        restore_cost: Blue's cost of a Restore, a multiple of 0.1.
+        top_exploit_probability: Probability that red uses its preferred candidate.
+        detection_probability: Probability that a reverse shell is noticed.
+        green_sleep_probability: Probability that green does nothing.
     """
 
     name: str
@@ -235,19 +235,19 @@ class Scenario:
     green_sleep_probability: float = 0.5
 
     def host_index(self, name: str) -> int:
-        """Return the row of a host in `hosts`."""
+        """Return the index of a host in `hosts`."""
         return [host.name for host in self.hosts].index(name)
 
     def subnet_index(self, name: str) -> int:
-        """Return the place of a subnet in `subnets`."""
+        """Return the index of a subnet in `subnets`."""
         return self.subnets.index(name)
 
     def identity(self) -> dict[str, Any]:
-        """Return what says by which tables and rules a score or a policy was made.
+        """Return the identity of the tables and rules, to be kept with scores and policies.
 
         Returns:
-            "scenario" and "rules", their names; "rules_version", that of the simulator; "tables", a
-            hash of all tables. Plain values, as JSON has them.
+            "scenario" and "rules": their names; "rules_version": version of the simulator;
+            "tables": a hash of all tables. All values are plain JSON values.
         """
         return {
             "scenario": self.name,
@@ -263,8 +263,8 @@ class BlueAction(NamedTuple):
     Attributes:
         name: "Sleep", "Monitor", "Analyse", "Remove", "Restore" or the name of a decoy.
         kind: SLEEP, MONITOR, ANALYSE, REMOVE, RESTORE, or DECOY + number of the decoy.
-        host: Name of the host it is done on; None for Sleep and Monitor.
-        host_index: Row of that host; 0 for Sleep and Monitor.
+        host: Name of its target host; None for Sleep and Monitor.
+        host_index: Index of that host; 0 for Sleep and Monitor.
     """
 
     name: str
@@ -277,7 +277,7 @@ class BlueAction(NamedTuple):
 
 
 def blue_actions(scenario: Scenario) -> tuple[BlueAction, ...]:
-    """Return all blue actions of a scenario; action number i is entry i.
+    """Return all blue actions of a scenario; action i is entry i.
 
     Example:
         >>> [str(blue_actions(cage2_scenario())[i]) for i in (0, 28, 144)]
@@ -440,7 +440,7 @@ _FAITHFUL = Scenario(
 
 
 def _debugged(faithful: Scenario) -> Scenario:
-    """Return the tables as the corrected simulator has them."""
+    """Return the tables of the corrected simulator."""
     as_smb = {139: "smb"}
     hosts = []
     for host in faithful.hosts:
@@ -476,13 +476,13 @@ def cage2_scenario(rules: str = "faithful") -> Scenario:
 
 
 class Choice(NamedTuple):
-    """Something that blue may choose to do.
+    """One choice of a blue agent.
 
     Attributes:
         name: "Sleep", "Analyse", "Remove", "Restore", or "Decoy": place the next decoy.
         host: Name of the host; None for Sleep.
-        actions: Numbers of the env's actions it stands for: one, or for "Decoy" one per decoy of
-            the host, in the order in which they are placed.
+        actions: Indices of its actions in the env: one, or for "Decoy" one per decoy of the host,
+            in the order of placement.
     """
 
     name: str
@@ -491,10 +491,10 @@ class Choice(NamedTuple):
 
 
 def blue_choices(scenario: Scenario) -> tuple[Choice, ...]:
-    """Return what a blue agent chooses from: Sleep, and four things on hosts that can fall.
+    """Return the choices of a blue agent: Sleep, and four on each host that red can take over.
 
-    Decoys are placed in the order of red's preference for the exploits they catch; only those count
-    that a fresh host takes, and of two that open the same port the first.
+    Decoys are placed in the order of red's preference for the exploits that they catch. Only decoys
+    that fit a fresh host count; of two that open the same port, only the first.
 
     Example:
         >>> from vecenv.cage import cage2_scenario
@@ -515,7 +515,7 @@ def blue_choices(scenario: Scenario) -> tuple[Choice, ...]:
 
 
 def _can_fall(host: Host, scenario: Scenario) -> bool:
-    """Whether red does not hold the host from the start, and some exploit works on it."""
+    """Return whether the host is not red's foothold and some exploit works on it."""
     offered = {(service.port, service.process) for service in host.services}
     return host.name != scenario.foothold and any(
         (exploit.port, exploit.process) in offered
@@ -525,7 +525,7 @@ def _can_fall(host: Host, scenario: Scenario) -> bool:
 
 
 def _decoys_in_order(host: Host, scenario: Scenario) -> list[Decoy]:
-    """Return the decoys that a fresh host takes, those first that catch what red likes best."""
+    """Return the decoys that fit a fresh host, in red's order of preference."""
     rank = {(e.port, e.process): number for number, e in enumerate(scenario.exploits)}
     in_use = {service.port for service in host.services}
     found = [
