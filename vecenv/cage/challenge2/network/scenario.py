@@ -183,8 +183,8 @@ class Rules:
         name: "faithful" or "debugged", or a name of your own.
         charges_user_access: A host costs its value when red has any session on it, not only a
             privileged one.
-        remove_reports_last_shell: Remove reports success only if it stopped the host's last
-            detected shell. If False, it always reports success.
+        remove_reports_last_shell: Remove reports success exactly when it stopped the host's
+            last detected shell. If False, it always reports success.
         shell_before_scan: A detected shell counts as an exploit even during a port scan.
     """
 

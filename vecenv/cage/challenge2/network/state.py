@@ -1,8 +1,8 @@
-"""The state record of one environment, and what it says in the words of the rules.
+"""The state record of one environment, and its decoding into arrays per host.
 
-Sets of hosts are bit masks (bit h is host h). The record is three cache lines: what every step
-reads, what scans and decoys change, what sessions change. Reading a field of an array of states is
-free; `decode` makes the per-host arrays that people want to look at.
+Sets of hosts are bit masks (bit h is host h). The record has three cache lines: fields that every
+step reads, fields that scans and decoys change, fields that sessions change. Reading a field of an
+array of states makes no copy; `decode` makes per-host arrays for people to read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCANNED_BIT = 256  # of `red_ports`: set once the host has been scanned
 
 STATE_DTYPE = np.dtype(
     [
-        # --- first cache line: what every step reads ---
+        # --- first cache line: fields that every step reads ---
         ("obs_bits", np.uint64),  # the observation: bit i is value i; blue's belief persists here
         ("known_ip", np.uint16),  # hosts whose address red knows
         ("known_host", np.uint16),  # hosts whose name red knows
@@ -31,19 +31,19 @@ STATE_DTYPE = np.dtype(
         ("exploited_ips", np.uint16),  # attacked and not given up,
         ("escalated_hosts", np.uint16),  # escalated and not given up,
         ("mapped", np.uint16),  # entered at least once;
-        ("last_exploited", np.uint16),  # the host its previous action exploited,
+        ("last_exploited", np.uint16),  # the host that its previous action exploited,
         ("last_escalated", np.uint16),  # or escalated or impacted; empty if it did neither
-        ("known_subnet", np.uint8),  # subnets red knows
+        ("known_subnet", np.uint8),  # subnets that red knows
         ("scanned_subnets", np.uint8),  # meander: subnets it has swept
-        ("plan_step", np.uint8),  # b_line: the step it took last
-        ("first_host", np.uint8),  # b_line: the user host drawn, MAX_HOSTS before
-        ("has_verified", np.uint8),  # b_line: whether it has ever taken the step to verify
+        ("plan_step", np.uint8),  # b_line: its latest step
+        ("first_host", np.uint8),  # b_line: the drawn user host; MAX_HOSTS before the draw
+        ("has_verified", np.uint8),  # b_line: whether it has ever reached `verify_step`
         ("scan_was_empty", np.uint8),  # whether red's latest scan returned nothing
         ("red_agent", np.uint8),  # NO_RED, B_LINE, MEANDER or CUSTOM
         ("ot_running", np.uint8),
         ("ot_stoppable", np.uint8),
         ("ot_known", np.uint8),
-        # what happened in the latest step
+        # events of the latest step
         ("blue_action", np.uint8),
         ("blue_success", np.uint8),
         ("red_type", np.uint8),
@@ -56,20 +56,20 @@ STATE_DTYPE = np.dtype(
         ("reward10", np.int16),
         ("step", np.uint16),  # steps made in this episode; saturates
         ("removable_first", np.uint16),  # hosts with a removable session older than any privileged
-        ("stuck_first", np.uint16),  # the same for a stuck one
-        ("length_index", np.uint16),  # which of several lengths the episode has drawn
+        ("stuck_first", np.uint16),  # hosts with a stuck session older than any privileged
+        ("length_index", np.uint16),  # index of the length that the episode has drawn
         # --- second: ports and decoys ---
-        ("red_ports", np.uint8, (MAX_HOSTS,)),  # that red saw at its last scan
+        ("red_ports", np.uint8, (MAX_HOSTS,)),  # ports that red saw at its last scan
         ("decoys", np.uint8, (MAX_HOSTS,)),  # set of decoys in place
-        ("n_stacked", np.uint8, (MAX_HOSTS,)),  # placements of the decoy that may be repeated
+        ("n_stacked", np.uint8, (MAX_HOSTS,)),  # placements of the repeatable decoy
         ("last_shell", np.uint16),  # hosts where the shell detected last is still removable
         ("custom", np.uint16, (4,)),  # a custom red policy's own memory
         ("padding", np.uint16, (3,)),  # up to a whole cache line
         # --- third: sessions ---
         ("n_removable", np.uint8, (MAX_HOSTS,)),
         ("n_stuck", np.uint8, (MAX_HOSTS,)),
-        # While no session on the host is privileged: bit i says that the i-th oldest is removable.
-        # As soon as one is, the order has lost its meaning, and this is the number of them.
+        # While no session on the host is privileged, bit i says that the i-th oldest is removable.
+        # Otherwise the order has no meaning, and this is the number of privileged sessions.
         ("order_or_n_priv", np.uint16, (MAX_HOSTS,)),
     ],
     align=True,
@@ -81,7 +81,7 @@ def host_bits(masks: np.ndarray, num_hosts: int) -> np.ndarray:
 
     Args:
         masks: Unsigned integers, any shape.
-        num_hosts: How many bits to unpack.
+        num_hosts: Number of bits to unpack.
 
     Returns:
         uint8, shape of `masks` + (num_hosts,), of 0 and 1; fresh memory.
@@ -91,16 +91,16 @@ def host_bits(masks: np.ndarray, num_hosts: int) -> np.ndarray:
 
 
 def decode(states: np.ndarray, scenario: Scenario) -> dict[str, np.ndarray]:
-    """Spell out the true state of some environments.
+    """Decode the true state of some environments into arrays.
 
     Args:
         states: STATE_DTYPE, any shape S.
-        scenario: Whose states they are, with H hosts and s subnets.
+        scenario: Scenario of the states, with H hosts and s subnets.
 
     Returns:
         By name, uint8 (*S, H), but `red_ports` uint16 (*S, H), `known_subnet` (*S, s)
-        and `ot_*` (*S); fresh memory. `access` is that of the best session on the host,
-        `table_access` that of the oldest: 0 none, 1 user, 2 privileged.
+        and `ot_*` (*S); fresh memory. `access` is red's highest access on the host,
+        `table_access` the access of its oldest session: 0 none, 1 user, 2 privileged.
     """
     num_hosts, num_subnets = len(scenario.hosts), len(scenario.subnets)
 
@@ -136,7 +136,7 @@ def decode(states: np.ndarray, scenario: Scenario) -> dict[str, np.ndarray]:
 
 
 def _num_stacked(states: np.ndarray, scenario: Scenario) -> np.ndarray:
-    """How often the decoy that can be placed again and again was: Vsftpd, also where it can't."""
+    """Return placements per host of the repeatable decoy (or of Vsftpd if none is repeatable)."""
     num_hosts = len(scenario.hosts)
     if any(decoy.opens != decoy.checks for decoy in scenario.decoys):
         return states["n_stacked"][..., :num_hosts].copy()
@@ -148,13 +148,13 @@ def _num_stacked(states: np.ndarray, scenario: Scenario) -> np.ndarray:
 
 
 def shell_alerts(states: np.ndarray, scenario: Scenario) -> np.ndarray:
-    """Return on which hosts blue's monitor saw a reverse shell in the latest step.
+    """Return whether blue's monitor saw a reverse shell on each host in the latest step.
 
-    Blue may know this: the shell's remote port gives it away. The 52 bits show it only in part.
+    Blue is allowed to know this: the remote port reveals a shell. The 52 bits show it only in part.
 
     Args:
         states: STATE_DTYPE (N,).
-        scenario: Whose states they are, with H hosts.
+        scenario: Scenario of the states, with H hosts.
 
     Returns:
         bool (N, H); fresh memory.
@@ -165,9 +165,9 @@ def shell_alerts(states: np.ndarray, scenario: Scenario) -> np.ndarray:
 
 
 def impossible_turns(states: np.ndarray) -> np.ndarray:
-    """Return where a custom red policy returned an action that does not exist, in the latest step.
+    """Return whether a custom red policy returned an invalid action in the latest step.
 
-    Only such a Sleep fails.
+    It was played as Sleep, and only such a Sleep fails.
 
     Args:
         states: STATE_DTYPE (N,).

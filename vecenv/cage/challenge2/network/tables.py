@@ -1,7 +1,7 @@
-"""From a scenario to the arrays that the kernels read: one record of at most a few KiB.
+"""Compile a scenario into the arrays that the kernels read: one record of at most a few KiB.
 
-Sets of hosts are bit masks (bit h is host h), sets of ports, decoys and exploits too. Red's
-exploits are in order of preference: the lowest bit of a set of candidates is the one it likes best.
+Sets of hosts, ports, decoys and exploits are bit masks (bit h is host h). Exploits are in red's
+order of preference: the lowest bit of a set of candidates is red's preferred exploit.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ TABLES_DTYPE = np.dtype(
             "action_success",
             np.uint8,
             (codes.MAX_ACTIONS,),
-        ),  # the flag unless something is in the way
+        ),  # success flag if nothing prevents the action
         # hosts
         ("subnet_of", np.uint8, (codes.MAX_HOSTS,)),
-        ("genuine_ports", np.uint8, (codes.MAX_HOSTS,)),  # tracked ports that listen by themselves
+        ("genuine_ports", np.uint8, (codes.MAX_HOSTS,)),  # tracked ports that listen without decoys
         ("genuine_listeners", np.uint8, (codes.MAX_HOSTS,)),  # listening connections, on any port
-        ("other_ports", np.uint8, (codes.MAX_HOSTS,)),  # how many more distinct ports listen
-        ("allowed_decoys", np.uint8, (codes.MAX_HOSTS,)),  # that fit the operating system
+        ("other_ports", np.uint8, (codes.MAX_HOSTS,)),  # number of other distinct ports that listen
+        ("allowed_decoys", np.uint8, (codes.MAX_HOSTS,)),  # decoys that fit the operating system
         (
             "reveals_ip",
             np.uint16,
@@ -68,18 +68,18 @@ TABLES_DTYPE = np.dtype(
         ("gate", np.uint16, (codes.MAX_SUBNETS,)),  # a session on one of these hosts lets red in
         # ports, decoys, exploits
         ("decoy_ports", np.uint8, (_BYTE_VALUES,)),  # by set of decoys: ports they open
-        ("refused_decoys", np.uint8, (_BYTE_VALUES,)),  # by set of ports in use
+        ("refused_decoys", np.uint8, (_BYTE_VALUES,)),  # by set of ports in use: unfit decoys
         ("candidates", np.uint8, (_BYTE_VALUES,)),  # by set of known ports: exploits to try
         ("catching_decoys", np.uint8, (codes.MAX_EXPLOITS,)),
         ("brute_force", np.uint8),  # set of exploits
-        ("stackable_decoys", np.uint8),  # that may be placed again and again: at most one
+        ("stackable_decoys", np.uint8),  # that may be placed repeatedly: at most one
         # costs, times ten
         ("host_costs", np.uint16, (2, _BYTE_VALUES)),  # by low, by high byte of the set of hosts
         ("service_cost", np.uint16),
         ("restore_cost", np.uint16),
         # the operational service, red's foothold
         ("service_host", np.uint16),
-        ("service_hosts", np.uint16),  # the same as a set
+        ("service_hosts", np.uint16),  # `service_host` as a set
         ("footholds", np.uint16),
         ("foothold_subnets", np.uint16),
         # rules
@@ -103,14 +103,14 @@ TABLES_DTYPE = np.dtype(
         # meander
         ("forget_first", np.uint16),
         ("forget_next", np.uint16),
-        # what a blue agent that remembers chooses from, see `blue_choices`
+        # choices of a blue agent with memory, see `blue_choices`
         ("num_choices", np.uint16),
         ("choice_kind", np.uint8, (codes.MAX_ACTIONS,)),  # DECOY stands for all decoys
         ("choice_host", np.uint8, (codes.MAX_ACTIONS,)),
         ("choice_actions", np.uint8, (codes.MAX_ACTIONS, codes.MAX_DECOYS + 1)),  # 0: none
-        ("num_placeable", np.uint8, (codes.MAX_HOSTS,)),  # decoys that a host takes
+        ("num_placeable", np.uint8, (codes.MAX_HOSTS,)),  # number of decoys that fit a host
         # options
-        ("num_lengths", np.uint16),  # of episodes, of which each draws one at its reset
+        ("num_lengths", np.uint16),  # number of lengths; each episode draws one at its reset
         ("lengths", np.uint16, (codes.MAX_LENGTHS,)),
         ("green_hosts", np.uint16),  # empty: no green agent
         ("red_agents", np.uint16),  # set of agents to draw from at reset; empty: keep the env's own
@@ -126,14 +126,14 @@ def compile_tables(
     green: bool = False,
     lengths: Sequence[int] = (100,),
 ) -> np.record:
-    """Turn a scenario and the options of an environment into the record that kernels read.
+    """Return the record that kernels read, from a scenario and the options of an environment.
 
     Args:
         scenario: The tables; validated first.
-        red_agents: Agents (NO_RED, B_LINE, MEANDER, CUSTOM) of which each episode draws one,
-            uniformly; empty to leave each env the one in its state.
-        green: Whether the green agent is there.
-        lengths: Steps after which an episode is truncated; each draws one of them, uniformly.
+        red_agents: Agents (NO_RED, B_LINE, MEANDER, CUSTOM) of which each episode draws one
+            uniformly; empty: each env keeps the agent in its state.
+        green: Whether the green agent takes part.
+        lengths: Episode lengths in steps; each episode draws one of them uniformly.
 
     Returns:
         Read-only record of dtype TABLES_DTYPE, to be given to kernels as their last argument; for
@@ -151,7 +151,7 @@ def compile_tables(
     compiled = _compiled
     try:
         hash(scenario)
-    except TypeError:  # it has lists in the place of tuples
+    except TypeError:  # not hashable: the scenario has lists instead of tuples
         compiled = _compiled.__wrapped__
     agents, steps = tuple(map(int, red_agents)), tuple(map(int, lengths))
     return compiled(scenario, agents, bool(green), steps)
@@ -254,7 +254,7 @@ def _fill_hosts(tables: np.record, scenario: Scenario) -> None:
 
 
 def _exploit_result(host: Host, exploit: Exploit) -> int:
-    """What the exploit does on the host if there are no decoys."""
+    """Return the result code of the exploit on the host without decoys."""
     for service in host.services:
         if service.port == exploit.port and service.process == exploit.process:
             if exploit.is_brute_force:

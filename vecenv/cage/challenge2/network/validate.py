@@ -1,4 +1,4 @@
-"""Refuse scenario tables that contradict themselves, naming the field."""
+"""Refuse contradictory scenario tables; the error names the field."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MOST_LISTENERS = 100
 
 
 def validate(scenario: Scenario) -> None:
-    """Check that the tables of a scenario fit together.
+    """Check that the tables of a scenario are consistent.
 
     Raises:
-        ScenarioError: They don't. The message begins with the field, says what was expected and
-            what is there.
+        ScenarioError: They are not. The message begins with the field and gives the expected and
+            the actual value.
     """
     hosts = [host.name for host in scenario.hosts]
     _check_subnets(scenario)
@@ -163,7 +163,7 @@ def _check_decoys(scenario: Scenario) -> None:
 
 
 def tracked_ports(scenario: Scenario) -> tuple[int, ...]:
-    """Return the ports that have a bit in sets of ports: those of exploits and decoys."""
+    """Return the ports that have a bit in sets of ports: all ports of exploits and decoys."""
     ports = {port for e in scenario.exploits for port in (e.port, *e.needs_one_of)}
     ports |= {port for d in scenario.decoys for port in (d.opens, d.checks)}
     return tuple(sorted(ports))

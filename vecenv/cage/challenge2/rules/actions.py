@@ -1,10 +1,10 @@
-"""What the actions of blue and of red do to a network. For compiled code.
+"""The effects of blue's and red's actions on a network. For compiled code.
 
-A host's sessions are three counts and, as far as it matters, their order of creation; see
-`STATE_DTYPE`. Counts saturate at MAX_COUNT. The order is kept of the sixteen oldest; if there are
+A host's sessions are kept as three counts and, where it matters, their order of creation; see
+`STATE_DTYPE`. Counts saturate at MAX_COUNT. Only the sixteen oldest have an order; if there are
 more, the stuck ones among the rest count as older than the removable ones.
 
-Every red action gives `(success, num_events, num_ports, is_shell_seen, error)`: its success flag;
+Every red action returns `(success, num_events, num_ports, is_shell_seen, error)`: its success flag;
 the events on its target and the number of distinct local ports among them, uint64; whether one of
 them shows a reverse shell; and an error flag if an outcome it needed was missing or impossible.
 """
@@ -23,20 +23,20 @@ _FAILED = np.uint64(codes.FAILED)
 _SUBNET_BITS = np.uint64(codes.MAX_SUBNETS - 1)
 _MAX_HOSTS = np.uint64(codes.MAX_HOSTS)
 _MAX_EXPLOITS = np.uint64(codes.MAX_EXPLOITS)
-_DECOY_EVENTS = np.uint64(2)  # that an attack on a decoy leaves
-_GUESSING_EVENTS = np.uint64(10)  # that guessing a password leaves, before it succeeds
+_DECOY_EVENTS = np.uint64(2)  # events of an attack on a decoy
+_GUESSING_EVENTS = np.uint64(10)  # events of guessing a password, before it succeeds
 _NO_ERROR = 0
 
 
 @njit
 def with_sessions(state):
-    """Set uint64 of hosts on which red has any session."""
+    """Return the set uint64 of hosts on which red has any session."""
     return np.uint64(state.has_removable) | np.uint64(state.has_stuck) | np.uint64(state.has_priv)
 
 
 @njit
 def num_user_sessions(state, host):
-    """Number uint64 of red's sessions on host uint64 that are not privileged."""
+    """Return the number uint64 of red's sessions on host uint64 that are not privileged."""
     return np.uint64(state.n_removable[host]) + np.uint64(state.n_stuck[host])
 
 
@@ -66,7 +66,7 @@ def add_session(state, host, kind):
 
 @njit
 def _begin_privileged(state, host, num_older):
-    """Go over to counting: the first privileged session has `num_older` uint64 before it."""
+    """Replace order by counts: `num_older` uint64 sessions precede the first privileged one."""
     here = only(host)
     num_older = min(num_older, _NUM_ORDERED)
     older = np.uint64(state.order_or_n_priv[host]) & (only(num_older) - ONE)
@@ -80,7 +80,7 @@ def _begin_privileged(state, host, num_older):
 
 @njit
 def escalate_session(state, host, index):
-    """Make session `index` uint64 of host uint64 privileged; it exists, and none is yet."""
+    """Make session `index` uint64 of host uint64 privileged; no session may be privileged yet."""
     here = only(host)
     order = np.uint64(state.order_or_n_priv[host])
     num_removable = np.uint64(state.n_removable[host])
@@ -106,7 +106,7 @@ def escalate_session(state, host, index):
 
 @njit
 def end_removable(state, host):
-    """End the removable sessions on host uint64; the stuck ones that remain are in order anyhow."""
+    """End the removable sessions on host uint64; the stuck ones need no new order."""
     away = ~only(host)
     state.has_removable = np.uint64(state.has_removable) & away
     state.removable_first = np.uint64(state.removable_first) & away
@@ -118,7 +118,7 @@ def end_removable(state, host):
 
 @njit
 def end_all(state, host, footholds):
-    """End all sessions on host uint64 but the primary one, if the host is in `footholds` uint64."""
+    """End all sessions on host uint64, except the primary one of a host in `footholds` uint64."""
     away = ~only(host)
     end_removable(state, host)
     state.has_stuck = np.uint64(state.has_stuck) & away
@@ -144,10 +144,10 @@ def placeable_decoys(state, host, tables):
 
 @njit
 def place_decoy(state, host, decoy, tables):
-    """Place a decoy on host uint64 if it can be; return the set uint64 of decoys placed.
+    """Place a decoy on host uint64 if possible; return the set uint64 of decoys placed.
 
-    Without a branch: whether blue's action succeeds cannot be predicted, and a wrong guess of the
-    processor costs more than all that is done here. `decoy` is a set uint64 of at most one.
+    `decoy` is a set uint64 of at most one. There is no branch: success is unpredictable, and a
+    branch misprediction would cost more than this whole function.
     """
     placed = decoy & placeable_decoys(state, host, tables)
     state.decoys[host] = np.uint64(state.decoys[host]) | placed
@@ -159,7 +159,7 @@ def place_decoy(state, host, decoy, tables):
 
 @njit
 def remove(state, host, tables):
-    """Remove on host uint64; return whether it reports success."""
+    """Carry out Remove on host uint64; return whether it reports success."""
     reports_success = True
     if tables.remove_reports_last_shell != ZERO:
         reports_success = (np.uint64(state.last_shell) & only(host)) != ZERO
@@ -184,7 +184,7 @@ def restore(state, host, tables):
 
 @njit
 def blue_turn(state, action, tables):
-    """Carry out blue's action, an integer; one that does not exist is Sleep.
+    """Carry out blue's action, an integer; an invalid one counts as Sleep.
 
     Returns:
         Two sets uint64 of hosts with at most one member: where a decoy was placed, and where
@@ -214,25 +214,25 @@ def blue_turn(state, action, tables):
 
 @njit
 def nothing(success, error):
-    """The result of an action without events."""
+    """Return the result of a red action without events."""
     return success, ZERO, ZERO, False, error
 
 
 @njit
 def can_reach(state, subnet, tables):
-    """Whether red's traffic gets into subnet uint64 now."""
+    """Return whether red's traffic now reaches subnet uint64."""
     return (with_sessions(state) & np.uint64(tables.gate[subnet & _SUBNET_BITS])) != ZERO
 
 
 @njit
 def can_reach_host(state, host, tables):
-    """Whether red's traffic gets to host uint64 now."""
+    """Return whether red's traffic now reaches host uint64."""
     return can_reach(state, np.uint64(tables.subnet_of[host]), tables)
 
 
 @njit
 def listeners(state, host, tables):
-    """Listening connections on host uint64, and different ports they have: both uint64."""
+    """Return the numbers of listening connections and of their ports on host uint64: uint64."""
     decoys = np.uint64(state.decoys[host]) & ~np.uint64(tables.stackable_decoys)
     num_decoys = count(decoys) + np.uint64(state.n_stacked[host])
     num_connections = np.uint64(tables.genuine_listeners[host]) + num_decoys
@@ -266,7 +266,7 @@ def scan(state, host, tables):
 
 @njit
 def exploit_candidates(state, host, tables):
-    """Set uint64 of exploits that red would try on host uint64, from the ports it remembers."""
+    """Return the set uint64 of exploits that red may try on host uint64, by its known ports."""
     candidates = np.uint64(tables.candidates[state.red_ports[host]])
     return candidates if (np.uint64(state.scanned) & only(host)) != ZERO else ZERO
 

@@ -1,7 +1,7 @@
-"""Sets in the bits of a word: how many members, and which is the n-th. For compiled code.
+"""Sets as the bits of a word: number of members, n-th member. For compiled code.
 
-Masks and indices are uint64 throughout: Numba then needs no wraparound checks, and never meets a
-mixture of signed and unsigned, which it would turn into floating point.
+All masks and indices are uint64: Numba then needs no wraparound checks, and never converts
+mixed signed and unsigned operands to floating point.
 """
 
 import numpy as np
@@ -31,19 +31,19 @@ _NTH_MEMBER = np.array([[*members, *[0] * 8][:8] for members in _MEMBERS], np.ui
 
 @njit
 def only(index):
-    """Set uint64 with the one member `index` uint64."""
+    """Return the set uint64 with the single member `index` uint64."""
     return ONE << index
 
 
 @njit
 def lowest(members):
-    """Set uint64 of the first member only; empty if there is none."""
+    """Return the set uint64 of the lowest member; empty if there is none."""
     return members & ~(members - (ONE if members != ZERO else ZERO))
 
 
 @njit
 def count(members):
-    """Number uint64 of set bits of a uint64; a compiler knows this pattern as one instruction."""
+    """Return the number uint64 of set bits; compilers turn this pattern into one instruction."""
     members = members - ((members >> ONE) & _EVERY_OTHER)
     members = (members & _EVERY_PAIR) + ((members >> TWO) & _EVERY_PAIR)
     members = (members + (members >> _FOUR)) & _EVERY_NIBBLE
@@ -52,7 +52,7 @@ def count(members):
 
 @njit
 def every_fourth(bits):
-    """Set uint64 of at most 16 made of the bits 0, 4, 8 ... of a uint64."""
+    """Return the bits 0, 4, 8 ... of a uint64 as a set uint64 of at most 16 members."""
     bits &= _EVERY_FOURTH
     bits = (bits | (bits >> _THREE)) & _TWO_PER_BYTE
     bits = (bits | (bits >> _SIX)) & _FOUR_PER_PAIR
@@ -62,7 +62,7 @@ def every_fourth(bits):
 
 @njit
 def nth(members, n):
-    """The n-th member (from 0) of a set of at most 16, uint64; 0..15 whatever the arguments."""
+    """Return member n (from 0) of a set of at most 16, uint64; 0..15 for any arguments."""
     low = members & _BYTE
     num_low = count(low)
     if n < num_low:

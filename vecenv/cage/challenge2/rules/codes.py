@@ -7,12 +7,12 @@ MAX_HOSTS = 16
 MAX_SUBNETS = 8
 MAX_EXPLOITS = 8
 MAX_DECOYS = 8
-MAX_PORTS = 8  # ports that an exploit or a decoy is about
+MAX_PORTS = 8  # distinct ports of all exploits and decoys
 MAX_PLAN_STEPS = 16
 MAX_ACTIONS = 256
-MAX_LENGTHS = 256  # which one an episode has is kept in 8 bits
+MAX_LENGTHS = 256  # the index of an episode's length has 8 bits
 MAX_COUNT = 255  # counters saturate here
-HOST_BITS = np.uint64(MAX_HOSTS - 1)  # makes an index of any number
+HOST_BITS = np.uint64(MAX_HOSTS - 1)  # mask that makes any number a valid index
 
 # Kinds of blue action; decoy d is DECOY + d.
 SLEEP, MONITOR, ANALYSE, REMOVE, RESTORE, DECOY = 0, 1, 2, 3, 4, 5
@@ -50,27 +50,27 @@ MANY_EVENTS, SHELL_SEEN, DECOY_PLACED = 0b00100, 0b01000, 0b10000
 MANY = 3  # events, or distinct ports, that look like a scan
 
 # What a blue agent remembers, see `BlueMemory`.
-EPISODE_LENGTHS = (30, 50, 100)  # that episodes of the challenge have
-OPENING_STEPS = 6  # in which the attacker gives itself away
+EPISODE_LENGTHS = (30, 50, 100)  # of the challenge
+OPENING_STEPS = 6  # in which red's actions reveal its agent
 FIRST_EXPLOIT_STEP = 3  # B_line's; Meander scans the whole subnet before it
 EARLY_STEPS = 10
 MANY_EXPLOITS = 4  # seen since the last Restore; more count as this
 
-# What `red_exploit` and the like hold when there was none.
+# Value of `red_exploit` and similar fields when there was none.
 NONE = -1
 
 # Error flags of `apply`.
 BAD_EXPLOIT, BAD_DETECTION, BAD_SESSION, BAD_RED_ACTION = 1, 2, 4, 8
 
-# Which draw of a step is which, see `vecenv.jit.random.word_at`. Each has its own number, so that
-# no draw depends on whether another one was needed.
+# Slots of the draws of a step, see `vecenv.jit.random.word_at`. Each draw has its own slot, so that
+# no draw depends on whether another draw was needed.
 RED_TARGET_SLOT = 0  # B_line's user host, Meander's target
-TOP_EXPLOIT_SLOT = 1  # whether the exploit red prefers
-OTHER_EXPLOIT_SLOT = 2  # else which of the others
+TOP_EXPLOIT_SLOT = 1  # whether red uses its preferred exploit
+OTHER_EXPLOIT_SLOT = 2  # otherwise: which other exploit
 DETECTION_SLOT = 3  # whether a reverse shell is noticed
 SESSION_SLOT = 4  # which session is escalated
 GREEN_SLOT = 5  # whether green acts
-GREEN_HOST_SLOT = 6  # and where
-RED_AGENT_SLOT = 7  # at reset: which agent this episode has
-LENGTH_SLOT = 15  # at reset: how long the episode will be, if lengths are drawn
-CUSTOM_SLOT = 16  # the first of those that a custom red policy may use
+GREEN_HOST_SLOT = 6  # which host green scans
+RED_AGENT_SLOT = 7  # at reset: the episode's red agent
+LENGTH_SLOT = 15  # at reset: the episode's length, if lengths are drawn
+CUSTOM_SLOT = 16  # first slot that a custom red policy may use

@@ -1,7 +1,7 @@
-"""One step of the simulator: blue, red, reward, what blue sees. For compiled code.
+"""One step of the simulator: blue's turn, red's turn, reward, observation. For compiled code.
 
-Functions of one environment's state record. `apply` is given what red does and how chance falls:
-the definition of the rules. `reset` and `step` draw it: the kernels that `vecenv.jit` runs.
+All functions take one environment's state record. `apply` defines the rules: it takes red's action
+and all random outcomes. `reset` and `step`, the kernels that `vecenv.jit` runs, draw them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NO_SUCH_TYPE = np.uint64(codes.IMPACT + 1)
 
 @njit
 def begin_episode(state, tables):
-    """Set the state in which every episode begins; `red_agent` stays as it is."""
+    """Set the state to the start of an episode; `red_agent` does not change."""
     footholds = np.uint64(tables.footholds)
     state.obs_bits = ZERO
     state.known_ip = state.known_host = footholds
@@ -71,7 +71,7 @@ def begin_episode(state, tables):
 
 @njit
 def reward_of(state, tables):
-    """Blue's reward of the state, without the cost of its action, times ten, int64."""
+    """Return ten times blue's reward for the state, without its action's cost, int64."""
     charged = np.uint64(state.has_priv)
     if tables.charges_user_access != ZERO:
         charged = with_sessions(state)
@@ -87,7 +87,7 @@ def watch(state, red_host, seen, placed, green_target, tables):
     """Show blue the events of this step.
 
     Args:
-        red_host: uint64, the host red acted on.
+        red_host: uint64, the host that red acted on.
         seen: (events on it uint64, distinct ports uint64, whether a reverse shell was seen).
         placed: Set uint64 of hosts on which blue placed a decoy.
         green_target: int64, the host green scanned, or NONE.
@@ -196,13 +196,13 @@ def draw_green(rng, tables):
 
 @njit
 def draw_outcomes(state, red_type, target, rng, tables):
-    """Draw how chance falls for a red action, after blue's turn.
+    """Draw the random outcomes of a red action, after blue's turn.
 
     Args:
         red_type, target: Kind of red action and its target, uint64.
 
     Returns:
-        Four int64 as `apply` takes them; NONE for draws that the action has no need of.
+        Four int64 as `apply` takes them; NONE for draws that the action does not need.
     """
     exploit_number = detected = pe_index = _NONE
     host = target & codes.HOST_BITS
@@ -218,7 +218,7 @@ def draw_outcomes(state, red_type, target, rng, tables):
 
 @njit
 def reset(state, rng, tables):
-    """Begin an episode, with one of the lengths of `tables`, and of its red agents if any."""
+    """Begin an episode; draw its length, and its red agent if `tables` has any, from `tables`."""
     begin_episode(state, tables)
     length = integers_at(rng, codes.LENGTH_SLOT, np.int64(tables.num_lengths))
     state.length_index = np.uint64(length)
@@ -231,7 +231,7 @@ def reset(state, rng, tables):
 
 @njit
 def finish_free(state, blue_hosts, red_type, target, rng, tables):
-    """Do what comes after both sides have chosen; see `step` for what is returned."""
+    """Finish a step after both sides have chosen; returns the results of `step`."""
     outcomes = draw_outcomes(state, red_type, target, rng, tables)
     reward10, _ = finish_step(state, blue_hosts, red_type, target, outcomes, tables)
     length = tables.lengths[np.uint64(state.length_index) & _LENGTH_BITS]
@@ -240,7 +240,7 @@ def finish_free(state, blue_hosts, red_type, target, rng, tables):
 
 @njit
 def step(state, action, rng, tables):
-    """Step one environment: blue does `action`, an integer, red what its agent decides.
+    """Step one environment: blue plays `action`, an integer; red's agent chooses its action.
 
     Returns:
         Blue's reward float64; False, as no episode ends by itself; and whether it is truncated.
@@ -252,7 +252,7 @@ def step(state, action, rng, tables):
 
 @njit
 def is_red_action(red_type, target, tables):
-    """Whether there is such a kind of red action and such a target, which may be any numbers."""
+    """Return whether this kind of red action and its target exist; both may be any numbers."""
     if red_type == codes.RED_SLEEP:
         return True
     is_kind = codes.SWEEP <= red_type <= codes.IMPACT and red_type == np.int64(red_type)
@@ -265,9 +265,9 @@ def step_with(policy: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
         policy: Compiled function `(state, rng, tables) -> (kind of red action, target)` of two
-            integers; one that does not exist is a Sleep that fails. It may draw from `rng` with
-            `next_word` and the like, or by slots from CUSTOM_SLOT on. Envs with another agent are
-            not affected.
+            integers. An action that does not exist is played as a Sleep that fails. The policy may
+            draw from `rng` with `next_word` and similar functions, or by slots from CUSTOM_SLOT on.
+            Envs with another agent are not affected.
     """
 
     @njit

@@ -1,7 +1,7 @@
-"""What blue sees. For compiled code.
+"""Blue's observation. For compiled code.
 
-The observation is kept as bits, four per host: two of activity, which last one step, and two of
-what blue believes, which stay.
+The observation has four bits per host: two of activity, which last one step, and two of blue's
+belief, which persist.
 """
 
 import numpy as np
@@ -26,14 +26,14 @@ _ALL_BELIEFS = np.uint64(codes.BELIEF_BITS * 0x1111111111111111)
 
 @njit
 def believe_cleaned(state, host):
-    """Blue restored host uint64: it believes it clean."""
+    """Set blue's belief after a Restore of host uint64: the host is clean."""
     shift = host * _BITS_PER_HOST
     state.obs_bits = np.uint64(state.obs_bits) & ~(_BELIEF_BITS << shift)
 
 
 @njit
 def believe_removed(state, host):
-    """Blue used Remove on host uint64: it no longer knows, unless it believed it clean."""
+    """Set blue's belief after Remove on host uint64: unknown, unless it was clean."""
     shift = host * _BITS_PER_HOST
     bits = np.uint64(state.obs_bits)
     if (bits & (_BELIEF_BITS << shift)) != ZERO:
@@ -48,7 +48,7 @@ def clear_activity(state):
 
 @njit
 def show_activity(state, host, num_events, num_ports, is_shell_seen, placed, tables):
-    """Turn the events on host uint64 into activity, and an exploit into a belief.
+    """Set the activity of host uint64 from its events; an exploit also changes the belief.
 
     Args:
         num_events, num_ports: uint64; network events on the host, and distinct local ports of them.
@@ -71,7 +71,7 @@ def show_activity(state, host, num_events, num_ports, is_shell_seen, placed, tab
 
 @njit
 def show_found(state, found):
-    """Blue's Analyse found a dropped tool on the host in `found` uint64, a set of at most one."""
+    """Set the belief privileged for the host in `found` uint64, where Analyse found a tool."""
     if found != ZERO:
         shift = count(found - ONE) * _BITS_PER_HOST
         state.obs_bits = np.uint64(state.obs_bits) | (_BELIEF_PRIVILEGED << shift)

@@ -1,9 +1,9 @@
 """The red agents, for compiled code.
 
-An agent decides in three moves, so that a recorded episode can be replayed as well as a free one
-run: its *options* (what kind of action, and the set of targets it would draw from; brings its
-memory up to date with the last result), the draw, and the *commitment* to the target drawn. All
-look only at what red knows: its memory, what it has learnt, and whether its last action succeeded.
+An agent decides in three stages, which serve both replays of recorded episodes and free runs. Its
+*options* are a kind of action and the set of possible targets (this updates its memory with the
+last result). Then a target is drawn, and the agent *commits* to it. All stages use only red's
+knowledge: its memory, its discoveries, and whether its last action succeeded.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ _RED_SLEEP, _SWEEP, _SCAN, _EXPLOIT, _ESCALATE, _IMPACT = map(
 
 @njit
 def b_line_options(state, tables):
-    """B_line's move: (kind of red action, set of targets), both uint64."""
+    """Return B_line's options: (kind of red action, set of targets), both uint64."""
     last_step = np.uint64(state.plan_step) & _PLAN_BITS
     if state.red_success == codes.SUCCEEDED:
         step = min(last_step + ONE, np.uint64(tables.plan_last))
@@ -46,7 +46,7 @@ def b_line_options(state, tables):
 
 @njit
 def b_line_commit(state, target, tables):
-    """Let B_line remember the target uint64 of its move."""
+    """Record the target uint64 of B_line's move in its memory."""
     if state.plan_step == tables.plan_draw_step and state.first_host == _NO_HOST:
         state.first_host = target
     if state.plan_step == tables.plan_verify_step:
@@ -55,7 +55,7 @@ def b_line_commit(state, target, tables):
 
 @njit
 def meander_digest(state, tables):
-    """Let Meander draw its conclusions from whether its last action succeeded."""
+    """Update Meander's memory with the success or failure of its last action."""
     exploited = np.uint64(state.last_exploited)
     if exploited != ZERO:
         state.last_exploited = ZERO
@@ -79,7 +79,7 @@ def meander_digest(state, tables):
 
 @njit
 def meander_options(state, tables):
-    """Meander's move: (kind of red action, set of targets), both uint64."""
+    """Return Meander's options: (kind of red action, set of targets), both uint64."""
     meander_digest(state, tables)
     escalated = np.uint64(state.escalated_hosts)
     exploited = np.uint64(state.exploited_ips)
@@ -105,7 +105,7 @@ def meander_options(state, tables):
 
 @njit
 def meander_commit(state, red_type, target, tables):
-    """Let Meander remember its move: kind of red action and target, both uint64."""
+    """Record Meander's move in its memory: kind of red action and target, both uint64."""
     here = only(target)
     if red_type == _SWEEP:
         state.scanned_subnets = np.uint64(state.scanned_subnets) | here
@@ -123,9 +123,9 @@ def meander_commit(state, red_type, target, tables):
 
 @njit
 def red_options(state, tables):
-    """The move of the env's own agent: (kind of red action, set of targets), both uint64.
+    """Return the options of the env's agent: (kind of red action, set of targets), both uint64.
 
-    An empty set goes with Sleep.
+    The set is empty for Sleep.
     """
     if state.red_agent == codes.B_LINE:
         return b_line_options(state, tables)
@@ -136,7 +136,7 @@ def red_options(state, tables):
 
 @njit
 def red_commit(state, red_type, target, tables):
-    """Let the env's own agent remember the move it has been given: uint64, uint64."""
+    """Record the move of the env's agent in its memory: kind and target, both uint64."""
     target = target & codes.HOST_BITS
     if state.red_agent == codes.B_LINE:
         b_line_commit(state, target, tables)
@@ -146,7 +146,7 @@ def red_commit(state, red_type, target, tables):
 
 @njit
 def red_policy(state, rng, tables):
-    """What the env's own agent does: (kind of red action, target), both uint64."""
+    """Return the action of the env's agent: (kind of red action, target), both uint64."""
     red_type, targets = red_options(state, tables)
     target = nth(targets, np.uint64(integers_at(rng, codes.RED_TARGET_SLOT, count(targets))))
     red_commit(state, red_type, target, tables)
