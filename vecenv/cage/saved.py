@@ -182,7 +182,7 @@ _SB3_SIGNS = (
 def is_sb3_file(path: str | Path) -> bool:
     """Return whether a file looks like one that stable-baselines3's `save` wrote.
 
-    The name must end in .zip, which `save` adds: files with other names are never unpickled.
+    The name must end in .zip, which `save` adds: models with other names are never unpickled.
     """
     is_named = Path(path).suffix.lower() == ".zip"
     return is_named and {"data", "policy.pth"} <= set(_names_in(path))

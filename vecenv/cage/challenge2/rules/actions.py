@@ -80,7 +80,7 @@ def _begin_privileged(state, host, num_older):
 
 @njit
 def escalate_session(state, host, index):
-    """Make session `index` uint64 of host uint64 privileged; no session may be privileged yet."""
+    """Make the existing session `index` uint64 of host uint64 privileged; none may be so yet."""
     here = only(host)
     order = np.uint64(state.order_or_n_priv[host])
     num_removable = np.uint64(state.n_removable[host])

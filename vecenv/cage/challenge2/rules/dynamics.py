@@ -107,7 +107,7 @@ def watch(state, red_host, seen, placed, green_target, tables):
 
 @njit
 def finish_step(state, blue_hosts, red_type, target, outcomes, tables):
-    """Do what comes after blue's turn, given what red does and how chance falls.
+    """Finish a step after blue's turn, with red's action and all random outcomes given.
 
     Args:
         blue_hosts: Two sets uint64 of hosts, as `blue_turn` returns them.
@@ -145,7 +145,7 @@ def finish_step(state, blue_hosts, red_type, target, outcomes, tables):
 
 @njit
 def apply(state, blue_action, red_type, red_target, outcomes, tables):
-    """Step one environment with everything given: the definition of the rules.
+    """Step one environment with all actions and random outcomes given: defines the rules.
 
     Args:
         state: STATE_DTYPE record, changed in place.
