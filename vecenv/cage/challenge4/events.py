@@ -218,10 +218,10 @@ class Cage4Events(NamedTuple):
             one-hot: failed, succeeded, unknown, in progress.
         nodes: (..., N, 37), by `NODE_FEATURES`. Of this step: process events without ("alarm") and
             with a process id ("session"); connections by class of local and remote port; flags of
-            their source zones; the last remote host (1 + 16 zone + k; users are k 0 to 9, servers
-            from 10) and the number of connections seen elsewhere with this host as remote, both
-            without blocked connections; results of an own action. Then own decoys, and steps since
-            the latest Analyse, Restore and decoy took effect; 255 if never or longer ago.
+            their source zones; the last remote host by number (1 + 16 zone + k; k of users is 0 to
+            9, of servers from 10) and how many connections seen elsewhere have this host as remote,
+            both without blocked connections; results of an own action. Then own decoys, and steps
+            since the latest Analyse, Restore and decoy took effect; 255 if never or longer ago.
         NODE_FEATURES: Names of the features.
 
     Example:
