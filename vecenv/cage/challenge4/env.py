@@ -52,7 +52,7 @@ class _Games(JitVectorEnv):
         return compile_rules(replace(self.options, **changed))
 
     def zone_rewards(self) -> np.ndarray:
-        """Return the penalties of the latest step by zone and cause.
+        """Return the rewards from red and from blocks in the latest step, by zone and cause.
 
         Returns:
             float32 (num_envs, 8, 3), owned by the caller. Axis 1 is the zone of the green user or

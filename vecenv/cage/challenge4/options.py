@@ -21,7 +21,7 @@ _MIN_STEPS, _MAX_STEPS = 2, 65535
 
 @dataclass(frozen=True)
 class Cage4Options:
-    """Settings of a game that may differ from the challenge's, which are the defaults.
+    """Options of a game; the defaults are the challenge's numbers.
 
     Attributes:
         steps: The constructor argument S of the original. An episode has S - 1 steps.
@@ -29,9 +29,9 @@ class Cage4Options:
             a custom compiled function `(state, agent, rng)`, or its "module:function". It is called
             for an agent that has sessions and is not busy. It returns three integers: an action (a
             code of `rules.codes`), a host (for DISCOVER a subnet), and the id of an available
-            session. The agent waits if the action is 255 or the target is unknown to it. A trial in
-            Python rejects choices that do not exist, but may not reach all of them;
-            `evaluate_cage4` counts them.
+            session. The agent waits if the action is 255, or if it does not know what was chosen. A
+            trial in Python rejects functions that choose what does not exist, but may not reach all
+            of their choices; `evaluate_cage4` counts such choices.
         phishing_rate: Probability that a green user's work opens a phishing mail.
         alarm_rate: Probability that a green user's work or access raises a false alarm.
         greens_one_by_one: Whether each green user is drawn separately, as in the original. This is

@@ -149,9 +149,9 @@ class Cage4ParallelEnv:
         """Play one step.
 
         Args:
-            actions: Indices by agent. Masked actions act as Sleep, and agents that are left out
-                sleep.
-            messages: 8 bits by agent, as arrays of 0 and 1 or of bools; zeros if left out.
+            actions: Indices by agent. Actions that the mask forbids act as Sleep. Agents that are
+                left out sleep.
+            messages: 8 bits by agent, as arrays of 0 and 1 or of bools; zeros for other agents.
 
         Returns:
             Observations, rewards (the same for all), terminations, truncations and infos by agent.
