@@ -40,8 +40,8 @@ class _Kind(NamedTuple):
     """A kind of observation; `units` is the number of own zones that a row has room for.
 
     Attributes:
-        length: Return the length of a row.
-        space: Return the space of some agents' concatenated rows.
+        length: Function that returns the length of a row.
+        space: Function that returns the space of some agents' concatenated rows.
         write: Kernel (state, agent, out, units) that writes a whole row.
     """
 
@@ -83,7 +83,7 @@ def _actions(num: int, messages: bool) -> Discrete | MultiDiscrete:
 
 @njit
 def _five(z, h, last):
-    """Collect the messages of agents 0 to 3 from `z`, and agent 4's from h[last]."""
+    """Return the actions or messages of five agents: 0 to 3 from `z`, 4 from h[last]."""
     return (np.int64(z[0]), np.int64(z[1]), np.int64(z[2]), np.int64(z[3]), np.int64(h[last]))
 
 
@@ -141,7 +141,7 @@ def _observer_of_all(observation: str) -> Callable[..., None]:
 
 
 def _game_step(read: Any, own_red: Any) -> Any:
-    """Return the step kernel; a custom red agent's return value is checked in Python."""
+    """Return the step kernel; a trial in Python checks the choices of a custom red agent."""
     red = None if own_red is None else checked_in_trials(own_red, red_problem)
     return dynamics.step_kernel(read, red)
 

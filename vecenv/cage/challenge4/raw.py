@@ -135,7 +135,7 @@ class RawNetwork:
 
     @classmethod
     def of_game(cls, state: Any) -> RawNetwork:
-        """Return the network of a game; it depends only on the seed and the episode."""
+        """Return the network of a game; equal seeds and episodes give equal networks."""
         digest = hashlib.blake2b(state["extra_order"].tobytes(), digest_size=8).digest()
         return cls(state, int.from_bytes(digest, "little"))
 
