@@ -1,4 +1,4 @@
-"""CAGE Challenge 4 as Gymnasium's envs, in which one agent plays all of blue."""
+"""CAGE Challenge 4 as Gymnasium envs: one agent controls all five blue agents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METADATA = {"render_modes": ["rgb_array"], "render_fps": 2}
 
 
 class _Games(JitVectorEnv):
-    """Games of CAGE Challenge 4, whoever plays."""
+    """Base of the vector envs of CAGE Challenge 4."""
 
     metadata: dict[str, Any] = METADATA
 
@@ -39,11 +39,11 @@ class _Games(JitVectorEnv):
         super().__init__(kernels, num_envs, dry_run=callable(options.red), **rest)
 
     def world(self, **changed: Any) -> np.record:
-        """Return the parameter record of these games with other options of `Cage4Options`.
+        """Return the parameter record of these games with some options of `Cage4Options` changed.
 
-        A vector env takes one for all games or one per game as `params`, and `set_params` one for
-        some of them: ``games.set_params([0, 1], games.world(phishing_rate=0.05))``. A red of one's
-        own is compiled, and can't be changed.
+        The argument `params` of a vector env takes one record for all games, or one per game.
+        To change some games: ``games.set_params([0, 1], games.world(phishing_rate=0.05))``.
+        A custom red agent is compiled in and can't be changed.
         """
         if callable(red := changed.get("red")):
             raise TypeError(
@@ -52,12 +52,12 @@ class _Games(JitVectorEnv):
         return compile_rules(replace(self.options, **changed))
 
     def zone_rewards(self) -> np.ndarray:
-        """Return what red and blocks cost in the latest step, by zone and cause.
+        """Return the rewards from red and from blocks in the latest step, by zone and cause.
 
         Returns:
-            float32 (num_envs, 8, 3), the caller's: zones RZA, OZA, RZB, OZB, CON, PUB, ADM, OFF (of
-            the green user, or of Impact's target); LocalWork, AccessService, Impact. The reward is
-            their sum and the cost of Restore.
+            float32 (num_envs, 8, 3), owned by the caller. Axis 1 is the zone of the green user or
+            of Impact's target: RZA, OZA, RZB, OZB, CON, PUB, ADM, OFF. Axis 2 is the cause:
+            LocalWork, AccessService, Impact. The reward is their sum plus the cost of Restore.
         """
         states = self.states
         phase = states["phase"].astype(np.int64)
@@ -79,17 +79,17 @@ class _Games(JitVectorEnv):
 
 
 class Cage4AgentsVectorEnv(_Games):
-    """The same games with five agents, whose rows `vecenv.make_vec_agents` makes of it.
+    """Games with five agents; `vecenv.make_vec_agents` turns it into one row per agent.
 
-    Its observations are those of all agents of a game, one after the other, its actions likewise;
-    its reward is the sum of what the agents get, so five times the game's.
+    Observations and actions of a game's agents are concatenated. The reward is the sum over the
+    five agents, and so five times the game's reward.
 
     Args:
-        num_envs: How many games.
-        pad: Whether all agents are in one group, with vectors of 210 values and 242 actions.
-        messages: Whether an action is an index and a message of 8 bits, or an index alone.
-        observation: See `Cage4VectorEnv`. Padded graphs and events are of agent 4's size.
-        **options: Those of `Cage4Options` and of `JitVectorEnv`.
+        num_envs: Number of games.
+        pad: Whether all agents form one group, with vectors of 210 values and 242 actions.
+        messages: Whether an action is an index and an 8-bit message, or an index alone.
+        observation: See `Cage4VectorEnv`. Padded graphs and events have the size of agent 4's.
+        **options: Options of `Cage4Options` and of `JitVectorEnv`.
     """
 
     def __init__(
@@ -109,43 +109,43 @@ class Cage4AgentsVectorEnv(_Games):
 
 
 class Cage4VectorEnv(_Games):
-    """Many games of CAGE Challenge 4, with one agent for all of blue.
+    """Many games of CAGE Challenge 4; one agent controls all five blue agents.
 
-    For one agent per row, see `vecenv.make_vec_agents`: ``make_vec_agents("Cage4-v0", 64)``. What a
-    game does depends on its seed and its actions only. The true state is `states`, live records.
+    For one agent per row, use `vecenv.make_vec_agents`: ``make_vec_agents("Cage4-v0", 64)``. A game
+    depends only on its seed and its actions. `states` is the true state, as live records.
 
     Args:
-        num_envs: How many games.
-        messages: Whether actions have a message of 8 bits for each agent, too. Without, none is
-            sent, as in the challenge's own evaluation.
-        observation: What agents see. "flat" is the original's vectors; "graph" the same and the
-            agent's own decoys and action under way as rows of a `Cage4Graph`; "events" is the
-            vectors and what the original's raw observations tell, as rows of a `Cage4Events`.
+        num_envs: Number of games.
+        messages: Whether an action also has an 8-bit message for each agent. If not, no messages
+            are sent, as in the challenge's own evaluation.
+        observation: Kind of observation. "flat": the original's vectors. "graph": these plus the
+            agent's own decoys and its pending action, as rows of a `Cage4Graph`. "events": the
+            vectors plus the content of the original's raw observations, as rows of a `Cage4Events`.
         steps, red, phishing_rate, alarm_rate, greens_one_by_one: See `Cage4Options`.
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
-        num_threads: At most so many threads; None for one per processor.
-        episode_infos: Whether infos["episode"] reports returns and lengths of ended episodes.
-        mask_infos: Whether infos["action_mask"] has what `action_masks` returns.
+        num_threads: Maximum number of threads; None for one per processor.
+        episode_infos: Whether infos["episode"] has the return and length of each ended episode.
+        mask_infos: Whether infos["action_mask"] has the result of `action_masks`.
         render_mode: "rgb_array" or None.
-        debug: Whether kernels run as plain Python, with every index checked: slowly.
+        debug: Whether kernels run as plain Python with every index checked, which is slow.
 
-    What `states` say of the latest step, as numbers:
+    Fields of `states` about the latest step, and their codes:
 
     | field | |
     |---|---|
     | blue_family | 0 Sleep, 1 Monitor, 2 Analyse, 3 Remove, 4 Restore, 5 AllowTraffic |
-    | | 6 BlockTraffic, 7 DeployDecoy: under way, or done in this step |
-    | blue_success | 0 failed, 1 succeeded, 2 unknown: of Sleep, 3 in progress |
+    | | 6 BlockTraffic, 7 DeployDecoy; the action is pending, or took effect in this step |
+    | blue_success | 0 failed, 1 succeeded, 2 unknown (Sleep), 3 in progress |
     | blue_left | steps until the action takes effect |
-    | choice_type, busy_type, done_type | what red chose, what is under way, what took effect |
+    | choice_type, busy_type, done_type | red's chosen, pending and completed action |
     | | 0 DiscoverRemoteSystems, 1 AggressiveServiceDiscovery, 2 StealthServiceDiscovery |
     | | 3 DiscoverDeception, 4 ExploitRemoteService, 5 PrivilegeEscalate, 6 Impact |
-    | | 7 DegradeServices; 254 it is not active, 255 nothing |
-    | done_success | 0 failed, 1 succeeded, 4 dropped, as its session was gone; 255 nothing |
+    | | 7 DegradeServices, 254 agent is not active, 255 nothing |
+    | done_success | 0 failed, 1 succeeded, 4 dropped because its session was gone, 255 nothing |
     | red_exploit | 0 HTTP, 1 HTTPS, 2 SSH, 3 SQL, 4 mail; -1 none |
 
     Raises:
-        TypeError, ValueError: An argument is not what it should be; the message names it.
+        TypeError, ValueError: An argument is invalid; the message names it.
 
     Example:
         >>> envs = Cage4VectorEnv(2, debug=True)
@@ -190,21 +190,21 @@ class Cage4VectorEnv(_Games):
         )
 
     def agent_masks(self) -> list[np.ndarray]:
-        """Return which actions do something, of each agent bool (num_envs, 82) or (.., 242).
+        """Return masks of actions that have an effect, by agent: bool (num_envs, 82) or (.., 242).
 
-        They stay the same through an episode.
+        Masks stay the same throughout an episode.
         """
         masks = self.action_masks().view(np.bool_)
         stops = np.cumsum(codes.NUM_ACTIONS)
         return np.split(masks[:, : stops[-1]], stops[:-1], axis=1)
 
     def agent_obs(self, obs: np.ndarray) -> list[np.ndarray]:
-        """Return what each agent sees, views of obs: (num_envs, 92) or (.., 210) of vectors."""
+        """Return views of obs, one per agent; vectors are (num_envs, 92) or (num_envs, 210)."""
         stops = np.cumsum([row_length(units, self._observation) for units in UNITS])
         return np.split(obs, stops[:-1], axis=1)
 
     def get_action_meanings(self) -> dict[str, list[str]]:
-        """Return what each action of each agent is called; messages are "00000000" and so on."""
+        """Return the names of each agent's actions; messages are named "00000000" and so on."""
         found = {f"blue {agent}": _short_labels(agent) for agent in range(codes.NUM_BLUE)}
         if len(self.single_action_space.nvec) > codes.NUM_BLUE:  # type: ignore[attr-defined]  # a MultiDiscrete
             messages = [f"{bits:0{codes.MESSAGE_BITS}b}" for bits in range(1 << codes.MESSAGE_BITS)]
@@ -212,7 +212,7 @@ class Cage4VectorEnv(_Games):
         return found
 
     def get_busy_parts(self) -> dict[str, str]:
-        """Return what agents of the first game do that are busy, and so ignore their next action.
+        """Return pending actions of game 0's busy agents; a busy agent ignores its next action.
 
         Example:
             >>> envs = Cage4VectorEnv(1, debug=True)
@@ -233,7 +233,7 @@ class Cage4VectorEnv(_Games):
         return found
 
     def get_red_deeds(self) -> dict[str, str]:
-        """Return which actions of red took effect in the latest step of the first game."""
+        """Return the red actions that took effect in the latest step of the first game."""
         state, found = self.states[0], {}
         for agent in np.flatnonzero(state["done_type"] != codes.NONE).tolist():
             kind, target = int(state["done_type"][agent]), int(state["done_target"][agent])
@@ -246,9 +246,9 @@ class Cage4VectorEnv(_Games):
 
 
 class Cage4Env(JitEnv):
-    """One game of CAGE Challenge 4, with one agent for all of blue; see `Cage4VectorEnv`.
+    """One game of CAGE Challenge 4; one agent controls all blue agents. See `Cage4VectorEnv`.
 
-    Infos have "action_mask", int8 (570,): which actions do something, of one agent after the other.
+    infos["action_mask"], int8 (570,), marks actions that have an effect, agent by agent.
 
     Args:
         render_mode: "rgb_array" or None.
@@ -263,12 +263,12 @@ class Cage4Env(JitEnv):
 
     @property
     def state(self) -> np.record:
-        """The true state: a live record."""
+        """The true state, as a live record."""
         return self._envs.states[0]
 
 
 def _short_labels(agent: int) -> list[str]:
-    """Return the labels of an agent's actions with "RZA user 4" for the host's whole name."""
+    """Return the labels of an agent's actions, with host names shortened, as "RZA user 4"."""
     return [_short(label) for label in action_labels(agent)]
 
 
@@ -279,30 +279,30 @@ def _short(label: str) -> str:
 
 
 def vectors_of(obs: np.ndarray) -> list[np.ndarray]:
-    """Return what each agent sees, views (N, 92) or (N, 210) of obs (N, 578)."""
+    """Split obs (N, 578) into one view per agent: (N, 92) or (N, 210)."""
     return np.split(obs, codes.OBS_STARTS[1:], axis=1)
 
 
 def impossible_turns(states: np.ndarray) -> np.ndarray:
-    """Return where a red agent of one's own chose what does not exist in the latest step.
+    """Return where a custom red agent made an impossible choice in the latest step.
 
     Args:
         states: Records (N,).
 
     Returns:
-        bool (N, 6); fresh memory.
+        bool (N, 6), newly allocated.
     """
     return (states["choice_type"] == codes.NONE) & (states["choice_session"] == codes.IMPOSSIBLE)
 
 
 def overflows(states: np.ndarray) -> dict[str, int]:
-    """Count games that have outgrown a capacity in this episode; such a game is not exact.
+    """Count games that have exceeded a capacity in this episode; such games are not exact.
 
     Args:
         states: `Cage4VectorEnv.states`.
 
     Returns:
-        Numbers of games by capacity; empty if there is none.
+        Number of games by capacity; empty if no game has exceeded one.
     """
     flags = states["overflow"]
     counts = {name: int((flags >> bit & 1).sum()) for bit, name in enumerate(codes.OVERFLOW_NAMES)}

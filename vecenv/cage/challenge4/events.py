@@ -1,8 +1,8 @@
-"""What a blue agent sees as events: its vector, and for each host what this step told of it.
+"""Event observations of a blue agent: its vector, and this step's events of each host.
 
-A row is one array: the agent's vector; context; one feature of all nodes after the other. Nodes are
-the agent's hosts in the order of its actions (SPEC 10.1), then the routers of its zones. A row has
-room for one own zone or, of agent 4 and where rows are padded, for three.
+A row is one array: the agent's vector, context, then feature by feature the values of all nodes.
+Nodes are the agent's hosts in the order of its actions (SPEC 10.1), then the routers of its zones.
+A row has room for one own zone; rows of agent 4 and padded rows have room for three.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _DRAWN = len(LOCAL_PORTS) - 1
 REMOTE_PORTS = ("ssh", "blocked", "drawn")
 NODE_FEATURES = (
     "exists",
-    "alarm",  # process events without an id, as work raises them
-    "session",  # with one, as exploits do
+    "alarm",  # process events without a process id, as from work
+    "session",  # process events with a process id, as from exploits
     *(f"local_{name}" for name in LOCAL_PORTS),
     *(f"remote_{name}" for name in REMOTE_PORTS),
     *(f"from_{name}" for name in codes.SUBNET_NAMES[: codes.NUM_SUBNETS]),
-    "source",  # 1 + the last host that a connection, but a blocked one, names as remote; 0 none
-    "is_source",  # how many connections seen elsewhere, but blocked ones, name it as remote
+    "source",  # 1 + last remote host of an unblocked connection; 0 none
+    "is_source",  # number of unblocked connections seen elsewhere with this remote
     "is_analysed",
     "has_cmd",  # as found by this step's Analyse
     "has_escalate",
@@ -71,7 +71,7 @@ _ANALYSED, _REMOVED, _RESTORED, _GETS = (
     _at["gets_decoy"],
 )
 _HAS_DECOY, _SINCE = _at["has_apache"], _at["since_analyse"]
-# Features that are copied from `shown`, by its parts.
+# Features copied from `shown`, by its parts.
 _SHOWN = np.array(
     [0, *range(_HAS_DECOY, _HAS_DECOY + codes.NUM_DECOYS), *range(_SINCE, _SINCE + 3)]
 )
@@ -82,19 +82,19 @@ MAX_TICKS_LEFT = int(codes.BLUE_TICKS.max()) - 1
 
 
 def vector_length(units):
-    """Length of the vector in a row with room for `units` own zones."""
+    """Return the length of the vector in a row with room for `units` own zones."""
     return codes.OBS_LENGTHS[0] if units == 1 else codes.OBS_LENGTHS[codes.NUM_BLUE - 1]
 
 
 @njit
 def num_nodes(units):
-    """Number of nodes of a row."""
+    """Return the number of nodes in a row."""
     return units * (codes.HOSTS_PER_SUBNET + 1)
 
 
 @njit
 def _node_of(code, agent, units):
-    """Place int64 of a host or router of the agent's among its nodes."""
+    """Return the node index (int64) of one of the agent's hosts or routers."""
     if code >= FIRST_ROUTER:
         return units * codes.HOSTS_PER_SUBNET + UNIT[code - FIRST_ROUTER]
     return PLACE[code] - agent * codes.HOSTS_PER_SUBNET
@@ -107,7 +107,7 @@ def _count(out, place):
 
 @njit
 def _write_event(event, agent, units, out, start):
-    """Add an event to its node, which is the agent's."""
+    """Add an event to its node, which must be one of the agent's."""
     node, kind = np.int64(event.node), np.int64(event.kind)
     num, place = num_nodes(units), start + _node_of(node, agent, units)
     if kind == ALARM:
@@ -135,13 +135,13 @@ def _write_event(event, agent, units, out, start):
 
 @njit
 def _write_shown(state, agent, units, out, start):
-    """Write what is known of nodes besides events: own decoys, steps since own actions."""
+    """Write the other features of nodes: own decoys, steps since own actions."""
     num = num_nodes(units)
-    # The minimum keeps the length from the compiler, which would unroll a loop of a fixed one.
+    # The minimum hides the length from the compiler, which would unroll a loop of fixed length.
     own = min(_NUM_OWN[agent], (out.shape[0] - start) // num)
     shown, size = state.shown, codes.HOSTS_PER_SUBNET
     for part in range(codes.NUM_SHOWN):
-        # Unsigned places, as in `observation`, for vector code.
+        # Unsigned indices, as in `observation`, let the compiler emit vector code.
         source = np.uint64(part * codes.NUM_WATCHED + agent * size)
         target = np.uint64(start + num * _SHOWN[part])
         for i in range(own * size):
@@ -155,7 +155,7 @@ def _write_shown(state, agent, units, out, start):
 
 @njit
 def _write_outcome(state, agent, units, out, start):
-    """Write what the agent's action did, if one on a host took effect in this step."""
+    """Write the outcome of the agent's action, if one on a host took effect in this step."""
     if state.t == 0 or state.blue_left[agent] > 0:
         return
     family, num = np.int64(state.blue_family[agent]), num_nodes(units)
@@ -175,13 +175,13 @@ def _write_outcome(state, agent, units, out, start):
 
 @njit
 def write_events(state, agent, out, units):
-    """Write what a blue agent sees as events.
+    """Write the event observation of a blue agent.
 
     Args:
         state: STATE_DTYPE record.
         agent: 0 to 4.
         out: uint8 (length,); all of it is written.
-        units: int64, for how many own zones there is room.
+        units: int64, number of own zones that a row has room for.
     """
     length = codes.OBS_LENGTHS[0] if units == 1 else codes.OBS_LENGTHS[4]
     for place in range(observe_agent(state, agent, out, 0), out.shape[0]):
@@ -206,24 +206,23 @@ for _first, _num in ((_FROM, codes.NUM_SUBNETS), (_ANALYSED, 6), (_HAS_DECOY, co
 
 
 class Cage4Events(NamedTuple):
-    """What blue agents see as events: parts of observations, whose first axes are `...` below.
+    """Event observations of blue agents, split into parts; `...` are the leading axes.
 
-    All are uint8. Agents 0 to 3 have N = 17 nodes, agent 4, and padded all of them, N = 51: hosts
-    in the order of the agent's actions, then the routers of its zones. Those that are not there are
+    All parts are uint8. Agents 0 to 3 have N = 17 nodes; agent 4 and padded rows have N = 51. Nodes
+    are hosts in the order of the agent's actions, then the routers of its zones. Absent nodes are
     zeros.
 
     Attributes:
-        vector: (..., 92), or (..., 210): the agent's vector, as without events.
-        context: (..., 5): steps until the agent's action takes effect (0..4), and how it went,
+        vector: (..., 92) or (..., 210): the same vector as with observation="flat".
+        context: (..., 5): steps until the agent's action takes effect (0..4), and its outcome,
             one-hot: failed, succeeded, unknown, in progress.
-        nodes: (..., N, 37), by `NODE_FEATURES`. Of this step: numbers of process events without a
-            process id ("alarm") and with one ("session"), of connections by class of their local
-            and remote port, flags of the zones they come from; the last host (1 + 16 zone + k;
-            users are k 0 to 9, servers from 10) that one names as remote, and how many seen
-            elsewhere name this host so, blocked ones apart for both; what an own action found or
-            did. Then own decoys, and steps since the latest Analyse, Restore and decoy took effect,
-            255 if never or longer ago.
-        NODE_FEATURES: Their names.
+        nodes: (..., N, 37), by `NODE_FEATURES`. Of this step: process events without ("alarm") and
+            with a process id ("session"); connections by class of local and remote port; flags of
+            their source zones; the last remote host by number (1 + 16 zone + k; k of users is 0 to
+            9, of servers from 10) and how many connections seen elsewhere have this host as remote,
+            both without blocked connections; results of an own action. Then own decoys, and steps
+            since the latest Analyse, Restore and decoy took effect; 255 if never or longer ago.
+        NODE_FEATURES: Names of the features.
 
     Example:
         >>> from vecenv.cage import Cage4VectorEnv
@@ -246,13 +245,13 @@ class Cage4Events(NamedTuple):
 
     @classmethod
     def of(cls, obs: Any) -> Cage4Events:
-        """Take observations apart, without a copy where their memory allows it.
+        """Split observations into parts, without a copy where the memory layout allows it.
 
         Args:
-            obs: (..., length) of one kind of agents: an array of NumPy, or a tensor of torch.
+            obs: (..., length), rows of agents of one size, as a NumPy array or a torch tensor.
 
         Raises:
-            ValueError: `obs` has another length than events have.
+            ValueError: The last axis of `obs` does not have the length of an event row.
         """
         shape, units = find_kind(obs, _KINDS, EVENTS)
         context = vector_length(units)
@@ -275,7 +274,7 @@ _KINDS = {events_length(units): units for units in (1, MAX_UNITS)}
 
 
 def events_space(units: tuple[int, ...]) -> Box:
-    """Return the space of the events of these agents, one after the other, uint8."""
+    """Return the space of these agents' concatenated events, uint8."""
     rows = []
     for own in units:
         high = np.ones(events_length(own), np.uint8)

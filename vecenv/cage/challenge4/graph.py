@@ -1,12 +1,12 @@
 """Graph observations of CAGE Challenge 4: hosts and zones as nodes, traffic as edges.
 
-A row is one array, part after part: features of nodes, mask of nodes, edge index, features of
-edges, mask of edges, context. Hosts are the nodes 0, 1, ... in the order of the agent's actions
-(SPEC 10.1), the nine zones follow in sorted order. First come the edges from each host to its zone,
-then those from each other zone into each of the agent's own, in the order of AllowTraffic.
+A row is one array with these parts: node features, node mask, edge index, edge features, edge
+mask, context. The first nodes are hosts, in the order of the agent's actions (SPEC 10.1); the nine
+zones follow in sorted order. The first edges go from each host to its zone. The others go from each
+other zone into each of the agent's own zones, in the order of AllowTraffic.
 
-A row has room for one own zone or, of agent 4 and where rows are padded, for three. It follows
-from the agent's vectors, its mask and the actions that it has submitted.
+A row has room for one own zone; rows of agent 4 and padded rows have room for three. A row can be
+derived from the agent's vectors, its mask and its submitted actions.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ UNITS = (1, 1, 1, 1, 3)  # own zones of each agent
 MAX_UNITS = 3
 _OTHERS = codes.NUM_ZONES - 1
 
-# Zones whose routers are linked (SPEC 1.3), as sets by zone.
+# Zones with linked routers (SPEC 1.3): one set of zones per zone.
 _ROUTES = np.zeros(codes.NUM_ZONES, np.int64)
 for _a, _b in (
     (codes.INT, 0),
@@ -90,7 +90,7 @@ for _a, _b in (
 
 @njit
 def _write_hosts(state, subnet, unit, out, width, places):
-    """Write nodes and edges of the hosts of an own zone that exist."""
+    """Write nodes and edges of the existing hosts of an own zone."""
     _, node_masks, edge_index, edges, edge_masks, num_nodes, num_edges = places
     zone = num_nodes - codes.NUM_ZONES + codes.SORTED_PLACE[subnet]
     exists = np.int64(state.exists[subnet])
@@ -117,7 +117,7 @@ def _write_hosts(state, subnet, unit, out, width, places):
 
 @njit
 def _write_traffic(state, subnet, unit, units, out, width, places):
-    """Write the zone as one of the agent's own, and the edges of traffic into it."""
+    """Mark the zone as the agent's own and write the edges of traffic into it."""
     _, _, edge_index, edges, edge_masks, num_nodes, num_edges = places
     zones = num_nodes - codes.NUM_ZONES
     own = codes.SORTED_PLACE[subnet]
@@ -139,7 +139,7 @@ def _write_traffic(state, subnet, unit, units, out, width, places):
 
 @njit
 def _place(host):
-    """Place int64 of a host among the nodes of its zone: servers before users."""
+    """Return a host's position (int64) among the nodes of its zone: servers before users."""
     k = host & 15
     return k - codes.FIRST_SERVER if k >= codes.FIRST_SERVER else k + codes.MAX_SERVERS
 
@@ -159,13 +159,13 @@ def _write_context(state, agent, out, start):
 
 @njit
 def write_graph(state, agent, out, units):
-    """Write the graph that a blue agent sees.
+    """Write the graph observation of a blue agent.
 
     Args:
         state: STATE_DTYPE record.
         agent: 0 to 4.
         out: uint8 (length,); all of it is written.
-        units: int64, for how many own zones there is room.
+        units: int64, number of own zones that a row has room for.
     """
     for place in range(out.shape[0]):
         out[place] = 0
@@ -200,7 +200,7 @@ FLAT, GRAPH, EVENTS = _OBSERVATIONS = "flat", "graph", "events"
 
 
 def check_observation(observation: Any) -> None:
-    """Refuse what is no kind of observation."""
+    """Raise an error unless `observation` is a kind of observation."""
     if not isinstance(observation, str) or observation not in _OBSERVATIONS:
         raise ValueError(
             f"observation must be one of {', '.join(_OBSERVATIONS)}, got {observation!r}"
@@ -208,10 +208,10 @@ def check_observation(observation: Any) -> None:
 
 
 def find_kind(obs: Any, kinds: Mapping[int, Any], name: str) -> tuple[tuple[int, ...], Any]:
-    """Return the shape of observations and the kind that has their length; `name` is theirs.
+    """Return the leading shape of observations and the kind of their length; `name` is for errors.
 
     Raises:
-        ValueError: None has.
+        ValueError: No kind has this length.
     """
     shape = tuple(obs.shape)
     if not shape or shape[-1] not in kinds:
@@ -224,24 +224,24 @@ def find_kind(obs: Any, kinds: Mapping[int, Any], name: str) -> tuple[tuple[int,
 
 
 class Cage4Graph(NamedTuple):
-    """What blue agents see as graphs: parts of observations, whose first axes are the `...` below.
+    """Graph observations of blue agents, split into parts; `...` are the leading axes.
 
-    All are uint8. Agents 0 to 3 have N = 25 nodes and E = 24 edges; agent 4, and padded all of
-    them, N = 57 and E = 72. Unused nodes and edges are zeros, but for the edge index of absent
-    hosts; rows of agents that are not alive are zeros altogether.
+    All parts are uint8. Agents 0 to 3 have N = 25 nodes and E = 24 edges; agent 4 and padded rows
+    have N = 57 and E = 72. Unused nodes and edges are zeros, except the edge index of absent hosts.
+    Rows of agents that are not alive are all zeros.
 
     Attributes:
         nodes: (..., N, 20), by `NODE_FEATURES`. Hosts come first, in the order of the agent's
             actions, then the nine zones in alphabetical order.
-        node_mask: (..., N), 1 of nodes that are there.
-        edge_index: (..., 2, E), the nodes that an edge leaves and enters. Edge k < N - 9 goes from
-            host k to its zone, the others from another zone into one of the agent's, in the order
-            of its actions AllowTraffic.
+        node_mask: (..., N), 1 for nodes that exist.
+        edge_index: (..., 2, E), source and target of each edge. Edge k < N - 9 goes from host k
+            to its zone. The others go from another zone into one of the agent's, in the order of
+            its AllowTraffic actions.
         edges: (..., E, 4), by `EDGE_FEATURES`.
-        edge_mask: (..., E), 1 of edges that are there.
+        edge_mask: (..., E), 1 for edges that exist.
         context: (..., 36): the phase one-hot, steps until the agent's action takes effect (0..4),
             32 bits of the other agents' messages.
-        NODE_FEATURES, EDGE_FEATURES: Their names.
+        NODE_FEATURES, EDGE_FEATURES: Names of the features.
 
     Example:
         >>> from vecenv.cage import Cage4VectorEnv
@@ -268,13 +268,13 @@ class Cage4Graph(NamedTuple):
 
     @classmethod
     def of(cls, obs: Any) -> Cage4Graph:
-        """Take observations apart, without a copy where their memory allows it.
+        """Split observations into parts, without a copy where the memory layout allows it.
 
         Args:
-            obs: (..., length) of one kind of agents: an array of NumPy, or a tensor of torch.
+            obs: (..., length), rows of agents of one size, as a NumPy array or a torch tensor.
 
         Raises:
-            ValueError: `obs` has another length than graphs have.
+            ValueError: The last axis of `obs` does not have the length of a graph.
         """
         shape, units = find_kind(obs, _KINDS, GRAPH)
         parts, start = [], 0
@@ -308,7 +308,7 @@ _KINDS = {graph_length(units): units for units in (1, MAX_UNITS)}
 
 
 def graph_space(units: tuple[int, ...]) -> Box:
-    """Return the space of the graphs of these agents, one after the other, uint8."""
+    """Return the space of these agents' concatenated graphs, uint8."""
     rows = []
     for own in units:
         high = np.ones(graph_length(own), np.uint8)

@@ -1,4 +1,4 @@
-"""CAGE Challenge 4 as kinds of compiled envs: one agent for all of blue, or a game of five."""
+"""Kernels of the compiled envs of CAGE Challenge 4: one agent for all of blue, or five agents."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ __all__ = ["PADDED", "game_kernels", "row_length", "team_kernels"]
 NUM_MESSAGES = 1 << codes.MESSAGE_BITS
 _SILENCE = (np.int64(0),) * codes.NUM_BLUE  # no messages
 PADDED = vector_length(MAX_UNITS)  # values of a padded vector
-# Groups, called as `vecenv.agents.group_agents` does: agents 0 to 3, or all if padded; agent 4.
+# Names of groups, as in `vecenv.agents.group_agents`: agents 0 to 3 (all if padded); agent 4.
 ZONES, HEADQUARTERS = "blue_agent", "blue_agent_4"
 
 
 class _Kind(NamedTuple):
-    """A kind of observation of an agent, by `units`: for how many own zones a row has room.
+    """A kind of observation; `units` is the number of own zones that a row has room for.
 
     Attributes:
-        length: Of a row.
-        space: Of the rows of some agents, one after the other.
-        write: Kernel (state, agent, out, units) that writes all of a row.
+        length: Function that returns the length of a row.
+        space: Function that returns the space of some agents' concatenated rows.
+        write: Kernel (state, agent, out, units) that writes a whole row.
     """
 
     length: Callable[[int], int]
@@ -51,7 +51,7 @@ class _Kind(NamedTuple):
 
 
 def _vector_space(units: tuple[int, ...]) -> Box:
-    """Return the space of vectors: 0 or 1, but for the phase, with which each begins."""
+    """Return the space of vectors: values are 0 or 1, except each vector's first, its phase."""
     high = np.concatenate([np.ones(vector_length(own), np.uint8) for own in units])
     high[np.cumsum([0, *map(vector_length, units)])[:-1]] = 2
     return Box(np.zeros_like(high), high, dtype=np.uint8)
@@ -78,12 +78,12 @@ def _actions(num: int, messages: bool) -> Discrete | MultiDiscrete:
     return MultiDiscrete([num, NUM_MESSAGES]) if messages else Discrete(num)
 
 
-# --- readers: from an env's action to what five agents do, and their messages ---
+# --- readers: from an env's action to the actions and messages of five agents ---
 
 
 @njit
 def _five(z, h, last):
-    """What agents 0 to 3 say in `z`, and agent 4 in h[last]."""
+    """Return the actions or messages of five agents: 0 to 3 from `z`, 4 from h[last]."""
     return (np.int64(z[0]), np.int64(z[1]), np.int64(z[2]), np.int64(z[3]), np.int64(h[last]))
 
 
@@ -126,7 +126,7 @@ def _observer(observation: str, units: int) -> Callable[..., None]:
 
 
 def _observer_of_all(observation: str) -> Callable[..., None]:
-    """Return a kernel that writes the rows of all agents, one after the other."""
+    """Return a kernel that writes the concatenated rows of all agents."""
     ends = np.cumsum([row_length(units, observation) for units in UNITS])
     starts = np.array([0, *ends[:-1]])
     first, last = _observer(observation, 1), _observer(observation, MAX_UNITS)
@@ -141,7 +141,7 @@ def _observer_of_all(observation: str) -> Callable[..., None]:
 
 
 def _game_step(read: Any, own_red: Any) -> Any:
-    """Return the step kernel; what a red of one's own returns is checked in Python."""
+    """Return the step kernel; a trial in Python checks the choices of a custom red agent."""
     red = None if own_red is None else checked_in_trials(own_red, red_problem)
     return dynamics.step_kernel(read, red)
 
@@ -166,8 +166,8 @@ def team_kernels(
 ) -> EnvKernels:
     """Return the kernels of an env in which one agent plays all of blue.
 
-    It sees what all agents see, one after the other, uint8 (578,) if that is vectors, and acts with
-    an index for each agent, then, if there are messages, a number of 8 bits for each.
+    Its observation concatenates those of all agents: uint8 (578,) if these are vectors. Its action
+    is an index for each agent, followed by an 8-bit number for each if there are messages.
     """
     nvec = [*codes.NUM_ACTIONS, *([NUM_MESSAGES] * codes.NUM_BLUE if messages else [])]
     read = _team_and_messages if messages else _team
@@ -193,9 +193,9 @@ def game_kernels(
     """Return the kernels of a game of five blue agents.
 
     Args:
-        pad: One group "blue_agent" of vectors and actions padded to those of agent 4, instead of
-            "blue_agent", agents 0 to 3, and "blue_agent_4", agent 4.
-        messages: Whether an action is an index and a message of 8 bits, or an index alone.
+        pad: Whether all agents form one group "blue_agent", padded to the sizes of agent 4. If
+            not, agents 0 to 3 form "blue_agent" and agent 4 forms "blue_agent_4".
+        messages: Whether an action is an index and an 8-bit message, or an index alone.
         own_red: See `dynamics.step_kernel`.
         observation: See `Cage4VectorEnv`.
     """

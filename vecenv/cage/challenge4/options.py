@@ -1,4 +1,4 @@
-"""What a game can be told, the record that kernels read, and what a red of one's own may do."""
+"""Options of a game, the record that kernels read, and checks of a custom red agent."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _MIN_STEPS, _MAX_STEPS = 2, 65535
 
 @dataclass(frozen=True)
 class Cage4Options:
-    """The challenge's numbers that may be changed; the defaults are the challenge's.
+    """Options of a game; the defaults are the challenge's numbers.
 
     Attributes:
         steps: The constructor argument S of the original. An episode has S - 1 steps.
-        red: "fsm" the default red agent, "discovery" the variant, "sleep" one that does nothing; or
-            a compiled function `(state, agent, rng)` of one's own, or its "module:function". It is
-            called for an agent that has sessions and is not busy, and returns three integers: what
-            to do (a code of `rules.codes`), the host, or the subnet of DISCOVER, and the id of a
-            session on offer. What the agent does not know makes it wait, and so does 255 for what
-            to do. What does not exist is refused by a trial in Python, which may not reach all of
-            it, and counted by `evaluate_cage4`.
+        red: "fsm" the default red agent, "discovery" its variant, "sleep" one that does nothing; or
+            a custom compiled function `(state, agent, rng)`, or its "module:function". It is called
+            for an agent that has sessions and is not busy. It returns three integers: an action (a
+            code of `rules.codes`), a host (for DISCOVER a subnet), and the id of an available
+            session. The agent waits if the action is 255, or if it does not know what was chosen. A
+            trial in Python rejects functions that choose what does not exist, but may not reach all
+            of their choices; `evaluate_cage4` counts such choices.
         phishing_rate: Probability that a green user's work opens a phishing mail.
         alarm_rate: Probability that a green user's work or access raises a false alarm.
-        greens_one_by_one: Whether every green user is drawn for itself, as the original does, which
-            is slower; both draw from the same law.
+        greens_one_by_one: Whether each green user is drawn separately, as in the original. This is
+            slower; the distribution is the same.
     """
 
     steps: int = 500
@@ -63,7 +63,7 @@ class Cage4Options:
 
     @property
     def own_red(self) -> Callable[..., Any] | None:
-        """The red agent of one's own, compiled; None if it is one of the challenge's."""
+        """The custom red agent, compiled; None for the challenge's own red agents."""
         parameters = ("state", "agent", "rng")
         return compiled_red("red", self.red, parameters) if callable(self.red) else None
 
@@ -73,7 +73,7 @@ def compile_rules(options: Cage4Options) -> np.record:
     steps, alarm, phishing = options.steps, options.alarm_rate, options.phishing_rate
     length, rest = divmod(steps, 3)
     second_phase = length + (rest >= 1)
-    # Of a user whose work and access always succeed: probabilities of what can be seen, SPEC 6.
+    # For a user whose work and access always succeed: probabilities of visible events (SPEC 6).
     # A third each: access, work, sleep; `anything` is at most 2/3.
     access = alarm / 3
     alarm_only, both = alarm * (1 - phishing) / 3, alarm * phishing / 3
@@ -101,14 +101,14 @@ def compile_rules(options: Cage4Options) -> np.record:
 
 
 def red_problem(policy: str, choice: Any, state: Any, agent: Any, rng: Any) -> str | None:
-    """Return what is wrong with the choice of a policy, or None; see `Cage4Options`.
+    """Return what is wrong with a policy's choice, or None if it is valid; see `Cage4Options`.
 
-    What exists and the agent does not know is no mistake.
+    Choosing something that exists but is unknown to the agent is valid.
 
     Args:
-        policy: Its name.
-        choice: What it returned.
-        state, agent, rng: Its arguments.
+        policy: Name of the policy.
+        choice: Value that the policy returned.
+        state, agent, rng: Arguments of the policy.
     """
     expected = "three integers: what to do, the host or subnet, and a session on offer"
     return choice_problem(policy, choice, 3, expected, _unknown)

@@ -1,7 +1,7 @@
 """One game of CAGE Challenge 4 as a PettingZoo `ParallelEnv`.
 
-The agents' names, spaces, padding, labels and infos are those of the original's flat wrapper. This
-module does not import PettingZoo: the class has the methods of a `ParallelEnv`.
+Names, spaces, padding, labels and infos of the agents match the original's flat wrapper. This
+module does not import PettingZoo; the class only has the methods of a `ParallelEnv`.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ __all__ = ["Cage4ParallelEnv"]
 class Cage4ParallelEnv:
     """One game, with the interface of PettingZoo's `ParallelEnv`.
 
-    Agents are "blue_agent_0" to "blue_agent_4". Observations are int64 vectors (92,), (210,) of
-    agent 4; an action is an index. Agents that are left out of the actions sleep. An agent with
-    `get_action(observation, action_space)`, as the original's evaluation calls them, plays here.
+    Agents are "blue_agent_0" to "blue_agent_4". Observations are int64 vectors (92,), for agent 4
+    (210,); an action is an index. Agents without an action sleep. Agents written for the original's
+    evaluation, with `get_action(observation, action_space)`, can be used here.
 
     Args:
-        raw: Whether observations are the dicts of hosts that the original has without its flat
-            wrapper, see docs/cage4.md; the same games, and other observations.
-        pad_spaces: Whether all vectors have 210 values, with zeros appended, and all agents 242
-            actions, of which those they do not have are Sleep.
+        raw: Whether observations are dicts of hosts, as the original returns without its flat
+            wrapper; see docs/cage4.md. The games are the same.
+        pad_spaces: Whether all vectors are padded with zeros to 210 values, and the actions of all
+            agents to 242. Actions that an agent does not have act as Sleep.
         render_mode: "rgb_array" or None.
-        debug: Whether the rules run as plain Python, with every index checked: slowly.
+        debug: Whether the rules run as plain Python with every index checked, which is slow.
         **options: `steps`, `red`, `phishing_rate`, `alarm_rate`, `greens_one_by_one`.
 
     Attributes:
-        possible_agents, agents: Names.
+        possible_agents, agents: Names of agents.
 
     Example:
         >>> env = Cage4ParallelEnv(steps=10, debug=True)
@@ -98,18 +98,18 @@ class Cage4ParallelEnv:
         return MultiDiscrete([3] + [2] * (length - 1))
 
     def observation_space(self, agent: str) -> Any:
-        """Return what an agent observes: MultiDiscrete, as in the original; if raw, any dict."""
+        """Return the observation space: MultiDiscrete, as in the original; if raw, any dict."""
         return self._spaces[_known(agent)]
 
     def action_space(self, agent: str) -> Any:
-        """Return what an agent can do: Discrete(82), Discrete(242) of agent 4 or padded."""
+        """Return the action space: Discrete(82); Discrete(242) for agent 4 or if padded."""
         return self._action_spaces[_known(agent)]
 
     def action_labels(self, agent: str) -> list[str]:
-        """Return what each action of an agent does, in the original's words.
+        """Return a label for each action of an agent, as in the original.
 
-        Labels of traffic lack the addresses in parentheses that the original adds. After the first
-        reset, labels of hosts that are not there begin with "[Invalid]".
+        Labels of traffic actions lack the original's addresses in parentheses. After the first
+        reset, labels of actions on absent hosts begin with "[Invalid]".
         """
         index = codes.AGENT_NAMES.index(_known(agent))
         mask = self._masks.get(agent)
@@ -117,11 +117,11 @@ class Cage4ParallelEnv:
         return labels + ["[Padding] Sleep"] * (self._sizes[index] - len(labels))
 
     def observation_labels(self, agent: str) -> list[str]:
-        """Return what each value of an agent's vector is; after these only padding follows."""
+        """Return a label for each value of an agent's vector, padding left out."""
         return observation_labels(codes.AGENT_NAMES.index(_known(agent)))
 
     def action_mask(self, agent: str) -> list[bool]:
-        """Return which actions of an agent do something; they stay through an episode."""
+        """Return which actions of an agent have an effect; constant throughout an episode."""
         return self._masks[_known(agent)].tolist()
 
     def reset(
@@ -149,16 +149,16 @@ class Cage4ParallelEnv:
         """Play one step.
 
         Args:
-            actions: Indices by agent; what the mask forbids acts as Sleep. Those of agents that are
-                left out are Sleep.
-            messages: By agent 8 bits, an array of 0 and 1 or bools; zeros of the others.
+            actions: Indices by agent. Actions that the mask forbids act as Sleep. Agents that are
+                left out sleep.
+            messages: 8 bits by agent, as arrays of 0 and 1 or of bools; zeros for other agents.
 
         Returns:
             Observations, rewards (the same for all), terminations, truncations and infos by agent.
 
         Raises:
-            ValueError: An agent is unknown, an action out of range, or a message of other shape.
-            gymnasium.error.ResetNeeded: The episode is over, or has not begun.
+            ValueError: An agent is unknown, an action out of range, or a message of another shape.
+            gymnasium.error.ResetNeeded: The episode is over or has not begun.
         """
         if not self.agents:
             raise ResetNeeded("the episode is over, or has not begun; call reset")
@@ -183,7 +183,7 @@ class Cage4ParallelEnv:
         )
 
     def _read(self, name: str, action: Any, row: np.ndarray) -> None:
-        """Write an agent's action into the row of all."""
+        """Write an agent's action into the row of all agents' actions."""
         agent = codes.AGENT_NAMES.index(_known(name))
         given = np.asarray(action)
         is_whole = given.dtype.kind in "iub" and given.ndim == 0
@@ -196,7 +196,7 @@ class Cage4ParallelEnv:
 
     @property
     def true_state(self) -> np.record:
-        """The true state: a live record, see `Cage4VectorEnv`."""
+        """The true state, as a live record; see `Cage4VectorEnv`."""
         return self._envs.states[0]
 
     def render(self) -> Any:
@@ -204,7 +204,7 @@ class Cage4ParallelEnv:
         return None if self.render_mode is None else self._envs.render()[0]
 
     def close(self) -> None:
-        """Close it; may be called twice."""
+        """Close the env; may be called twice."""
         self._envs.close()
 
     @property
@@ -214,12 +214,12 @@ class Cage4ParallelEnv:
 
     @property
     def num_agents(self) -> int:
-        """Number of agents that act next."""
+        """Number of agents that act in the next step."""
         return len(self.agents)
 
     @property
     def max_num_agents(self) -> int:
-        """Five."""
+        """Number of possible agents: five."""
         return codes.NUM_BLUE
 
     def _observations(self, obs: np.ndarray) -> dict[str, Any]:
@@ -237,10 +237,10 @@ class Cage4ParallelEnv:
 
 
 class _AnyDict(Space[Any]):
-    """All dicts; none is drawn."""
+    """Space of all dicts; it can't be sampled."""
 
     def contains(self, x: Any) -> bool:
-        """Whether it is a dict."""
+        """Return whether x is a dict."""
         return isinstance(x, dict)
 
 

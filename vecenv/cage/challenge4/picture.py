@@ -1,4 +1,4 @@
-"""The network as a picture: zones with their hosts, sessions, decoys, blocked links, phase."""
+"""Picture of the network: zones with their hosts, sessions, decoys, blocked links, phase."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _CELL, _HOST = 36, 28
 
 
 def draw_state(state: Any, steps: int) -> Canvas:
-    """Draw a game as it stands.
+    """Draw the current state of a game.
 
     Args:
         state: STATE_DTYPE record.
-        steps: The options' number of steps; an episode has one less.
+        steps: The option `steps`; an episode has one step less.
     """
     canvas = Canvas(_WIDTH, _HEIGHT, _PAPER)
     _draw_head(canvas, state, steps)
@@ -77,7 +77,7 @@ def _draw_head(canvas: Canvas, state: Any, steps: int) -> None:
 
 
 def _session_levels(state: Any) -> np.ndarray:
-    """Return 0, 1 (a session) or 2 (a privileged one) of each host, int (128,)."""
+    """Return int (128,), by host: 0 no session, 1 a session, 2 a privileged session."""
     levels = np.zeros(len(state["svc"]), np.int64)
     for agent in range(codes.NUM_RED):
         size = int(state["num_sessions"][agent])
@@ -145,7 +145,7 @@ def _draw_host(
 
 
 def _draw_foot(canvas: Canvas, state: Any) -> None:
-    """Write what the blue agents are doing, and what they have said."""
+    """Write the blue agents' actions and messages."""
     top = _TOP + 2 * (_ZONE_HEIGHT + _GAP) + 14
     for agent in range(codes.NUM_BLUE):
         y = top + 24 * agent
@@ -156,7 +156,7 @@ def _draw_foot(canvas: Canvas, state: Any) -> None:
 
 
 def _doing(state: Any, agent: int) -> str:
-    """Return what an agent has begun or done in the latest step."""
+    """Return the action that an agent has begun or done in the latest step."""
     family = int(state["blue_family"][agent])
     words = codes.FAMILY_NAMES[family]
     if state["t"] == 0 or family == codes.SLEEP:

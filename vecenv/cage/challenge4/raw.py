@@ -1,8 +1,8 @@
-"""What the original hands its blue agents: dicts of hosts with processes, connections, files.
+"""Raw observations, as in the original: dicts of hosts with processes, connections, files.
 
-The game's state says what happened (`rules.events`). Addresses, operating systems and the first
-process ids of the network, which change nothing else, are kept here: drawn by the laws of the
-original's generator, or those of a recording.
+The game's state has the events (`rules.events`). This module keeps the network's addresses,
+operating systems and first process ids, which affect nothing else. They are drawn from the
+distributions of the original's generator, or taken from a recording.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["RawName", "RawNetwork", "plain_raw", "raw_observations"]
 class RawName(str):
     """The name of a member of one of the original's enums, e.g. "TRUE" of TernaryEnum.
 
-    It equals that string, and every enum member of this name; "TRUE" and "FALSE" equal bools, too,
-    as in the original.
+    It equals that string and any enum member of this name. As in the original, "TRUE" and "FALSE"
+    also equal bools.
     """
 
     __slots__ = ()
@@ -53,7 +53,7 @@ _UNKNOWN = RawName("UNKNOWN")
 _SYSTEMS = ((RawName("UBUNTU"), _UNKNOWN), (RawName("KALI"), RawName("K2019_4")))
 _ACTIONS = {codes.ALLOW: "AllowTrafficZone", codes.BLOCK: "BlockTrafficZone"}
 _USERS = (("root", 0), ("user", 1))
-# service, type of the properties, by decoy
+# by decoy: service, type of the properties
 _DECOYS = (("apache2", True), ("tomcat", True), ("haraka", False), ("vsftpd", True))
 _FILES = {codes.CMD_FILE: "cmd.sh", codes.ESCALATE_FILE: "escalate.sh"}
 _NUM_NODES = FIRST_ROUTER + codes.NUM_SUBNETS + 1  # hosts, routers, the internet's
@@ -66,20 +66,20 @@ def _node_name(node: int) -> str:
 
 
 class RawNetwork:
-    """What raw observations tell of a network, by node: hosts 0..127, then routers by zone.
+    """Data of a network in raw observations, by node: hosts 0..127, then routers by zone.
 
     Attributes:
-        nodes: By blue agent, what it watches, in the original's order.
-        addresses: IPv4Address of nodes that are there.
-        base_pids: int64 (137,), the largest process id at the start; ids in states are relative.
+        nodes: The nodes that each blue agent watches, in the original's order.
+        addresses: IPv4Address of each existing node.
+        base_pids: int64 (137,), largest initial process id; ids in states are relative to it.
     """
 
     def __init__(self, state: Any, seed: Any) -> None:
-        """Draw what the network of a state leaves open.
+        """Draw the data of the network that the state does not have.
 
         Args:
             state: Record with the network.
-            seed: Of `numpy.random.default_rng`.
+            seed: Seed for `numpy.random.default_rng`.
         """
         rng = np.random.default_rng(seed)
         self._list_nodes(state)
@@ -117,7 +117,7 @@ class RawNetwork:
             self.blue_idents[others] = np.arange(1, len(nodes))
 
     def _list_nodes(self, state: Any) -> None:
-        """Note which nodes are there, by zone and by agent."""
+        """List the existing nodes by zone and by agent."""
         exists = state["exists"].astype(np.int64)
         self._by_zone = [
             [FIRST_ROUTER + zone]
@@ -135,7 +135,7 @@ class RawNetwork:
 
     @classmethod
     def of_game(cls, state: Any) -> RawNetwork:
-        """Return the network of a game: the same for the same seed and episode."""
+        """Return the network of a game; equal seeds and episodes give equal networks."""
         digest = hashlib.blake2b(state["extra_order"].tobytes(), digest_size=8).digest()
         return cls(state, int.from_bytes(digest, "little"))
 
@@ -145,7 +145,7 @@ class RawNetwork:
 
         Args:
             state: Record with the network.
-            arrays: The recording's, by host ids of the original: net_address uint32 (137,),
+            arrays: Arrays of the recording, by the original's host ids: net_address uint32 (137,),
                 net_cidr_third_octet (9,), net_base_pid, net_blue_pid, net_blue_ident and net_os
                 (137,).
         """
@@ -163,7 +163,7 @@ class RawNetwork:
         return network
 
     def system_info(self, node: int) -> dict[str, Any]:
-        """Return what a host's entry "System info" says; fresh."""
+        """Return a new dict for a host's entry "System info"."""
         distribution, version = _SYSTEMS[self.is_kali[node]]
         return {
             "Hostname": _node_name(node),
@@ -175,7 +175,7 @@ class RawNetwork:
         }
 
     def first_observation(self, agent: int) -> dict[str, Any]:
-        """Return what an agent reads after reset."""
+        """Return an agent's observation after reset."""
         observation: dict[str, Any] = {"success": _UNKNOWN}
         for node in self.nodes[agent]:
             pid, ident = int(self.blue_pids[node]), int(self.blue_idents[node])
@@ -208,11 +208,11 @@ class RawNetwork:
 
 
 def raw_observations(state: Any, network: RawNetwork) -> list[dict[str, Any]]:
-    """Return what each blue agent reads after a step: dicts as the original's `get_observation`.
+    """Return each blue agent's raw observation after a step, as the original's `get_observation`.
 
     Args:
         state: STATE_DTYPE record.
-        network: Of the state.
+        network: Network of the state.
     """
     if not state["t"]:
         return [network.first_observation(agent) for agent in range(codes.NUM_BLUE)]
@@ -239,7 +239,7 @@ def raw_observations(state: Any, network: RawNetwork) -> list[dict[str, Any]]:
 
 
 def _add_outcome(observation: dict[str, Any], state: Any, network: RawNetwork, agent: int) -> None:
-    """Add what an agent's action did that took effect."""
+    """Add the outcome of an agent's action that took effect."""
     family, target = int(state["blue_family"][agent]), int(state["blue_target"][agent])
     action = _ACTIONS.get(family, codes.FAMILY_NAMES[family])
     if family not in (codes.SLEEP, codes.MONITOR, codes.ALLOW, codes.BLOCK):
@@ -276,12 +276,12 @@ def _add_outcome(observation: dict[str, Any], state: Any, network: RawNetwork, a
 
 
 def _monitored(state: Any, network: RawNetwork) -> dict[int, tuple[list[Any], list[Any]]]:
-    """Return what the monitor tells of nodes: processes, and addresses by their last mention."""
+    """Return the monitor's report by node: processes, and addresses by their last mention."""
     num = int(state["num_events"])
     names = ("kind", "node", "local", "local_port", "remote", "remote_port", "pid")
     events = state["events"][:num]
     columns = [events[name].tolist() for name in names]
-    # Users act in the order of their hosts, then red agents; connections are listed first.
+    # Users act in the order of their hosts, then red agents. Connections come first in the list.
     order = np.lexsort((events["actor"], events["kind"] != CONNECTION))
     seen: dict[int, tuple[list[Any], list[Any]]] = {}
     for index in order.tolist():
@@ -306,9 +306,9 @@ def _monitored(state: Any, network: RawNetwork) -> dict[int, tuple[list[Any], li
 
 
 def plain_raw(value: Any) -> Any:
-    """Return a raw observation, or a part of one, as JSON has it: addresses and names as strings.
+    """Convert a raw observation, or a part of one, to JSON types: addresses and names as strings.
 
-    An observation of the original is turned into the same.
+    Observations of the original are converted to the same result.
     """
     if isinstance(value, Mapping):
         return {str(key): plain_raw(part) for key, part in value.items()}

@@ -1,8 +1,8 @@
-"""Recorded episodes of the original, played through the simulator, and compared field by field.
+"""Replay recorded episodes of the original in the simulator and compare them field by field.
 
-The file format is that of the golden traces: one `.npz` per episode, plain arrays, with the
-network, blue's actions and messages, the tape of all random draws, and everything to compare. A
-recording of raw observations needs no more to compare than those, as JSON.
+The file format is that of the golden traces: one `.npz` of plain arrays per episode. It has the
+network, blue's actions and messages, the tape of all random draws, and the fields to compare. A
+recording of raw observations needs only these to compare, as JSON.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from vecenv.jit.random import RNG_DTYPE
 __all__ = ["TraceDifference", "TraceError", "TraceReplay", "replay_traces"]
 
 HOSTS = np.arange(codes.NUM_HOSTS)
-SPEC_IDS = codes.spec_id(HOSTS)  # of our hosts
-_WATCHED = np.isin(SPEC_IDS // 17, (codes.CON, codes.INT), invert=True)  # where events are kept
+SPEC_IDS = codes.spec_id(HOSTS)  # of the simulator's hosts
+_WATCHED = np.isin(SPEC_IDS // 17, (codes.CON, codes.INT), invert=True)  # hosts that keep events
 
 
 class TraceError(ValueError):
-    """A file is no trace of the documented format."""
+    """A file is not a trace in the documented format."""
 
 
 class TraceDifference(NamedTuple):
-    """A field that came out differently."""
+    """A field whose replayed value differs from the recorded one."""
 
     path: str
-    step: int  # 0-based; -1 for what is there after the reset
+    step: int  # 0-based; -1 for the state after the reset
     field: str
     expected: Any
     got: Any
@@ -61,21 +61,21 @@ def _short(value: Any) -> str:
 
 @cached_njit
 def begin_row(states, host, obs, rules):
-    """Begin the episode of a state (1,), with red agent 0 on a host; write what blue sees."""
+    """Begin an episode of a state (1,), with red agent 0 on a host; write blue's observation."""
     begin(states[0], host)
     observe(states[0], obs, rules[0])
 
 
 @cached_njit
 def play_row(states, actions, streams, tape, obs, rules):
-    """Play a step of a state (1,) from a tape: entries, cursors (1,); write what blue sees."""
+    """Step a state (1,) with a tape (entries, cursors (1,)); write blue's observation."""
     entries, cursors = tape
     apply(states[0], actions, (streams[0], (entries, cursors[0])), rules[0])
     observe(states[0], obs, rules[0])
 
 
 def _shapes() -> dict[str, tuple[Any, ...]]:
-    """Return the shapes of the arrays of a trace; words stand for lengths."""
+    """Return the shapes of a trace's arrays; words stand for variable lengths."""
     hosts, zones, red, blue = codes.NUM_SPEC_HOSTS, codes.NUM_ZONES, codes.NUM_RED, codes.NUM_BLUE
     names: dict[tuple[Any, ...], str] = {
         (): "meta_steps meta_red net_red_start_host",
@@ -112,20 +112,20 @@ _RAW_SHAPES: dict[str, tuple[Any, ...]] = {
     "net_cidr_third_octet": (codes.NUM_ZONES,),
     "raw": ("rows",),
 }
-# What a recording of raw observations has in any case.
+# Arrays that every recording of raw observations has.
 _NEEDED = (
     "meta_steps meta_red net_red_start_host net_red_known_subnets net_exists net_services "
     "blue_action blue_msg tape_off tape_site tape_actor tape_n tape_val"
 )
 _PLAYED = {*_NEEDED.split(), *_RAW_SHAPES}
 _KINDS = {"tape_val": ("f", "floats"), "meta_red": ("U", "a string")}
-# Largest values of what is played; the least are 0.
-_MOST = dict.fromkeys(("tape_site", "tape_actor", "tape_n"), 255)  # bytes when it is played
+# Largest valid values of the played arrays; the smallest are 0.
+_MOST = dict.fromkeys(("tape_site", "tape_actor", "tape_n"), 255)  # played as bytes
 _RAW_MOST = {"net_os": 1, "net_address": 2**32 - 1, "net_cidr_third_octet": 255, "raw": 255}
 
 
 class Trace:
-    """One recorded episode: `arrays` by name, its length, options, and raw observations if any."""
+    """One recorded episode: `arrays` by name, length, options, and any raw observations."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
@@ -143,7 +143,7 @@ class Trace:
         self._check_values()
         self.raw = self._read_raw() if "raw" in self.arrays else None
         red = str(self.arrays["meta_red"])
-        if red not in codes.RED_VARIANTS:  # options would import a module that is named there
+        if red not in codes.RED_VARIANTS:  # a "module:function" would be imported
             self._refuse(f": meta_red is {red!r:.99}, expected {', '.join(codes.RED_VARIANTS)}")
         steps = int(self.arrays["meta_steps"])
         rate = self.arrays.get("meta_phish", np.array(codes.PHISHING_RATE))
@@ -161,12 +161,12 @@ class Trace:
         raise TraceError(f"{self.path}{problem}")
 
     def _length(self, name: str) -> int:
-        """Return how many rows an array has, 0 if it is not there."""
+        """Return an array's number of rows; 0 if it is missing."""
         array = self.arrays.get(name)
         return len(array) if array is not None and array.ndim else 0
 
     def _check_shapes(self) -> None:
-        """Raise TraceError unless all that is documented is there, in its shape and kind."""
+        """Raise TraceError unless all documented arrays exist with their shapes and dtype kinds."""
         lengths = {"steps": self.num_steps, "steps + 1": self.num_steps + 1}
         lengths |= {"draws": self._length("tape_site"), "sessions": self._length("sess_agent")}
         is_raw = "raw" in self.arrays
@@ -184,7 +184,7 @@ class Trace:
                 self._refuse(f": {name} is {array.dtype}, expected {known}")
 
     def _check_values(self) -> None:
-        """Raise TraceError unless what is played is in range."""
+        """Raise TraceError unless the values of all played arrays are in range."""
         arrays = self.arrays
         for name, size in (("tape_off", "tape_site"), ("sess_off", "sess_agent")):
             if name in arrays:
@@ -198,7 +198,7 @@ class Trace:
                 self._refuse(f": {name} is {value} in row {wrong[0]}, expected 0 to {most}")
         exists = self._exists()
         for part in (exists[:, : codes.FIRST_SERVER], exists[:, codes.FIRST_SERVER :]):
-            if not (part[:, 0].all() and (np.diff(part) <= 0).all()):  # those there come first
+            if not (part[:, 0].all() and (np.diff(part) <= 0).all()):  # existing ones come first
                 self._refuse(": net_exists is no network of the challenge")
         start = int(arrays["net_red_start_host"])
         if start not in SPEC_IDS or not arrays["net_exists"][start]:
@@ -207,15 +207,15 @@ class Trace:
             self._refuse(": net_red_known_subnets has an agent that knows none")
 
     def _exists(self) -> np.ndarray:
-        """Return which hosts there are, int64 (8, 16)."""
+        """Return which hosts exist, int64 (8, 16)."""
         exists = self.arrays["net_exists"][SPEC_IDS] != 0
         return exists.reshape(codes.NUM_SUBNETS, -1).astype(np.int64)
 
     def _read_raw(self) -> list[dict[str, Any]]:
-        """Return the recorded raw observations, after reset and each step.
+        """Return the recorded raw observations after the reset and after each step.
 
         Raises:
-            TraceError: They are no such list.
+            TraceError: The array is not a JSON list of raw observations.
         """
         try:
             raw = json.loads(self.arrays["raw"].astype(np.uint8).tobytes())
@@ -242,7 +242,7 @@ class Trace:
         state["known_subnets"] = self.arrays["net_red_known_subnets"] & 255
         if "net_addon_order" in self.arrays:
             order = self.arrays["net_addon_order"][SPEC_IDS].astype(np.int64)
-            order = np.where(order < 0, 3, order & 3)  # 3 is none
+            order = np.where(order < 0, 3, order & 3)  # 3: none
             state["extra_order"] = (order << 2 * np.arange(codes.MAX_EXTRAS)).sum(axis=1)
         return int(np.flatnonzero(int(self.arrays["net_red_start_host"]) == SPEC_IDS)[0])
 
@@ -301,7 +301,7 @@ class _Player:
             got |= {f"mask{k}": action_mask(self.state, k) for k in range(codes.NUM_BLUE)}
         else:
             got |= spell_out(self.state)
-            self._check(step, "overflow", 0, self.state["overflow"])  # of no capacity
+            self._check(step, "overflow", 0, self.state["overflow"])  # no capacity is exceeded
         for name, value in got.items():
             if name in trace.arrays:
                 self._check(step, name, expected_at(trace.arrays, name, step), value)
@@ -325,7 +325,7 @@ class _Player:
             self.differences.append(TraceDifference(self.trace.path, step, name, expected, got))
 
     def _check_tape(self, step: int) -> bool:
-        """Return whether all draws of the step, and no other, have been used."""
+        """Return whether the step has used exactly its recorded draws."""
         cursor, there, got = self.cursors[0], "the end of the step's draws", "no draw"
         if not cursor.num_wrong and cursor.position == cursor.end:
             self.num_compared += 1
@@ -336,7 +336,7 @@ class _Player:
         if cursor.num_wrong:
             got = _draw_text(cursor.wrong_site, cursor.wrong_actor, cursor.wrong_n)
         self._note(step, "tape", there, got, False)
-        return False  # nothing that follows means anything
+        return False  # later differences would mean nothing
 
 
 def _draw_text(site: Any, actor: Any, n: Any) -> str:
@@ -346,7 +346,7 @@ def _draw_text(site: Any, actor: Any, n: Any) -> str:
 
 
 def action_mask(state: Any, agent: int) -> np.ndarray:
-    """Mask uint8 (82,) or (242,) of a blue agent (SPEC 10.2)."""
+    """Return the mask of a blue agent, uint8 (82,) or (242,) (SPEC 10.2)."""
     num = codes.NUM_ACTIONS[agent]
     exists = _bits(state["exists"], codes.HOSTS_PER_SUBNET).reshape(-1)
     mask = np.ones(num, np.uint8)
@@ -368,14 +368,14 @@ def _bits(masks: np.ndarray, num: int) -> np.ndarray:
 
 
 def _spread(values: np.ndarray) -> np.ndarray:
-    """Put values (..., 128) of our hosts at the 137 host ids of the specification."""
+    """Move values (..., 128) of the simulator's hosts to the specification's 137 host ids."""
     out = np.zeros((*values.shape[:-1], codes.NUM_SPEC_HOSTS), values.dtype)
     out[..., SPEC_IDS] = values
     return out
 
 
 def _target_id(kind: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Targets as the specification numbers them: host ids, but subnets of DISCOVER."""
+    """Return targets in the specification's numbering: host ids, or subnets for DISCOVER."""
     is_host = (kind != codes.DISCOVER) & (target != codes.NONE)
     hosts = SPEC_IDS[np.where(is_host, target, 0)]
     return np.where(is_host, hosts, target)
@@ -388,7 +388,7 @@ _AS_THEY_ARE = (
 
 
 def spell_out(state: Any) -> dict[str, np.ndarray]:
-    """Return the true state after a step, as the fields of traces name and number it."""
+    """Return the true state after a step, with the names and numbering of trace fields."""
     subnet_bits = {
         name: _bits(state[name], codes.HOSTS_PER_SUBNET).reshape(-1)
         for name in ("exists", "process_events", "connection_events")
@@ -452,7 +452,7 @@ _HOST_FIELDS = {"decoys", "n_vsftpd", "max_pid", "svc", "events"}
 
 
 def expected_at(arrays: Mapping[str, np.ndarray], name: str, step: int) -> np.ndarray:
-    """Return what a trace recorded of a field after a step, restricted to our hosts."""
+    """Return a field's recorded value after a step, restricted to the simulator's hosts."""
     recorded = arrays[name]
     if name in {"obs", "obs4"}:
         return recorded[step + 1]
@@ -469,7 +469,7 @@ def expected_at(arrays: Mapping[str, np.ndarray], name: str, step: int) -> np.nd
 
 
 class _Logs:
-    """What a trace records as lists, derived from how the state grows."""
+    """Fields that a trace records as lists, derived from the state's changes."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self._rows: dict[str, dict[int, np.ndarray]] = {}
@@ -517,13 +517,13 @@ class _Logs:
 
 
 class TraceReplay(NamedTuple):
-    """What a replay found.
+    """Result of a replay.
 
     Attributes:
-        differences: Fields that came out differently, see `TraceDifference`.
-        num_episodes: Files that were played.
-        num_steps: Steps in them.
-        num_compared: Fields that were compared.
+        differences: Fields whose values differ; see `TraceDifference`.
+        num_episodes: Number of replayed files.
+        num_steps: Number of replayed steps.
+        num_compared: Number of compared fields.
     """
 
     differences: list[TraceDifference]
@@ -536,11 +536,11 @@ def replay_traces(paths: Iterable[str | Path], *, max_differences: int = 20) -> 
     """Play recorded episodes of CAGE Challenge 4 and compare every field of every step.
 
     Args:
-        paths: Files of the format of the golden traces; all are read before any is played.
-        max_differences: An episode is left once it has so many differences, or draws differently.
+        paths: Files in the format of the golden traces; all are read before the first is played.
+        max_differences: An episode ends early at this many differences, or if its draws differ.
 
     Raises:
-        TraceError: A file is damaged, or something else.
+        TraceError: A file is damaged or not a trace.
         OSError: A file can't be read.
     """
     if max_differences < 1:
