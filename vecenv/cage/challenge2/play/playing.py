@@ -140,7 +140,7 @@ def evaluate(
         rules: "faithful" (the default) or "debugged".
         scenario: Tables to use instead of CAGE 2's.
         observation: Kind of observation; None for the kind that the policy asks for, or "bits".
-        green: Whether the green agent acts.
+        green: Whether the green agent is present.
         red_agents: Rows of the table: names, or custom red agents (see `Cage2VectorEnv`), also
             as "module:function"; such a row has the name of its function.
         episode_lengths: Columns of the table.

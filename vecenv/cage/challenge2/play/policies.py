@@ -41,8 +41,8 @@ class BatchedPolicy(Protocol):
 
     The policy may keep and change its input arrays. The returned array is read at once.
 
-    Two attributes are optional: `observation`, "bits" or "memory", and `uses_masks`. If `uses_masks`
-    is True, `act` gets a third argument, `Cage2VectorEnv.action_masks()`, int8. If `act` has a
+    Two attributes are optional: `observation`, "bits" or "memory", and `uses_masks`. With the latter
+    True, `act` gets a third argument, `Cage2VectorEnv.action_masks()`, int8. If `act` has a
     parameter `report`, callers may pass a dict to fill, see docs/watch.md.
     """
 
@@ -128,7 +128,7 @@ class _Cleaner(BluePolicy):
         self._is_foothold = np.array([h.name == foothold for h in self.scenario.hosts])
 
     def _clean(self, is_suspect: np.ndarray, otherwise: int) -> np.ndarray:
-        """Act on the first host of each row of is_suspect bool (N, hosts), else choose `otherwise`."""
+        """Act on the first host of each row of is_suspect bool (N, hosts), or do `otherwise`."""
         suspects = is_suspect & ~self._is_foothold
         return np.where(suspects.any(axis=1), self._first + suspects.argmax(axis=1), otherwise)
 
@@ -146,9 +146,9 @@ class ObservationPolicy(_Cleaner):
 class ReactivePolicy(_Cleaner):
     """Monitors; cleans the host on which it saw a reverse shell while monitoring.
 
-    The challenge's own reactive agents, which keep a queue of such hosts. Red acts on one host per
-    step and alerts count only in steps with Monitor, which is done when the queue is empty: so it
-    never holds more than one host, and that one is acted on at once.
+    The challenge's own reactive agents keep a queue of such hosts. Red acts on one host per step,
+    alerts count only in Monitor steps, and the agents monitor only when the queue is empty. So it
+    never holds more than one host, which is cleaned at once.
     """
 
     def __init__(self, action: str, scenario: Scenario | None = None) -> None:
