@@ -25,10 +25,10 @@ __all__ = ["BlueMemory"]
 
 
 class BlueMemory:
-    """The memory of a blue agent in N envs that it defends at the same time.
+    """The memory of a blue agent that defends N envs at the same time.
 
-    In every step: `features` of the latest observations, from which choices are made; `act`, which
-    turns choices into actions; and after the envs' step `note` of the new observations.
+    In every step, call `features` with the latest observations and make choices from the result.
+    Then call `act` to get actions, step the envs, and call `note` with the new observations.
 
     Args:
         num_envs: Number of envs, N.

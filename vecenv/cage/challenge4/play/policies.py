@@ -96,7 +96,7 @@ class Random:
 
 
 class React:
-    """Queue hosts with process events and treat the first; if none, place decoys or sleep."""
+    """Queue hosts with process events; when free, treat the first, place a decoy, or sleep."""
 
     def __init__(self, family: int, places_decoys: bool = False) -> None:
         self._family, self._places_decoys = family, places_decoys
@@ -182,7 +182,7 @@ class OriginalAgents:
     """Five agents written for the original simulator, as a policy for one game at a time.
 
     Each agent has `get_action(observation, action_space)`, which returns an index. Observations are
-    the dicts of hosts that `Cage4ParallelEnv(raw=True)` returns, or int64 vectors if the agent's
+    the dicts of hosts that `Cage4ParallelEnv(raw=True)` returns, or int64 vectors if agent 0's
     attribute `observation` is "flat". An agent's `reset()`, if it has one, is called before each
     episode. Without it, nothing tells the agent of a new episode, as in the original's evaluation.
 
@@ -269,7 +269,7 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
     | defender | the trained network over events, see `Cage4Player` |
 
     Args:
-        policy: See above; names may have hyphens or underscores. A class is called without arguments.
+        policy: See above; names may have hyphens or underscores. A class is called with no argument.
             A class with `get_action` makes the agents of the original: it is called five times,
             with `name` if it has this parameter. A dict of five such agents is accepted too.
         seed: Seed for policies that draw.

@@ -32,7 +32,7 @@ CURSOR_DTYPE = np.dtype(
 
 @njit
 def _read(tape, site, actor, n):
-    """Value float64 of the next entry, -1.0 if it is not that of this draw."""
+    """Value float64 of the next entry, -1.0 if the entry does not match this draw."""
     entries, cursor = tape
     position = cursor.position
     if position < cursor.end and cursor.num_wrong == 0:
@@ -151,13 +151,13 @@ def draw_unit(chance, site, actor):
 
 @njit
 def draw_unused(chance, site, actor):
-    """Pass over a draw that changes nothing: it is on tapes only."""
+    """Skip a draw that changes nothing and exists only on tapes."""
     _unused(chance[0], chance[1], site, actor)
 
 
 @njit
 def draw_cell(chance, actor, variant, own):
-    """Draw which of the filled cells of a state of a red variant is taken, int64 (SPEC_RED 7.5)."""
+    """Draw one of the filled cells, int64, for a state of a red variant (SPEC_RED 7.5)."""
     return _cell(chance[0], chance[1], actor, variant, own)
 
 
