@@ -104,7 +104,7 @@ class React:
     def reset(self, masks: Sequence[np.ndarray]) -> None:
         """Begin episodes."""
         num = len(masks[0])
-        # The time at which each host was queued, smallest first; never for hosts not in the queue.
+        # Order in which hosts were queued, smallest first; never for hosts not in the queue.
         self._queued = np.full((num, codes.NUM_BLUE, _MAX_HOSTS), _NEVER)
         self._has_decoy = np.zeros((num, codes.NUM_BLUE, _MAX_HOSTS), bool)
         self._left = np.zeros((num, codes.NUM_BLUE), np.int64)
@@ -269,7 +269,7 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
     | defender | the trained network over events, see `Cage4Player` |
 
     Args:
-        policy: See above; names may have hyphens or underscores. A class is called with no argument.
+        policy: See above; names take hyphens or underscores. A class is called with no arguments.
             A class with `get_action` makes the agents of the original: it is called five times,
             with `name` if it has this parameter. A dict of five such agents is accepted too.
         seed: Seed for policies that draw.

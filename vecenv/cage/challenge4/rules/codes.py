@@ -146,7 +146,7 @@ RED_ACTION_NAMES = tuple(_RED_ACTIONS.split())
 WITHDRAW = 8  # exists, but is never chosen
 RED_TICKS = np.array([1, 1, 3, 2, 4, 2, 2, 2], np.int64)
 INACTIVE, NONE = 254, 255  # of `choice_type` and the like; NONE: busy, or nothing
-IMPOSSIBLE = 253  # of `choice_session`, with NONE: a red of one's own chose what does not exist
+IMPOSSIBLE = 253  # of `choice_session`, with NONE: a custom red agent's choice does not exist
 HTTP, HTTPS, SSH_EXPLOIT, SQL, MAIL_EXPLOIT = range(5)
 NO_EXPLOIT = -1
 
