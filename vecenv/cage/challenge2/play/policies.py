@@ -41,8 +41,8 @@ class BatchedPolicy(Protocol):
 
     The policy may keep and change its input arrays. The returned array is read at once.
 
-    Two attributes are optional: `observation`, "bits" or "memory", and `uses_masks`. If that is True,
-    `act` gets a third argument, `Cage2VectorEnv.action_masks()`, int8. If `act` has a
+    Two attributes are optional: `observation`, "bits" or "memory", and `uses_masks`. If the latter
+    is True, `act` gets a third argument, `Cage2VectorEnv.action_masks()`, int8. If `act` has a
     parameter `report`, callers may pass a dict to fill, see docs/watch.md.
     """
 

@@ -1,9 +1,9 @@
 """Every draw of the rules: from the env's own random stream, or from a recorded tape.
 
-`chance` is (rng, tape). Free running, the tape is None: Numba then drops the branch that reads one.
-A tape is a pair (entries TAPE_DTYPE (L,), cursor record CURSOR_DTYPE); each draw must be the one
-that was recorded next, same site, actor and number of choices. The first that is not is noted in
-the cursor, and 0 (or what is nearest to it) is taken for it and for those that follow.
+`chance` is (rng, tape). In ordinary runs the tape is None; Numba then drops the branch reading it.
+A tape is a pair (entries TAPE_DTYPE (L,), cursor record CURSOR_DTYPE). Each draw must match the
+next entry's site, actor and number of choices. The cursor records the first mismatch; that draw
+and all later ones give 0, or the nearest possible value.
 """
 
 import numpy as np

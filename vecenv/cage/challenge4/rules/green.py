@@ -1,10 +1,10 @@
-"""Green users (SPEC 6): one by one, or by exception.
+"""Green users (SPEC 6): drawn one by one, or by exception.
 
-Most users do nothing that anybody sees: their work succeeds, their access succeeds, or they sleep.
-If nothing could fail, a user would do something only with a false alarm or by opening a phishing
-mail: with the same small probability p each step, independently. So the number of users until the
-next such one is geometric; `quiet_greens` counts it down, over steps too. What that user does may
-turn out to fail. Each of the other users fails at an access with the probability
+Most users have no visible effect: their work succeeds, their access succeeds, or they sleep. If
+nothing could fail, a user would have an effect only by a false alarm or by opening a phishing mail,
+independently in each step with the same small probability p. So the number of users until the next
+such user is geometric; `quiet_greens` counts it down, across steps too. That user's action may
+still fail. Each of the other users fails at an access with the probability
 
     P(access) * P(no alarm) * P(destination blocked) / (1 - p)
 

@@ -1,6 +1,6 @@
 """What runs on hosts: services, decoys and their processes (SPEC 3, 5), then red's sessions.
 
-Sessions have ids, port memories, hand-over and a primary session (SPEC_RED 1, 4-6). Compiled code.
+Of sessions: ids, port memories, hand-over, the primary session (SPEC_RED 1, 4-6). Compiled code.
 """
 
 import numpy as np
