@@ -136,7 +136,7 @@ def evaluate(
         policy: See `vecenv.cage.find_policy`: a name, a file, an object with `act` and
             `reset`, or a function from observations (N, ...) to actions (N,).
         episodes: Number of episodes per cell.
-        seed: Seed of the evaluation; results repeat with it unless the policy itself draws.
+        seed: Equal seeds give equal results, unless the policy itself draws.
         rules: "faithful" (the default) or "debugged".
         scenario: Tables to use instead of CAGE 2's.
         observation: Kind of observation; None for the kind that the policy asks for, or "bits".

@@ -260,7 +260,7 @@ def evaluate_cage4(
             with `reset(masks)` and `act(observations)`, a function of observations and masks; or
             agents of the original, see `policies.OriginalAgents`: their class, or a dict by name.
         episodes: Number of episodes, at least 2.
-        seed: Seed of the first episode; results repeat with it unless the policy draws.
+        seed: Seed of the first episode; equal seeds give equal results unless the policy draws.
         name: Name of the policy in the result.
         num_threads: Maximum number of threads.
         on_step: Called after each step with the number of game steps made, to show progress.

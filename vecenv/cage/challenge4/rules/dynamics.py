@@ -168,7 +168,7 @@ def _choose_red(state, agent, chance, rules, own_red):
 
 @njit
 def _tick_red(state, agent):
-    """Count an agent's action down; what is due is filtered by its session (SPEC 4.3, 4.4)."""
+    """Count an agent's action down; drop a due action whose session is gone (SPEC 4.3, 4.4)."""
     state.done_type[agent] = state.done_target[agent] = state.done_success[agent] = codes.NONE
     state.red_exploit[agent] = codes.NO_EXPLOIT
     state.found_ports[agent] = state.found_name[agent] = state.found_links[agent] = 0
