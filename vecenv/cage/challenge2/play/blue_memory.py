@@ -1,7 +1,7 @@
-"""What a blue agent can know: the 52 bits it has seen, its own actions, and the published rules.
+"""The knowledge of a blue agent: the 52 bits seen, its own actions and the published rules.
 
-Nothing in here looks at the true state of an env, so a policy made of it plays the original
-simulator as well.
+This module never reads the true state of an env, so a policy built on it can also play the original
+simulator.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["BlueMemory"]
 
 
 class BlueMemory:
-    """The memory of a blue agent in N envs that it defends at the same time.
+    """The memory of a blue agent that defends N envs at the same time.
 
-    In every step: `features` of the latest observations, from which choices are made; `act`, which
-    turns choices into actions; and after the envs' step `note` of the new observations.
+    In every step, call `features` with the latest observations and make choices from the result.
+    Then call `act` to get actions, step the envs, and call `note` with the new observations.
 
     Args:
-        num_envs: How many envs, N.
-        scenario: What they play; CAGE 2 by default.
+        num_envs: Number of envs, N.
+        scenario: Scenario of the envs; CAGE 2 by default.
 
     Attributes:
-        choices: What there is to choose from.
+        choices: The possible choices.
         num_features: Length F of a row of features.
-        step_column: Which of these is the number of steps made, as a fraction of 100.
+        step_column: Index of the feature that is the number of steps made, as a fraction of 100.
     """
 
     def __init__(self, num_envs: int, scenario: Scenario | None = None) -> None:
@@ -45,7 +45,7 @@ class BlueMemory:
         self.choices = blue_choices(scenario)
         num_hosts = len(scenario.hosts)
         self._tables: Any = compile_tables(scenario)
-        # Of an env's state only what blue can know is ever written.
+        # Only the parts of an env's state that blue can know are ever written.
         self._states = np.zeros(num_envs, MEMORY_STATE_DTYPE).view(np.recarray)
         self._bits = np.uint64(1) << np.arange(codes.BITS_PER_HOST * num_hosts, dtype=np.uint64)
         self._chosen = np.zeros(num_envs, np.int64)
@@ -64,21 +64,21 @@ class BlueMemory:
         return actions
 
     def useless(self) -> np.ndarray:
-        """Return bool (N, choices): decoys on hosts that have all that they take."""
+        """Return which choices, bool (N, choices), are decoys on hosts that can take no more."""
         mask = np.empty((len(self._states), len(self.choices)), np.bool_)
         mask_rows(self._states, mask, self._tables)
         return ~mask
 
     def note(self, obs: np.ndarray) -> None:
-        """Take in what came of the choices made: obs (N, 4 * hosts), numbers 0 and 1."""
+        """Record the result of the latest choices: obs (N, 4 * hosts), numbers 0 and 1."""
         note_rows(self._states, self._chosen, self._packed(obs), self._tables)
 
     def features(self, obs: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return float32 (N, F) for the latest obs (N, 4 * hosts): these, and what is remembered.
+        """Return the features, float32 (N, F): the latest obs (N, 4 * hosts) and the memory.
 
         Args:
             obs: Numbers 0 and 1.
-            out: Where to write, (N, F); fresh memory if None.
+            out: Array (N, F) to write into; a new array if None.
         """
         if out is None:
             out = np.empty((len(obs), self.num_features), dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Let a policy play: an episode to look at, or the nine cells of the challenge for a score."""
+"""Play a policy: one episode to look at, or the nine cells of the challenge for a score."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EVALUATED_AGENTS = ("b_line", "meander", "sleep")
 
 
 class _Seat(Seat):
-    """A policy before envs of CAGE 2."""
+    """A policy that plays envs of CAGE 2."""
 
     def ask(self, obs: np.ndarray, more: dict[str, Any]) -> Any:
         """Return the policy's actions for obs (N, ...)."""
@@ -56,13 +56,13 @@ def seated(
     observation: str | None = None,
     **options: Any,
 ) -> Seat:
-    """Return a policy in front of envs for it, which do not reset themselves.
+    """Return a policy together with envs for it; the envs do not reset automatically.
 
     Args:
         policy: See `find_policy`.
-        num_envs: How many.
-        seed: For policies that draw.
-        observation: What the policy gets; None for what it says it needs, or "bits".
+        num_envs: Number of envs.
+        seed: Seed for policies that draw.
+        observation: Kind of observation; None for the kind that the policy asks for, or "bits".
         **options: As for `Cage2VectorEnv`.
     """
     scenario = read_scenario(options.pop("scenario", None), options.pop("rules", None))
@@ -75,12 +75,12 @@ def seated(
 def play_episode(policy: Policy, *, seed: int | None = None, **options: Any) -> Iterator[Snapshot]:
     """Play one episode and yield a `Snapshot` after its reset and after each step.
 
-    Its `blue` and `red` say what both did: action, target, success, and red's exploit.
+    Its `blue` and `red` describe the actions: action, target, success, and red's exploit.
 
     Args:
         policy: See `find_policy`.
-        seed: Of the episode.
-        **options: `observation`: what the policy gets; None for what it says it needs, or "bits".
+        seed: Seed of the episode.
+        **options: `observation`: its kind; None for the kind the policy asks for, or "bits".
             `red_agent`, `episode_length`, `rules`, `scenario`, `green` as for `Cage2VectorEnv`.
     """
     with seated(policy, seed=seed, **options) as seat:
@@ -95,13 +95,13 @@ def save_episode_gif(
 
     Args:
         policy: See `find_policy`.
-        path: File to write, replaced if it is there.
+        path: File to write; an existing file is replaced.
         fps: Steps per second.
-        seed: Of the episode.
+        seed: Seed of the episode.
         **options: As for `play_episode`.
 
     Raises:
-        ValueError: The name of the file does not end in .gif.
+        ValueError: The file name does not end in .gif.
         OSError: The file can't be written.
         ImportError: Pictures need the extra `plots`.
     """
@@ -127,29 +127,29 @@ def evaluate(
     name: str | None = None,
     on_cell: Callable[[Cell], Any] | None = None,
 ) -> Evaluation:
-    """Let a policy play the challenge's nine cells: three lengths against three red agents.
+    """Evaluate a policy on the challenge's nine cells: three red agents, three episode lengths.
 
-    All episodes of a cell are played side by side, in one batch. Every cell has random numbers of
-    its own, which depend on the seed, the red agent and the length only.
+    All episodes of a cell are played side by side, in one batch. Every cell has its own
+    random numbers, which depend only on the seed, the red agent and the length.
 
     Args:
         policy: See `vecenv.cage.find_policy`: a name, a file, an object with `act` and
             `reset`, or a function from observations (N, ...) to actions (N,).
-        episodes: Per cell.
-        seed: The same one gives the same numbers, if the policy does not draw by itself.
+        episodes: Number of episodes per cell.
+        seed: Equal seeds give equal results, unless the policy itself draws.
         rules: "faithful" (the default) or "debugged".
-        scenario: Other tables instead.
-        observation: What the policy gets; None for what it says it needs, or "bits".
-        green: Whether the green agent is there.
-        red_agents: Rows of the table: names, and red agents of your own (see `Cage2VectorEnv`),
-            also as "module:function"; a row is called what its function is.
+        scenario: Tables to use instead of CAGE 2's.
+        observation: Kind of observation; None for the kind that the policy asks for, or "bits".
+        green: Whether the green agent is present.
+        red_agents: Rows of the table: names, or custom red agents (see `Cage2VectorEnv`), also
+            as "module:function"; such a row has the name of its function.
         episode_lengths: Columns of the table.
-        num_threads: At most so many threads.
-        name: What to call the policy.
+        num_threads: Maximum number of threads.
+        name: Name of the policy in the result.
         on_cell: Called after each cell, to show progress.
 
     Raises:
-        TypeError, ValueError: An argument is not what it should be; the message names it.
+        TypeError, ValueError: An argument is invalid; the message names it.
         ActionError: The policy returned something that is not one action per env.
 
     Example:
@@ -204,12 +204,12 @@ def _read_table(red_agents: Any, episode_lengths: Any) -> tuple[dict[str, Any], 
 
 
 def cell_seed(seed: int, red_agent: str, episode_length: int) -> int:
-    """Return the seed of env 0 of a cell; the episodes of other cells are far away from it.
+    """Return the seed of env 0 of a cell; seeds of other cells are far from it.
 
     Args:
-        seed: Of the evaluation.
+        seed: Seed of the evaluation.
         red_agent: Name of the row.
-        episode_length: Of the column.
+        episode_length: Episode length of the column.
     """
     names = list(RED_AGENTS)
     own = zlib.crc32(red_agent.encode()) + len(names)
@@ -223,12 +223,12 @@ def play_cell(policy: Policy, episodes: int, seed: int, **options: Any) -> tuple
 
     Args:
         policy: See `find_policy`.
-        episodes: How many.
-        seed: Of the first.
+        episodes: Number of episodes.
+        seed: Seed of the first episode.
         **options: See `seated`.
 
     Returns:
-        Their total rewards, float64 (episodes,), and how many turns of red were impossible.
+        Total rewards, float64 (episodes,), and the number of impossible turns of red.
     """
     totals, impossible = np.zeros(episodes), 0
     with seated(policy, episodes, seed=seed, **options) as seat:

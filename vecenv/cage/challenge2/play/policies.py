@@ -1,8 +1,8 @@
 """Blue policies: what counts as one, ready-made ones, and how one is found by its name or file.
 
-A policy is asked for actions with what blue sees: the observations and the *alerts*, i.e. on which
-hosts the monitor saw a reverse shell in the latest step (`state.shell_alerts`), which the
-observation shows only in part. It plays a whole batch of environments at once.
+A policy plays a batch of environments at once. It chooses actions from the observations and the
+*alerts*: the hosts on which the monitor saw a reverse shell in the latest step
+(`state.shell_alerts`). The observation shows the alerts only in part.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
 class BatchedPolicy(Protocol):
     """Chooses blue's actions for a batch of envs; `BluePolicy` is one.
 
-    The arrays it is given are its own to keep and to change; what it returns is read at once.
+    The policy may keep and change its input arrays. The returned array is read at once.
 
-    Two attributes may say what it needs: `observation`, "bits" or "memory", and `uses_masks`; if
-    that is True, `act` is called with a third argument, `Cage2VectorEnv.action_masks()`, int8. If
-    `act` has a parameter `report`, it may be given a dict to fill, see docs/watch.md.
+    Two attributes are optional: `observation`, "bits" or "memory", and `uses_masks`. If the latter
+    is True, `act` gets a third argument, `Cage2VectorEnv.action_masks()`, int8. If `act` has a
+    parameter `report`, callers may pass a dict to fill, see docs/watch.md.
     """
 
     def act(self, obs: np.ndarray, alerts: np.ndarray, /) -> Any:
@@ -59,10 +59,10 @@ Policy = str | Path | BatchedPolicy | Callable[..., Any]
 
 
 class BluePolicy:
-    """What chooses blue's actions.
+    """Base class of blue policies.
 
     Args:
-        scenario: What it plays in; CAGE 2 by default.
+        scenario: Scenario to play; CAGE 2 by default.
     """
 
     def __init__(self, scenario: Scenario | None = None) -> None:
@@ -97,7 +97,7 @@ class UniformPolicy(BluePolicy):
 
     Args:
         scenario: See `BluePolicy`.
-        seed: Of its generator.
+        seed: Seed of its generator.
     """
 
     def __init__(self, scenario: Scenario | None = None, *, seed: int | None = None) -> None:
@@ -107,12 +107,12 @@ class UniformPolicy(BluePolicy):
         self._generator = np.random.default_rng(seed)
 
     def act(self, obs: np.ndarray, alerts: np.ndarray) -> np.ndarray:
-        """Choose any."""
+        """Choose random actions."""
         return self._generator.integers(self._num_actions, size=len(obs))
 
 
 class _Cleaner(BluePolicy):
-    """Uses Remove or Restore on a host when it notices something there; never on red's foothold.
+    """Apply Remove or Restore to a suspicious host, but never to red's foothold.
 
     Args:
         action: "Remove" or "Restore".
@@ -128,7 +128,7 @@ class _Cleaner(BluePolicy):
         self._is_foothold = np.array([h.name == foothold for h in self.scenario.hosts])
 
     def _clean(self, is_suspect: np.ndarray, otherwise: int) -> np.ndarray:
-        """Act on the first host of each row of is_suspect bool (N, hosts), or do something else."""
+        """Act on the first host of each row of is_suspect bool (N, hosts), or do `otherwise`."""
         suspects = is_suspect & ~self._is_foothold
         return np.where(suspects.any(axis=1), self._first + suspects.argmax(axis=1), otherwise)
 
@@ -146,9 +146,9 @@ class ObservationPolicy(_Cleaner):
 class ReactivePolicy(_Cleaner):
     """Monitors; cleans the host on which it saw a reverse shell while monitoring.
 
-    The challenge's own reactive agents, which keep a queue of such hosts. Red acts on one host per
-    step and alerts count only in steps with Monitor, which is done when the queue is empty: so it
-    never holds more than one host, and that one is acted on at once.
+    The challenge's own reactive agents keep a queue of such hosts. Red acts on one host per step,
+    alerts count only in Monitor steps, and the agents monitor only when the queue is empty. So it
+    never holds more than one host, which is cleaned at once.
     """
 
     def __init__(self, action: str, scenario: Scenario | None = None) -> None:
@@ -165,7 +165,7 @@ class ReactivePolicy(_Cleaner):
         return actions
 
     def reset(self) -> None:
-        """Forget what was done."""
+        """Forget the previous actions."""
         self._has_monitored = np.zeros(0, bool)
 
 
@@ -184,8 +184,8 @@ class NetworkPolicy:
     """The most likely actions of a trained network.
 
     Args:
-        network: From observations to one number per action, the largest for the most likely.
-        observation: What it was trained on, "bits" or "memory".
+        network: Maps observations to one number per action, largest for the most likely.
+        observation: Kind of observation it was trained on, "bits" or "memory".
     """
 
     def __init__(self, network: Network, observation: str) -> None:
@@ -202,7 +202,7 @@ class NetworkPolicy:
         return outputs.argmax(axis=1)
 
     def reset(self) -> None:
-        """Do nothing: it remembers nothing."""
+        """Do nothing: the policy has no memory."""
 
 
 TRAINED_DEFENDER = Path(__file__).with_name("defender.npz")  # what `make cage2` has trained
@@ -212,15 +212,15 @@ _IMPOSSIBLE = -1e9
 class DefenderPolicy:
     """Plays the most likely choices of a network with tanh layers; see `BlueMemory`.
 
-    It sees the 52 bits and remembers what it did; `reset` begins episodes. All envs that it plays
-    in at the same time begin together.
+    The policy sees the 52 bits and remembers its actions; `reset` begins episodes. All envs that it
+    plays at the same time must begin together.
 
     Args:
         layers: Weights float32 (a, b) and biases (b,) of each layer, kept.
-        scenario: What it plays in; CAGE 2 by default.
+        scenario: Scenario to play; CAGE 2 by default.
 
     Raises:
-        ValueError: The layers do not fit each other, or not the scenario.
+        ValueError: The layers do not fit each other or the scenario.
 
     Attributes:
         layers: As given.
@@ -249,10 +249,10 @@ class DefenderPolicy:
     def act(
         self, obs: np.ndarray, alerts: Any = None, /, report: dict[str, Any] | None = None
     ) -> np.ndarray:
-        """Return actions int64 (N,) for obs (N, 4 * hosts), what came of the last actions.
+        """Return actions int64 (N,) for obs (N, 4 * hosts), the result of the last actions.
 
-        A dict given as `report` gets the probabilities (N, choices), what these are, and which were
-        chosen.
+        A dict passed as `report` receives the probabilities (N, choices), the labels of the choices
+        and the choices taken.
         """
         obs = np.asarray(obs)
         if self._memory is None:
@@ -274,11 +274,11 @@ def save_defender(
     """Write a defender's network, as float16; see `vecenv.files.save_arrays`.
 
     Args:
-        path: File to write; the ending is taken as it is.
+        path: File to write; no suffix is added.
         layers: Weights (a, b) and biases (b,) of each layer.
-        scenario: What it was trained in, CAGE 2 by default; its names and the version of the rules
-            are kept, and compared by `load_defender`.
-        **facts: What else to keep, such as the steps it was trained for.
+        scenario: Scenario it was trained in, CAGE 2 by default; `load_defender` compares the saved
+            names and version of the rules.
+        **facts: Further values to save, such as the number of training steps.
     """
     scenario = cage2_scenario() if scenario is None else scenario
     small = [(np.asarray(w, np.float16), np.asarray(b, np.float16)) for w, b in layers]
@@ -286,16 +286,16 @@ def save_defender(
 
 
 def load_defender(path: str | Path, scenario: Scenario | None = None) -> DefenderPolicy:
-    """Read what `save_defender` wrote.
+    """Load a defender that `save_defender` wrote.
 
-    Warns if it was trained in another scenario, or under other rules, in which it can play too.
+    Warn if it was trained in another scenario or under other rules but can play here too.
 
     Args:
         path: The file.
-        scenario: What it is to play in; CAGE 2 by default.
+        scenario: Scenario to play; CAGE 2 by default.
 
     Raises:
-        ValueError: The file holds something else, or a defender of another scenario.
+        ValueError: The file holds no defender, or one for another scenario.
         OSError: The file can't be read.
     """
     scenario = cage2_scenario() if scenario is None else scenario
@@ -319,18 +319,18 @@ class _FunctionPolicy:
         self.__name__ = getattr(function, "__name__", type(function).__name__)
 
     def act(self, obs: np.ndarray, alerts: np.ndarray, *masks: np.ndarray) -> Any:
-        """Ask the function."""
+        """Call the function."""
         return self._function(obs, *masks)
 
     def reset(self) -> None:
-        """Let it forget, if it can."""
+        """Reset the function, if it has a `reset`."""
         getattr(self._function, "reset", lambda: None)()
 
 
 def find_policy(
     policy: Policy, scenario: Scenario | None = None, *, seed: int | None = None
 ) -> BatchedPolicy:
-    """Return what plays.
+    """Find a policy by name, file or object.
 
     | ready-made | in each step |
     |---|---|
@@ -342,17 +342,17 @@ def find_policy(
 
     Args:
         policy: Name of a ready-made policy ("react_restore" or "react-restore"; "random" is
-            "uniform"; "defender" the trained one that comes along); name of a file with a saved
+            "uniform"; "defender" is the bundled trained one); name of a file with a saved
             policy, of `save_defender` or of stable-baselines3; a `vecenv.load_policy`; an object
             with `act` and `reset`; a function from observations (N, ...) to actions (N,); a class
             of either, which is called, with `scenario` and `seed` if it has parameters of these
-            names; or "module:object" for one of these, looked for in the working directory too.
-        scenario: What it is to play in; CAGE 2 by default.
-        seed: For policies that draw.
+            names; or "module:object" for one of these, searched in the working directory too.
+        scenario: Scenario to play; CAGE 2 by default.
+        seed: Seed for policies that draw.
 
     Raises:
-        ValueError: No such policy and no such file, or a file for another env.
-        TypeError: Something else.
+        ValueError: There is no such policy or file, or the file is for another env.
+        TypeError: The argument is none of these.
         ImportError: There is no such module, or a library that a file needs is missing.
     """
     scenario = cage2_scenario() if scenario is None else scenario
@@ -391,16 +391,16 @@ def _policy_of_file(path: Path, scenario: Scenario) -> BatchedPolicy:
 
 
 def _observation_of(path: Path, scenario: Scenario, shape: Any, num_actions: Any) -> str:
-    """Return the name of the observation that a network takes; refuse that of another env.
+    """Return the kind of observation that a network takes; refuse networks for other envs.
 
     Args:
-        path: Its file.
-        scenario: What it is to play in.
-        shape: Of its inputs.
-        num_actions: What it chooses from; None if that isn't counted.
+        path: File of the network.
+        scenario: Scenario to play.
+        shape: Shape of its inputs.
+        num_actions: Number of its actions; None to skip this check.
 
     Raises:
-        ValueError: See above.
+        ValueError: The network is for another env.
     """
     shapes = {observation_space(scenario, name).shape: name for name in OBSERVATIONS}
     num_choices = {name: len(blue_actions(scenario)) for name in OBSERVATIONS}

@@ -1,12 +1,12 @@
 """A trained defender of CAGE Challenge 4 that needs nothing but NumPy.
 
-This file imports nothing else, so that it can be carried, with a saved defender beside it, into any
-program that has the events of the five blue agents; `EventReader` makes events of the dicts that
-the original hands out. Each agent acts on what it has seen itself; nothing passes between agents.
+This file imports nothing else: copy it, with a saved defender, into any program that has the events
+of the five blue agents. `EventReader` makes these events from the dicts that the original returns.
+Each agent acts on its own observations; agents do not communicate.
 
 A *unit* is a subnet that blue watches: RZA, OZA, RZB, OZB of the agents 0 to 3, then ADM, OFF, PUB
-of agent 4. A *choice* of an agent is what it can do when it is free: per unit and host Analyse,
-Remove, Restore or DeployDecoy, 64 of a unit.
+of agent 4. A *choice* is an action that a free agent can begin: Analyse, Remove, Restore or
+DeployDecoy on one host of a unit, so 64 choices per unit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _UNIT_NAMES = ("RZA", "OZA", "RZB", "OZB", "ADM", "OFF", "PUB")
 _NUM_SERVERS = 6  # servers are the first 6 hosts of a unit, users the 10 that follow
 # Rows of events, see `Cage4Events`: a vector, context, and features of hosts and routers.
 _VECTOR_LENGTHS, _NUM_CONTEXT, _IN_PROGRESS, _NUM_EVENTS = (92, 92, 92, 92, 210), 5, 4, 37
-EVENTS = {  # of which are read
+EVENTS = {  # the fields read here
     "exists": 0, "alarm": 1, "session": 2, "is_source": 23, "is_analysed": 24, "has_cmd": 25,
     "has_escalate": 26, "is_removed": 27, "is_restored": 28, "since_analyse": 34,
     "since_restore": 35,
@@ -42,7 +42,7 @@ _NUM_ACTIONS = (82, 82, 82, 82, 242)
 _SINCE = np.arange(256, dtype=np.float32)
 _FADES, _STEPS = np.exp(-_SINCE / 8), np.minimum(_SINCE / 100, 1)  # of steps since
 MAX_DECOYS = 4
-_LONG = 255  # steps since something that has not been seen
+_LONG = 255  # steps since an event that was never seen
 _PHASES = (0, 167, 334, 500)
 # By unit, when the rules restore every source: from 60 steps before the zone's mission to its end;
 # and how many hosts of the zone may have been restored if they restore one at other times.
@@ -58,7 +58,7 @@ HOST_FEATURES = (
     "look", "remove", "restore", "known",  # see `Cage4Memory`
     "was_removed", "had_cmd", "had_escalate",  # since the latest Restore
     "is_attacked", "is_source", "session", "alarm",  # in this step
-    "decoys_0", "decoys_1", "decoys_2",  # whether so many
+    "decoys_0", "decoys_1", "decoys_2",  # whether there are 0, 1, 2
     "sessions", "attacks", "sources",  # since the latest Restore, numbers of steps
     *(
         f"{name}_{how}"  # of steps since
@@ -73,22 +73,22 @@ HOST_FEATURES = (
 
 
 class Cage4Memory:
-    """What the five agents remember of an episode, of many games at a time.
+    """The memory of the five agents during an episode, for many games at a time.
 
     Call `begin` with the masks, then `note` with each observation, and `act` with each choice.
 
     Args:
-        num_games: N.
+        num_games: Number of games, N.
 
     Attributes:
-        is_free: bool (N, 5), whether an agent is free to begin an action; else it sleeps.
+        is_free: bool (N, 5), whether an agent can begin an action; otherwise it sleeps.
         time: Steps played.
-        phase: int64 (N, 5), of the mission, as each agent sees it.
-        look, remove, restore, known: bool (N, 7, 16), by unit and host: whether the rules want to
-            analyse, remove, restore it; whether Remove knows its process.
-        decoys: int64 (N, 7, 16), those placed since the latest Restore.
-        restored: int64 (N, 7), how many Restores were begun in each unit.
-        num_host_features, num_unit_features: Lengths of the features.
+        phase: int64 (N, 5), the mission phase that each agent sees.
+        look, remove, restore, known: bool (N, 7, 16), by unit and host: whether the rules ask for
+            Analyse, Remove or Restore there; whether Remove knows the process id.
+        decoys: int64 (N, 7, 16), number of decoys placed since the latest Restore.
+        restored: int64 (N, 7), number of Restores begun in each unit.
+        num_host_features, num_unit_features: Number of features per host, per unit.
     """
 
     num_host_features, num_unit_features = len(HOST_FEATURES), 7 * 3 + 4
@@ -100,7 +100,7 @@ class Cage4Memory:
         """Begin new episodes in all games.
 
         Args:
-            masks: Of each agent bool (N, 82) or (N, 242).
+            masks: One per agent, bool (N, 82) or (N, 242).
         """
         num, shape = self.num_games, (self.num_games, NUM_UNITS, NUM_HOSTS)
         own = [np.asarray(mask)[:, : NUM_HOSTS * _num_units(a)] for a, mask in enumerate(masks)]
@@ -118,13 +118,13 @@ class Cage4Memory:
         self._since_session, self._since_attack, self._since_source = since
 
     def note(self, observations: Sequence[np.ndarray]) -> None:
-        """Note what the agents see: after `begin`, and after each step.
+        """Record the agents' observations; call it after `begin` and after each step.
 
         Args:
-            observations: Rows of events, of each agent uint8 (N, 726), of agent 4 (N, 2102).
+            observations: Rows of events, uint8 (N, 726) for agents 0 to 3, (N, 2102) for agent 4.
 
         Raises:
-            ValueError: A row has another length.
+            ValueError: A row has the wrong length.
         """
         num = self.num_games
         told = np.empty((len(_PLACES), num, NUM_UNITS, NUM_HOSTS), np.uint8)
@@ -163,7 +163,7 @@ class Cage4Memory:
         self.restore |= (self._sources > 0) & is_due[..., None]
 
     def _note_for_rules(self, is_now: dict[str, np.ndarray]) -> None:
-        """Learn what there is to do by the rules."""
+        """Update which actions the rules ask for."""
         self.look &= ~is_now["is_analysed"]
         self.look |= is_now["is_removed"]
         self.restore |= is_now["has_escalate"] | (is_now["has_cmd"] & ~self.known)
@@ -182,7 +182,7 @@ class Cage4Memory:
         self.look |= self._attacked | is_now["is_source"]
 
     def rule_choices(self, num_decoys: int = 2) -> np.ndarray:
-        """Return what the rules choose, int64 (N, 5), see `rules`; it is not noted."""
+        """Return the choices of the rules, int64 (N, 5), see `rules`; they are not recorded."""
         stale = 1 + self._now["since_analyse"].astype(np.int64)
         scores = np.zeros((*self.exists.shape, len(KINDS)), np.int64)
         scores[..., RESTORE] = self.restore * (4 * _PRIORITY + stale)
@@ -196,7 +196,7 @@ class Cage4Memory:
         )
 
     def host_features(self) -> np.ndarray:
-        """Return what is remembered of hosts, float32 (N, 7, 16, F), see `HOST_FEATURES`."""
+        """Return the features of hosts, float32 (N, 7, 16, F), see `HOST_FEATURES`."""
         now, num, shape = self._now, self.num_games, self.exists.shape
         out = np.zeros((len(HOST_FEATURES), *shape), np.float32)  # contiguous by feature
         out[0] = self.exists
@@ -233,7 +233,7 @@ class Cage4Memory:
         return np.ascontiguousarray(np.moveaxis(out, 0, -1))
 
     def unit_features(self) -> np.ndarray:
-        """Return what is known of units, float32 (N, 7, F)."""
+        """Return the features of units, float32 (N, 7, F)."""
         out = np.zeros((self.num_games, NUM_UNITS, self.num_unit_features), np.float32)
         phase = self.phase[:, _AGENT_OF_UNIT]
         begin, end = np.array(_PHASES)[phase], np.array(_PHASES)[phase + 1]
@@ -246,7 +246,7 @@ class Cage4Memory:
         return out
 
     def useless(self) -> np.ndarray:
-        """Which choices of units make no sense, bool (N, 7, 64)."""
+        """Return which choices make no sense, bool (N, 7, 64), by unit."""
         out = np.zeros((*self.exists.shape, len(KINDS)), bool)
         out[:] = ~self.exists[..., None]
         out[..., REMOVE] |= ~self.known
@@ -259,13 +259,13 @@ class Cage4Memory:
         return (actions >= 2 * sizes + 1) & (actions < 3 * sizes + 1)
 
     def act(self, choices: np.ndarray) -> np.ndarray:
-        """Turn choices into actions, and note what was begun.
+        """Turn choices into actions, and record the actions begun.
 
         Args:
-            choices: int (N, 5); those of agents that are not free do not count.
+            choices: int (N, 5); choices of agents that are not free are ignored.
 
         Returns:
-            Indices int64 (N, 5) into the agents' own actions.
+            int64 (N, 5), indices into each agent's own actions.
         """
         actions = np.empty((self.num_games, NUM_AGENTS), np.int64)
         for agent, units in enumerate(UNITS):
@@ -286,7 +286,7 @@ class Cage4Memory:
 
 
 def _choice_labels(agent: int) -> list[str]:
-    """Return what the choices of an agent are called."""
+    """Return the labels of an agent's choices."""
     labels = []
     for unit in range(UNITS[agent].start, UNITS[agent].stop):
         for host in range(NUM_HOSTS):
@@ -307,8 +307,8 @@ def defender_logits(
 
     Args:
         weights: Matrices by name, as `vecenv.train.cage4_defender` saves them.
-        hosts: (B, U, 16, F) of `Cage4Memory.host_features`.
-        units: (B, U, F) of `Cage4Memory.unit_features`.
+        hosts: (B, U, 16, F), see `Cage4Memory.host_features`.
+        units: (B, U, F), see `Cage4Memory.unit_features`.
     """
 
     def linear(name: str, x: np.ndarray) -> np.ndarray:
@@ -322,7 +322,7 @@ def defender_logits(
 
 
 def _wrong_weights(weights: dict[str, np.ndarray]) -> str:
-    """Return what is wrong with the weights of a defender, "" if nothing is."""
+    """Return an error message about the weights of a defender; "" if they are valid."""
     first = weights.get("host.weight", np.zeros(0))
     width = len(first) if first.ndim == 2 else 0
     hosts, units = Cage4Memory.num_host_features, Cage4Memory.num_unit_features
@@ -345,15 +345,15 @@ def _wrong_weights(weights: dict[str, np.ndarray]) -> str:
 
 
 def save_cage4_defender(path: str | Path, weights: dict[str, np.ndarray], **facts: Any) -> None:
-    """Write a defender that `Cage4Player` plays, an npz archive without pickles.
+    """Save a defender for `Cage4Player` as an npz archive without pickles.
 
     Args:
-        path: File to write; the ending is taken as it is.
+        path: File to write; no suffix is added.
         weights: Matrices and biases by name, as `vecenv.train.cage4_defender` trains them.
-        **facts: What else to keep, such as the steps it was trained for.
+        **facts: Further values to save, such as the number of training steps.
 
     Raises:
-        ValueError: The weights are not those of a defender.
+        ValueError: The weights do not form a defender.
     """
     if wrong := _wrong_weights(weights):
         raise ValueError(f"these are not the weights of a defender: {wrong}")
@@ -367,20 +367,20 @@ def save_cage4_defender(path: str | Path, weights: dict[str, np.ndarray], **fact
 
 
 class Cage4Player:
-    """Plays a saved defender: events and masks in, indices out.
+    """Play a saved defender: from events and masks to action indices.
 
     Args:
         path: File that `vecenv.train.cage4_defender` has saved.
-        temperature: 0 plays the likeliest choices, 1 draws choices with the probabilities that were
-            learnt, numbers between sharpen these; None takes what the file says, or 0.
-        seed: Of these draws.
+        temperature: 0 plays the likeliest choices; 1 draws with the learned probabilities; values
+            between sharpen these. None takes the temperature in the file, or else 0.
+        seed: Seed of these draws.
 
     Raises:
-        ValueError: The file holds something else.
+        ValueError: The file does not hold a defender.
         OSError: The file can't be read.
 
     Example:
-        Of one game, with the five agents' events and unpadded masks::
+        One game, with the five agents' events and unpadded masks::
 
             player = Cage4Player("defender.npz")
             player.reset(masks)
@@ -404,7 +404,7 @@ class Cage4Player:
                 self.facts: dict[str, Any] = json.loads(str(file["facts"]))
         except OSError:
             raise
-        except Exception as error:  # whatever reading a file of unknown origin leads to
+        except Exception as error:  # a file of unknown origin can raise anything
             raise ValueError(f"{path} is no defender of CAGE Challenge 4: {error}") from error
         is_told = isinstance(self.facts, dict)
         wrong = _wrong_weights(self.weights) if is_told else "its facts are no dict"
@@ -421,19 +421,19 @@ class Cage4Player:
         """Begin new episodes.
 
         Args:
-            masks: Of each agent (82,) or (242,); (N, ...) of N games at a time.
+            masks: One per agent, (82,) or (242,); (N, ...) for N games at a time.
         """
         rows = [np.atleast_2d(np.asarray(mask)) for mask in masks]
         self._memory = Cage4Memory(len(rows[0]))
         self._memory.begin(rows)
 
     def act(self, observations: Sequence[Any], report: dict[str, Any] | None = None) -> np.ndarray:
-        """Return an index for each agent, int64 (5,), or (N, 5) of N games at a time.
+        """Return an action index per agent, int64 (5,), or (N, 5) for N games at a time.
 
         Args:
-            observations: Rows of events, of each agent uint8 (length,), or (N, length).
-            report: Gets "probabilities", of each agent float (N, choices), NaN where it is not free
-                to choose; "labels", what its choices are; and "chosen", int64 (N, 5).
+            observations: Rows of events, one per agent, uint8 (length,) or (N, length).
+            report: Dict to fill: "probabilities", per agent float (N, choices), NaN where it is not
+                free; "labels", the labels of its choices; and "chosen", int64 (N, 5).
         """
         if self._memory is None:
             raise ValueError("act before reset; call reset with the masks first")

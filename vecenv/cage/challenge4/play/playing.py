@@ -35,25 +35,25 @@ _BATCH = 250  # games played side by side
 
 @dataclass(frozen=True, slots=True)
 class Cage4Evaluation(Tabular):
-    """What `evaluate_cage4` found; prints as a table.
+    """The result of `evaluate_cage4`; prints as a table.
 
     Attributes:
-        policy: What the policy is called.
+        policy: Name of the policy.
         red: The red agent.
         steps: The original's S; an episode has S - 1 steps.
-        episodes: How many were played.
-        seed: Of the first one; episode i has seed + i.
-        score: What the challenge's own script reports: rewards but the last step's, S - 2 of them.
-        total: All rewards, the return.
+        episodes: Number of episodes played.
+        seed: Seed of the first episode; episode i has seed + i.
+        score: The challenge's own score: the sum of all rewards except the last, S - 2 of them.
+        total: The return, the sum of all rewards.
         phases: The return by phase.
         causes: The return by cause, see `CAUSES`.
-        overflowed: Games that outgrew a capacity of the simulator, by capacity; these are not
-            exact.
-        impossible_turns: Turns in which a red agent of one's own chose what does not exist, and
-            waited.
-        phishing_rate, alarm_rate: Of green users, see `Cage4Options`.
-        scenario: The challenge.
-        rules_version: Version of the simulator; scores of different ones are not comparable.
+        overflowed: Number of games that exceeded a capacity of the simulator, by capacity; such
+            games are not exact.
+        impossible_turns: Turns in which a custom red agent chose something that does not exist,
+            and waited instead.
+        phishing_rate, alarm_rate: Rates of green users, see `Cage4Options`.
+        scenario: Name of the challenge.
+        rules_version: Version of the simulator; do not compare scores of different versions.
     """
 
     policy: str
@@ -73,9 +73,9 @@ class Cage4Evaluation(Tabular):
     impossible_turns: int = 0
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """Return all of it as JSON, and write it to a file if a path is given.
+        """Return the result as JSON, and write it to a file if a path is given.
 
-        The estimate `total` is called "return" there.
+        In the JSON, `total` is called "return".
         """
         fields = asdict(self)
         fields["return"] = fields.pop("total")
@@ -118,7 +118,7 @@ class Episodes:
         rewards: float64 (steps, N).
         phases: float64 (N, 3), rewards by phase.
         causes: float64 (N, 4), rewards by cause.
-        sessions: int64 (N, 6), of each red agent at the end.
+        sessions: int64 (N, 6), number of each red agent's sessions at the end.
         overflowed, impossible_turns: See `Cage4Evaluation`.
     """
 
@@ -131,10 +131,10 @@ class Episodes:
 
 
 class _Seat(Seat):
-    """A policy before games of CAGE 4 with messages."""
+    """A policy that plays games of CAGE 4 with messages."""
 
     def begin(self) -> None:
-        """Give the policy the masks, which it may keep."""
+        """Pass the masks to the policy, which may keep them."""
         self.policy.reset([mask.copy() for mask in self.envs.agent_masks()])
         if getattr(self.policy, "observation", None) == "raw":
             self._network = RawNetwork.of_game(self.envs.states[0])
@@ -153,13 +153,13 @@ class _Seat(Seat):
 
 
 def seated(policy: Any, num_envs: int = 1, *, seed: int | None = 0, **options: Any) -> Seat:
-    """Return a policy in front of games for it, which do not reset themselves.
+    """Return a policy together with games for it; the games do not reset automatically.
 
     Args:
         policy: See `policies.find_policy`.
-        num_envs: How many; one if the policy is agents of the original.
-        seed: For policies that draw.
-        **options: As for `Cage4VectorEnv`, but for `observation`.
+        num_envs: Number of games; one if the policy consists of agents of the original.
+        seed: Seed for policies that draw.
+        **options: As for `Cage4VectorEnv`, except `observation`.
     """
     if "observation" in options:
         raise TypeError("policies are played with vectors, or what they ask for: no `observation`")
@@ -171,7 +171,7 @@ def seated(policy: Any, num_envs: int = 1, *, seed: int | None = 0, **options: A
 
 
 def _read(answer: Any, num: int) -> np.ndarray:
-    """Return what a policy said as actions int64 (N, 10)."""
+    """Convert the return value of a policy to actions int64 (N, 10)."""
     indices, messages = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
     actions = np.zeros((num, 2 * codes.NUM_BLUE), np.int64)
     for name, given, start, highs in (
@@ -206,13 +206,13 @@ def play_episodes(
     on_step: Callable[[int], Any] | None = None,
     **options: Any,
 ) -> Episodes:
-    """Let a policy play episodes, side by side; episode i has seed + i.
+    """Play episodes side by side with a policy; episode i has seed + i.
 
     Args:
         policy: See `policies.find_policy`.
-        episodes: How many.
-        seed: Of the first one.
-        num_threads: At most so many threads.
+        episodes: Number of episodes.
+        seed: Seed of the first episode.
+        num_threads: Maximum number of threads.
         on_step: Called after each step with the number of game steps made, to show progress.
         **options: See `Cage4Options`.
     """
@@ -252,22 +252,22 @@ def evaluate_cage4(
     on_step: Callable[[int], Any] | None = None,
     **options: Any,
 ) -> Cage4Evaluation:
-    """Let a policy play CAGE Challenge 4 by the challenge's protocol.
+    """Evaluate a policy on CAGE Challenge 4 by the challenge's protocol.
 
     Args:
         policy: "sleep", "random", "react-restore", "react-remove", "decoy-restore", "rules",
             "defender" (the trained one), a file with a saved defender, "module:object", an object
             with `reset(masks)` and `act(observations)`, a function of observations and masks; or
             agents of the original, see `policies.OriginalAgents`: their class, or a dict by name.
-        episodes: How many, at least 2.
-        seed: Of the first one; the same gives the same numbers, if the policy does not draw.
-        name: What to call the policy.
-        num_threads: At most so many threads.
+        episodes: Number of episodes, at least 2.
+        seed: Seed of the first episode; equal seeds give equal results unless the policy draws.
+        name: Name of the policy in the result.
+        num_threads: Maximum number of threads.
         on_step: Called after each step with the number of game steps made, to show progress.
         **options: `steps`, `red`, `phishing_rate`, `alarm_rate`, see `Cage4Options`.
 
     Raises:
-        TypeError, ValueError: An argument is not what it should be; the message names it.
+        TypeError, ValueError: An argument is invalid; the message names it.
         ActionError: The policy returned something that is not one index per game and agent.
 
     Example:

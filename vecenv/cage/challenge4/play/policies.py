@@ -65,18 +65,18 @@ class Cage4Policy(Protocol):
 
 
 class Sleep:
-    """Sleep always."""
+    """Always choose Sleep."""
 
     def reset(self, masks: Sequence[np.ndarray]) -> None:
         """Begin episodes."""
 
     def act(self, observations: Sequence[np.ndarray]) -> np.ndarray:
-        """Return five times Sleep of each game."""
+        """Return Sleep for all five agents of each game."""
         return np.tile(codes.SLEEPS, (len(observations[0]), 1))
 
 
 class Random:
-    """Draw uniformly over all indices with mask true, every step anew."""
+    """Draw uniformly, in every step, among the actions whose mask is true."""
 
     def __init__(self, seed: int | None) -> None:
         self._rng = np.random.default_rng(seed)
@@ -87,7 +87,7 @@ class Random:
         self._indices = [np.argsort(~mask, axis=1, kind="stable") for mask in masks]
 
     def act(self, observations: Sequence[np.ndarray]) -> np.ndarray:
-        """Draw."""
+        """Choose random actions."""
         ranks = self._rng.integers(0, self._sizes)
         rows = np.arange(len(ranks))
         return np.stack(
@@ -96,7 +96,7 @@ class Random:
 
 
 class React:
-    """Queue hosts with process events; when free, treat the first; else place decoys, or sleep."""
+    """Queue hosts with process events; when free, treat the first, place a decoy, or sleep."""
 
     def __init__(self, family: int, places_decoys: bool = False) -> None:
         self._family, self._places_decoys = family, places_decoys
@@ -104,7 +104,7 @@ class React:
     def reset(self, masks: Sequence[np.ndarray]) -> None:
         """Begin episodes."""
         num = len(masks[0])
-        # When a host was queued: the smallest is the first; never if it is not queued.
+        # Order in which hosts were queued, smallest first; never for hosts not in the queue.
         self._queued = np.full((num, codes.NUM_BLUE, _MAX_HOSTS), _NEVER)
         self._has_decoy = np.zeros((num, codes.NUM_BLUE, _MAX_HOSTS), bool)
         self._left = np.zeros((num, codes.NUM_BLUE), np.int64)
@@ -179,18 +179,18 @@ class Rules:
 
 
 class OriginalAgents:
-    """Agents written for the original, one for each blue agent, as a policy of one game at a time.
+    """Five agents written for the original simulator, as a policy for one game at a time.
 
-    An agent has `get_action(observation, action_space)`, which returns an index. It is handed the
-    dicts of hosts that `Cage4ParallelEnv(raw=True)` hands out; or int64 vectors, if it has an
-    attribute `observation` that is "flat". `reset()` is called before an episode if it has that;
-    else an agent is told of no new episode, as in the original's evaluation.
+    Each agent has `get_action(observation, action_space)`, which returns an index. Observations are
+    the dicts of hosts that `Cage4ParallelEnv(raw=True)` returns, or int64 vectors if agent 0's
+    attribute `observation` is "flat". An agent's `reset()`, if it has one, is called before each
+    episode. Without it, nothing tells the agent of a new episode, as in the original's evaluation.
 
     Args:
-        agents: By name, "blue_agent_0" to "blue_agent_4"; objects of their own each.
+        agents: Agents by name, "blue_agent_0" to "blue_agent_4"; five distinct objects.
 
     Raises:
-        ValueError: There are others.
+        ValueError: The names are not these.
     """
 
     def __init__(self, agents: Mapping[str, Any]) -> None:
@@ -210,7 +210,7 @@ class OriginalAgents:
             getattr(agent, "reset", lambda: None)()
 
     def act(self, observations: Sequence[Any]) -> np.ndarray:
-        """Ask each agent for its index; return int64 (1, 5)."""
+        """Call each agent's `get_action`; return indices int64 (1, 5)."""
         if self.observation == "flat":
             observations = [rows[0].astype(np.int64) for rows in observations]
         asked = zip(self._agents, observations, self._spaces, strict=True)
@@ -243,7 +243,7 @@ def _load(path: Path) -> Cage4Player:
 
 
 def _made(kind: type) -> Any:
-    """Return an object of a class of policies, or five of a class of agents of the original."""
+    """Instantiate a class of policies once, or a class of the original's agents five times."""
     if not hasattr(kind, "get_action"):
         return kind()
     return {name: called(kind, name=name) for name in codes.AGENT_NAMES}
@@ -259,23 +259,23 @@ def _converted(found: Any) -> Any:
 def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
     """Return the policy of a name, a file, "module:object", an object or a function.
 
-    | ready-made | each agent for itself |
+    | ready-made | each agent, independently |
     |---|---|
     | sleep | does nothing |
-    | random | draws any action of its mask, every step anew |
-    | react-restore, react-remove | treats hosts with process events, first come, first served |
-    | decoy-restore | the same with Restore; with none to treat, one decoy on each host |
+    | random | draws, in every step, an action that its mask allows |
+    | react-restore, react-remove | treats hosts with process events in order of arrival |
+    | decoy-restore | as react-restore; when no host is queued, places one decoy on each host |
     | rules | works through what its events ask for, see `Rules` |
     | defender | the trained network over events, see `Cage4Player` |
 
     Args:
-        policy: See above; hyphens in names are underscores. A class is called without arguments;
-            one that has `get_action` is called five times, with `name` if it has this parameter,
-            and so makes the agents of the original; a dict of five such agents will do, too.
-        seed: Of what the policy draws, if it does.
+        policy: See above; names take hyphens or underscores. A class is called with no arguments.
+            A class with `get_action` makes the agents of the original: it is called five times,
+            with `name` if it has this parameter. A dict of five such agents is accepted too.
+        seed: Seed for policies that draw.
 
     Raises:
-        TypeError, ValueError: It is none of these.
+        TypeError, ValueError: `policy` is none of these.
         OSError: The file can't be read.
     """
     ready = {name: functools.partial(make, seed) for name, make in _READY.items()}

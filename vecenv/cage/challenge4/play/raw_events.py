@@ -1,7 +1,7 @@
-"""Events of an agent, worked out from the dicts that the original hands it.
+"""The events of an agent, derived from the dicts that the original returns.
 
-This file imports nothing but NumPy, so that it can be carried, with `player.py` and a saved
-defender, into the original: `RawEvents` makes the rows that `Cage4Player` reads.
+This file imports only NumPy: copy it, with `player.py` and a saved defender, into programs that use
+the original. `RawEvents` makes the rows of events that `Cage4Player` reads.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class RawEvents:
 
     Args:
         agent: 0 to 4.
-        hosts: Names of hosts by address, of all or of the agent's own.
+        hosts: Host names by address, for all hosts or only for the agent's own.
         steps: The original's S.
 
     Example:
-        In the original, each step, of `BlueFixedActionWrapper`'s observations::
+        In the original, in each step, from `BlueFixedActionWrapper`'s observations::
 
             rows = [reader.read(observations[f"blue_agent_{k}"]) for k, reader in enumerate(five)]
             actions = player.act(rows)
@@ -55,12 +55,12 @@ class RawEvents:
         self._decoys = np.zeros((4, self._num), bool)
 
     def read(self, observation: Mapping[str, Any]) -> np.ndarray:
-        """Return the agent's row of events, uint8 (length,), the caller's.
+        """Return the agent's row of events, uint8 (length,); the caller owns it.
 
-        Of the vector it has the phase only, and of the context not the steps that are left.
+        The row's vector has only the phase; its context lacks the number of steps left.
 
         Args:
-            observation: What the agent was handed, after reset and after each step, as it is.
+            observation: The agent's unchanged observation, after reset and after each step.
         """
         nodes = np.zeros((_NUM_FEATURES, self._num), np.uint8)
         hosts = {name: entry for name, entry in observation.items() if "_subnet_" in name}
@@ -80,7 +80,7 @@ class RawEvents:
         return np.concatenate([head, nodes.reshape(-1)])
 
     def _node_of(self, name: str) -> tuple[Any, int]:
-        """Return the place of a host or router among the agent's, and 1 + its number."""
+        """Return the place of a host or router among the agent's own, and 1 + its number."""
         own, (zone, _, rest) = _OWN[self.agent], name.partition("_subnet_")
         place = own.index(_ZONES[zone]) if _ZONES[zone] in own else None
         if rest == "router":

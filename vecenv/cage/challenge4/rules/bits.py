@@ -10,7 +10,7 @@ _NTH_MEMBER = np.array([[*members, *[0] * 8][:8] for members in _MEMBERS], np.in
 
 @njit
 def count(members):
-    """Number int64 of members of a set int64 of at most 16."""
+    """Number of members, int64, of a set int64 of at most 16."""
     return _MEMBERS_OF_BYTE[members & 255] + _MEMBERS_OF_BYTE[(members >> 8) & 255]
 
 
@@ -25,13 +25,13 @@ def nth(members, n):
 
 @njit
 def put_host(sets, host):
-    """Put a host int64 into the set of its subnet, of sets (subnets,)."""
+    """Add a host int64 to its subnet's set; `sets` is (subnets,)."""
     sets[host >> 4] = np.int64(sets[host >> 4]) | (1 << (host & 15))
 
 
 @njit
 def drop_host(sets, host):
-    """Take a host int64 out of the set of its subnet, of sets (subnets,)."""
+    """Remove a host int64 from its subnet's set; `sets` is (subnets,)."""
     sets[host >> 4] = np.int64(sets[host >> 4]) & ~(1 << (host & 15))
 
 

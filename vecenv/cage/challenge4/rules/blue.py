@@ -1,4 +1,4 @@
-"""What blue's actions do when they take effect (SPEC 5), and actions under way (SPEC 4.3)."""
+"""The effects of blue's actions (SPEC 5), and actions in progress (SPEC 4.3)."""
 
 import numpy as np
 from numba import njit
@@ -25,9 +25,9 @@ def acts_on_host(family):
 
 @njit
 def submit(state, agent, action):
-    """Take an agent's action int64; return its cost, int64 <= 0 (SPEC 4.3, 9).
+    """Submit an agent's action int64; return its cost, int64 <= 0 (SPEC 4.3, 9).
 
-    An action on a host that is not there, and one that the agent does not have, is Sleep.
+    An action on a missing host, or an index that is not one of the agent's actions, is Sleep.
     """
     family = np.int64(codes.SLEEP)
     target = source = np.int64(0)
@@ -51,7 +51,7 @@ def submit(state, agent, action):
 
 @njit
 def _find_session_by_pid(state, agent, host, pid):
-    """Place int64 in the agent's list of the session on a host whose process has this id, or -1."""
+    """Index int64 in the agent's list of its session on `host` with process id `pid`, or -1."""
     for index in range(np.int64(state.num_sessions[agent])):
         is_there = state.session_host[agent, index] == host
         if is_there and state.session_pid[agent, index] == pid:
@@ -94,7 +94,7 @@ def _remove(state, host, chance, actor):
 
 @njit
 def bar(state, a, b):
-    """Note whether a pair of zones is blocked in either direction (SPEC 6.3)."""
+    """Record whether a pair of zones is blocked in either direction (SPEC 6.3)."""
     if a >= codes.NUM_SUBNETS or b >= codes.NUM_SUBNETS:
         return
     is_barred = has(np.int64(state.blocks[a]), b) or has(np.int64(state.blocks[b]), a)
@@ -119,7 +119,7 @@ def _set_traffic(state, agent):
 
 @njit
 def blue_effects(state, chance):
-    """Carry out the actions that are due: first traffic control, then the others (SPEC 4.5)."""
+    """Execute the actions that are due: traffic control first, then the others (SPEC 4.5)."""
     for agent in range(codes.NUM_BLUE):
         family = np.int64(state.blue_family[agent])
         if state.blue_left[agent] == 0 and family in (codes.ALLOW, codes.BLOCK):

@@ -1,8 +1,8 @@
 """Numbers that kernels, tables and tests share, each with its place in the specification.
 
-A *host* is an index 16 * subnet + k: k of 0..9 is a user host, 10..15 a server host. Ascending, it
-is the original's order of hosts. Routers and the internet host have no state and no index: nothing
-that happens to them is seen by anyone. The specification's host id is 17 * subnet + 1 + k.
+A *host* is an index 16 * subnet + k, where k = 0..9 is a user host and 10..15 a server host. The
+ascending order is the original's order of hosts. Routers and the internet host have no state and no
+index: no agent sees what happens to them. The specification's host id is 17 * subnet + 1 + k.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["ZONE_NAMES", "action_labels", "host_name", "observation_labels"]
 # --- subnets (SPEC 1.1) ---
 RZA, OZA, RZB, OZB, CON, PUB, ADM, OFF, INT = range(9)
 SUBNET_NAMES = ("RZA", "OZA", "RZB", "OZB", "CON", "PUB", "ADM", "OFF", "INT")
-NUM_SUBNETS = 8  # that have hosts
-NUM_ZONES = 9  # with the internet
+NUM_SUBNETS = 8  # subnets that have hosts
+NUM_ZONES = 9  # including the internet
 SORTED_SUBNETS = (ADM, CON, INT, OFF, OZA, OZB, PUB, RZA, RZB)
 SORTED = np.array(SORTED_SUBNETS, np.int64)
 
@@ -75,7 +75,7 @@ EXTRA_ORDERS = np.array(  # of web, database and mail, two bits each
 )
 
 # --- what only raw observations show ---
-FIRST_PORT, PORT_STOP = 49152, 60000  # of those that are drawn
+FIRST_PORT, PORT_STOP = 49152, 60000  # of the ports that are drawn
 BLOCKED_PORT = 8800
 CMD_FILE, ESCALATE_FILE, CMD_IS_LAST, WAS_ANALYSED = 1, 2, 4, 8  # bits of files on a host
 
@@ -134,7 +134,7 @@ def _action_tables():
     return family, target, source
 
 
-ACTION_FAMILY, ACTION_TARGET, ACTION_SOURCE = _action_tables()  # beyond an agent's own: Sleep
+ACTION_FAMILY, ACTION_TARGET, ACTION_SOURCE = _action_tables()  # Sleep where an agent has no action
 
 # --- red actions (SPEC 1.7, SPEC_RED 2) ---
 DISCOVER, AGGRESSIVE, STEALTH, DECEPTION, EXPLOIT, ESCALATE, IMPACT, DEGRADE = range(8)
@@ -146,7 +146,7 @@ RED_ACTION_NAMES = tuple(_RED_ACTIONS.split())
 WITHDRAW = 8  # exists, but is never chosen
 RED_TICKS = np.array([1, 1, 3, 2, 4, 2, 2, 2], np.int64)
 INACTIVE, NONE = 254, 255  # of `choice_type` and the like; NONE: busy, or nothing
-IMPOSSIBLE = 253  # of `choice_session`, with NONE: a red of one's own chose what does not exist
+IMPOSSIBLE = 253  # of `choice_session`, with NONE: a custom red agent's choice does not exist
 HTTP, HTTPS, SSH_EXPLOIT, SQL, MAIL_EXPLOIT = range(5)
 NO_EXPLOIT = -1
 
@@ -327,18 +327,18 @@ def _not_linked():
 NOT_LINKED = _not_linked()
 SORTED_PLACE = np.array([SORTED_SUBNETS.index(subnet) for subnet in range(9)], np.int64)
 
-# --- capacities (SPEC 13.1); beyond them `overflow` says which, and counts nothing silently ---
+# --- capacities (SPEC 13.1); `overflow` says which one was exceeded ---
 MAX_SESSIONS = 80  # of one red agent
 MAX_MEMORY = 128  # port memory entries of one red agent
 MAX_OFFERED = 160  # session ids on offer of one red agent
 MAX_TABLE = 52  # hosts in the table of one red agent
 MAX_HANDED = 8  # exploit sessions handed over to one red agent in one step
 MAX_SUSPICIOUS = 512
-MAX_OLD_VSFTPD = 1280  # processes that a newer one replaced; 5 agents place 250 each at most
+MAX_OLD_VSFTPD = 1280  # processes replaced by newer ones; 5 agents place at most 250 each
 MAX_IDENT = 255
 # Of hosts that blue watches: whether there is one, its four decoys, steps since three actions.
 NUM_WATCHED, NUM_SHOWN = HOSTS_PER_SUBNET * sum(map(len, BLUE_SUBNETS)), 1 + NUM_DECOYS + 3
-MAX_EVENTS = 512  # of a step, where they are kept; a scan has one for each process that listens
+MAX_EVENTS = 512  # per step, where events are kept; a scan has one per listening process
 # bits of `overflow`
 SESSIONS_FULL, MEMORY_FULL, OFFERED_FULL, SUSPICIOUS_FULL = (1 << bit for bit in range(4))
 VSFTPD_FULL, IDENT_FULL, PID_FULL, EVENTS_FULL = (1 << bit for bit in range(4, 8))
@@ -349,7 +349,7 @@ _CAPACITIES = (
 OVERFLOW_NAMES = tuple(_CAPACITIES.split(", "))
 
 # --- sites of draws (TRACES, tape_site) ---
-# int64, as Numba compiles a function anew for each int that it is called with.
+# int64, because Numba would compile a function anew for each plain int argument.
 (
     GREEN_ACTION, FSM_STATE, FSM_HOST, FSM_SERVER, FSM_ACTION, FSM_SUBNET, FSM_SESSION, DECOY_TYPE,
     PID, WORK_SERVICE, WORK_RELIABILITY, WORK_ALARM, WORK_PHISH, PHISH_AGENT, ACCESS_DEST,
@@ -380,7 +380,7 @@ ZONE_NAMES = (
 
 
 def spec_id(hosts: np.ndarray) -> np.ndarray:
-    """Return the specification's ids of hosts (16 * subnet + k), int64 like them."""
+    """Return the specification's ids, int64, of hosts int64 (16 * subnet + k)."""
     return hosts // HOSTS_PER_SUBNET * 17 + 1 + hosts % HOSTS_PER_SUBNET
 
 
@@ -392,11 +392,11 @@ def host_name(host: int) -> str:
 
 
 def action_labels(agent: int, mask: Any = None) -> list[str]:
-    """Return what each action of a blue agent does.
+    """Return a label for each action of a blue agent.
 
     Args:
         agent: 0 to 4.
-        mask: bool (actions,), or longer; those that are false get the prefix "[Invalid] ".
+        mask: bool (actions,), or longer; actions with a false entry get the prefix "[Invalid] ".
     """
     labels = []
     for index in range(NUM_ACTIONS[agent]):
@@ -414,7 +414,7 @@ def action_labels(agent: int, mask: Any = None) -> list[str]:
 
 
 def observation_labels(agent: int) -> list[str]:
-    """Return what each of the 92 or 210 values is that a blue agent, 0 to 4, observes."""
+    """Return a label for each of the 92 or 210 values that a blue agent, 0 to 4, observes."""
     labels, zones = ["phase"], [ZONE_NAMES[zone] for zone in SORTED]
     for subnet in BLUE_SUBNETS[agent]:
         labels += [f"{ZONE_NAMES[subnet]}: zone is {zone}" for zone in zones]

@@ -1,9 +1,9 @@
 """Every draw of the rules: from the env's own random stream, or from a recorded tape.
 
-`chance` is (rng, tape). Free running, the tape is None: Numba then drops the branch that reads one.
-A tape is a pair (entries TAPE_DTYPE (L,), cursor record CURSOR_DTYPE); each draw must be the one
-that was recorded next, same site, actor and number of choices. The first that is not is noted in
-the cursor, and 0 (or what is nearest to it) is taken for it and for those that follow.
+`chance` is (rng, tape). In ordinary runs the tape is None; Numba then drops the branch reading it.
+A tape is a pair (entries TAPE_DTYPE (L,), cursor record CURSOR_DTYPE). Each draw must match the
+next entry's site, actor and number of choices. The cursor records the first mismatch; that draw
+and all later ones give 0, or the nearest possible value.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ CURSOR_DTYPE = np.dtype(
 
 @njit
 def _read(tape, site, actor, n):
-    """Value float64 of the next entry, -1.0 if it is not that of this draw."""
+    """Value float64 of the next entry, -1.0 if the entry does not match this draw."""
     entries, cursor = tape
     position = cursor.position
     if position < cursor.end and cursor.num_wrong == 0:
@@ -151,13 +151,13 @@ def draw_unit(chance, site, actor):
 
 @njit
 def draw_unused(chance, site, actor):
-    """Pass over a draw that changes nothing: it is on tapes only."""
+    """Skip a draw that changes nothing and exists only on tapes."""
     _unused(chance[0], chance[1], site, actor)
 
 
 @njit
 def draw_cell(chance, actor, variant, own):
-    """Draw which of the filled cells of a state of a red variant is taken, int64 (SPEC_RED 7.5)."""
+    """Draw one of the filled cells, int64, for a state of a red variant (SPEC_RED 7.5)."""
     return _cell(chance[0], chance[1], actor, variant, own)
 
 

@@ -1,7 +1,7 @@
-"""The network of an episode, drawn (SPEC 2); and one step of the simulator, in the order of SPEC 4.
+"""Draw the network of an episode (SPEC 2), and play one step in the order of SPEC 4.
 
-For compiled code. `apply` is the step, given where draws come from (see `draws`). `reset` and
-`step` are the kernels that `vecenv.jit` runs: they draw from the game's own stream.
+For compiled code. `apply` plays a step with draws from any source (see `draws`). `vecenv.jit` runs
+the kernels `reset` and `step`, which draw from the game's own random stream.
 """
 
 import numpy as np
@@ -47,7 +47,7 @@ def _draw_services(subnet, rng):
 
 @njit
 def generate(state, rng):
-    """Draw a network and the subnets that red agents know; return agent 0's host int64."""
+    """Draw a network and the subnets that red agents know; return red agent 0's host int64."""
     for host in range(codes.NUM_HOSTS):
         state.services[host] = 0
     for subnet in range(codes.NUM_HOSTS // 16):
@@ -72,7 +72,7 @@ _WORK, _ACCESS, _IMPACTS, _COST = 0, 1, 2, 3
 
 @njit
 def begin(state, start_host):
-    """Set the state in which an episode begins, but for the network and known subnets."""
+    """Set the initial state of an episode, except the network and the known subnets."""
     state.t = state.phase = state.overflow = state.reward = state.quiet_greens = 0
     for part in range(4):
         state.reward_parts[part] = 0
@@ -123,7 +123,7 @@ def _begin_red(state, agent):
 
 @njit
 def _clear_pools(state):
-    """Leave nothing of an earlier episode in the unused parts of lists."""
+    """Clear the data of earlier episodes from the unused parts of lists."""
     state.num_foreign = state.num_suspicious = state.num_old_vsftpd = 0
     for agent in range(codes.NUM_RED):
         for index in range(state.table.shape[1]):
@@ -146,7 +146,7 @@ def _clear_pools(state):
 
 @njit
 def _choose_red(state, agent, chance, rules, own_red):
-    """Let an agent digest what it has seen, and choose (SPEC 4.2, SPEC_RED 7.4)."""
+    """Let a red agent process what it has seen and choose an action (SPEC 4.2, SPEC_RED 7.4)."""
     kind, target, ident = np.int64(codes.INACTIVE), np.int64(codes.NONE), np.int64(codes.NONE)
     if state.active[agent]:
         digest(state, agent)
@@ -168,7 +168,7 @@ def _choose_red(state, agent, chance, rules, own_red):
 
 @njit
 def _tick_red(state, agent):
-    """Count an agent's action down; what is due is filtered by its session (SPEC 4.3, 4.4)."""
+    """Count an agent's action down; drop a due action whose session is gone (SPEC 4.3, 4.4)."""
     state.done_type[agent] = state.done_target[agent] = state.done_success[agent] = codes.NONE
     state.red_exploit[agent] = codes.NO_EXPLOIT
     state.found_ports[agent] = state.found_name[agent] = state.found_links[agent] = 0
@@ -186,7 +186,7 @@ def _tick_red(state, agent):
 
 @njit
 def _act_red(state, agent, chance):
-    """Carry out an agent's action, if one is due that was not dropped."""
+    """Execute an agent's action if it is due and was not dropped."""
     if state.done_type[agent] == codes.NONE or state.done_success[agent] == codes.DROPPED:
         return
     kind, target = np.int64(state.done_type[agent]), np.int64(state.done_target[agent])
@@ -219,7 +219,7 @@ def _count_reward(state, cost):
 
 @njit
 def _greens(state, tape, chance, rules):
-    """Let all green users act; on a tape, their choices have been drawn."""
+    """Let all green users act; with a tape, their choices are already drawn."""
     if tape is None:
         if rules.greens_one_by_one:
             greens_one_by_one(state, chance, rules)
@@ -250,11 +250,11 @@ def apply(state, actions, chance, rules, own_red=None):
 
     Args:
         state: STATE_DTYPE record, changed in place.
-        actions: Integers (10,): what the five blue agents do, then their messages (bit i is element
-            i).
-        chance: Where draws come from: (rng, None) or (rng, tape), see `draws`.
+        actions: Integers (10,): the five blue agents' actions, then their messages (bit i is
+            element i).
+        chance: Source of draws: (rng, None) or (rng, tape), see `draws`.
         rules: Record of `options.compile_rules`.
-        own_red: Who chooses for red, instead of `red_agent.choose`; or None.
+        own_red: Function that chooses for red instead of `red_agent.choose`; or None.
     """
     begin_step(state)
     state.phase = phase_at(np.int64(state.t), rules)
@@ -279,7 +279,7 @@ def apply(state, actions, chance, rules, own_red=None):
         state.active[agent] = is_active
         if is_active:
             check_sessions(state, agent, chance)
-        else:  # what an inactive agent has seen is lost
+        else:  # an inactive agent's sightings are discarded
             state.gained[agent] = 0
     state.t = np.int64(state.t) + 1
     _count_reward(state, cost)
@@ -287,7 +287,7 @@ def apply(state, actions, chance, rules, own_red=None):
 
 @njit
 def reset(state, rng, rules):
-    """Begin an episode on a network that is drawn (SPEC 2)."""
+    """Draw a network and begin an episode on it (SPEC 2)."""
     start_host = generate(state, rng)
     begin(state, start_host)
     state.quiet_greens = draw_quiet(rng, rules)
@@ -305,7 +305,7 @@ def step_kernel(read, own_red=None):
 
     @njit
     def step(state, actions, rng, rules):
-        """Return the reward, and whether all agents' episode is over, after S - 1 steps."""
+        """Return the reward, and whether the episode of all agents is over (after S - 1 steps)."""
         apply(state, read(actions), (rng, None), rules, own_red)
         is_over = np.int64(state.t) >= rules.steps - 1
         return float(state.reward), is_over, is_over

@@ -1,10 +1,10 @@
-"""The log of a step: what its observations as events, and raw ones, are made of.
+"""The log of a step, from which event observations and raw observations are made.
 
-Of a host or router that blue watches, the log has what its monitor shows: which host did it, both
-ends of the connection, process ids. Events of CON and the internet are seen by nobody. Draws that
-change nothing else (ports, alarms on routers) are slots of the step's numbers, so that they leave
-the game's other draws as they are. What outlasts a step (decoys, steps since blue's actions) is
-kept as the bytes that rows show, so that writing a row is copying.
+For each host or router that blue watches, the log has what its monitor shows: the acting host, both
+ends of the connection, process ids. No agent sees events of CON and the internet. Draws that change
+nothing else (ports, alarms on routers) use slots of the step's numbers, so the game's other draws
+stay unchanged. State that outlasts a step (decoys, steps since blue's actions) is stored as the
+bytes of the rows, so that writing a row is a copy.
 """
 
 import numpy as np
@@ -43,9 +43,9 @@ for _agent, _zones in enumerate(codes.BLUE_SUBNETS):
 
 @njit
 def begin_log(state, rng):
-    """Clear the log at the beginning of an episode, and draw the order of hosts' extra services."""
+    """Clear the log for a new episode, and draw the order of each host's extra services."""
     begin_step(state)
-    for index in range(codes.MAX_EVENTS):  # nothing of an earlier episode is left
+    for index in range(codes.MAX_EVENTS):  # clear all events of an earlier episode
         event = state.events[index]
         event.node = event.actor = event.kind = event.local = event.remote = 0
         event.local_port = event.remote_port = event.pid = event.before = 0
@@ -65,7 +65,7 @@ def begin_log(state, rng):
 
 @njit
 def begin_step(state):
-    """Forget the events of the last step, and count steps since blue's actions."""
+    """Clear the events of the last step, and count the steps since blue's actions."""
     state.num_events = state.num_slots = 0
     for agent in range(codes.NUM_BLUE):
         state.analysed[agent] = state.last_event[agent] = 0
@@ -100,19 +100,19 @@ def _log_event(state, node, actor, event):
 
 @njit
 def log_connection(state, node, actor, local, local_port, remote, remote_port):
-    """Log that a node saw a connection between two hosts; NO_PORT where a port is not told."""
+    """Log that a node saw a connection between two hosts; NO_PORT for an unknown port."""
     _log_event(state, node, actor, (CONNECTION, local, local_port, remote, remote_port, 0))
 
 
 @njit
 def log_alarm(state, host, port):
-    """Log the process event of a green user's work, which tells a port."""
+    """Log the process event of a green user's work, which shows a port."""
     _log_event(state, host, host, (ALARM, host, port, host, NO_PORT, 0))
 
 
 @njit
 def log_session(state, host, actor, pid):
-    """Log the process event of an exploit, which tells the id of the session's process."""
+    """Log the process event of an exploit, which shows the id of the session's process."""
     _log_event(state, host, actor, (SESSION, host, NO_PORT, host, NO_PORT, pid))
 
 
@@ -136,7 +136,7 @@ def next_decoy(state, host, after):
 
 @njit
 def log_scan(state, chance, agent, source, host, is_detected):
-    """Log a scan: a connection to each process that listens, of decoys even if it stays hidden."""
+    """Log a scan: a connection to each listening process; for decoys, even an undetected scan."""
     actor, red = codes.FIRST_RED_ACTOR + agent, FIRST_RED + agent
     services, order = np.int64(state.services[host]), np.int64(state.extra_order[host])
     if is_detected:
@@ -159,13 +159,13 @@ def log_scan(state, chance, agent, source, host, is_detected):
 
 @njit
 def drop_cmd(state, host):
-    """Leave the file that an exploit drops."""
+    """Record the file that an exploit drops on a host."""
     state.files[host] = np.int64(state.files[host]) | codes.CMD_FILE | codes.CMD_IS_LAST
 
 
 @njit
 def drop_escalate(state, host):
-    """Leave the file that an escalation drops."""
+    """Record the file that an escalation drops on a host."""
     files = np.int64(state.files[host]) | codes.ESCALATE_FILE
     state.files[host] = files & ~np.int64(codes.CMD_IS_LAST)
 

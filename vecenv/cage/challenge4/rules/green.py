@@ -1,15 +1,15 @@
-"""Green users (SPEC 6): one by one, or by exception.
+"""Green users (SPEC 6): drawn one by one, or by exception.
 
-Most users do nothing that anybody sees: their work succeeds, their access succeeds, or they sleep.
-If nothing could fail, a user would do something only with a false alarm or by opening a phishing
-mail: with the same small probability p each step, independently. So the number of users until the
-next such one is geometric; `quiet_greens` counts it down, over steps too. What that user does may
-turn out to fail. Each of the other users fails at an access with the probability
+Most users have no visible effect: their work succeeds, their access succeeds, or they sleep. If
+nothing could fail, a user would have an effect only by a false alarm or by opening a phishing mail,
+independently in each step with the same small probability p. So the number of users until the next
+such user is geometric; `quiet_greens` counts it down, across steps too. That user's action may
+still fail. Each of the other users fails at an access with the probability
 
     P(access) * P(no alarm) * P(destination blocked) / (1 - p)
 
-and at its work with the one made likewise; both are 0 for most. Together that is the law of drawing
-one user after the other, in about a word for each user who can fail.
+and at its work with the corresponding probability; both are 0 for most users. The distribution is
+that of drawing users one by one, at about one random word for each user who can fail.
 """
 
 import math
@@ -32,7 +32,7 @@ _NEVER = 2**31 - 1
 
 @njit
 def num_servers_in(state, subnets):
-    """Number int64 of server hosts in a set int64 of subnets."""
+    """Number of server hosts, int64, in a set int64 of subnets."""
     num = np.int64(0)
     while subnets:
         num += np.int64(state.num_servers[nth(subnets, 0)])
@@ -78,7 +78,7 @@ def _fail_access(state, host, destination):
 
 @njit
 def choose_greens(state, chance):
-    """Draw what every green user does (SPEC 6.1), into `green`."""
+    """Draw the action of every green user (SPEC 6.1) into `green`."""
     actor = np.int64(codes.FIRST_GREEN_ACTOR)
     for subnet in range(codes.NUM_SUBNETS):
         for k in range(np.int64(state.num_users[subnet])):
@@ -88,7 +88,7 @@ def choose_greens(state, chance):
 
 @njit
 def greens_one_by_one(state, chance, rules):
-    """Carry out what `choose_greens` drew (SPEC 6.2, 6.3); `green` becomes the results."""
+    """Execute the actions drawn by `choose_greens` (SPEC 6.2, 6.3); write results to `green`."""
     actor = np.int64(codes.FIRST_GREEN_ACTOR)
     for subnet in range(codes.NUM_SUBNETS):
         for k in range(np.int64(state.num_users[subnet])):
@@ -141,7 +141,7 @@ def _access(state, host, chance, actor, rules):
 
 @njit
 def draw_quiet(rng, rules):
-    """Draw how many quiet users there are until the next one that does something, int64."""
+    """Draw the number of quiet users before the next one with an effect, int64."""
     if rules.quiet_scale == 0.0:
         return np.int64(_NEVER)
     gap = math.log(1.0 - uniform(rng)) * rules.quiet_scale
@@ -150,7 +150,7 @@ def draw_quiet(rng, rules):
 
 @njit
 def _work_failure(state, host):
-    """Probability float64 that the service which a user's work draws fails it (SPEC 6.2)."""
+    """Probability float64 that a user's work fails at the service it draws (SPEC 6.2)."""
     word, decoys = np.int64(state.svc[host]), np.int64(state.decoys[host])
     genuine = num_genuine(state, host)
     num, levels = genuine + count(decoys), genuine * (word & codes.LEVEL_BITS)
@@ -162,7 +162,7 @@ def _work_failure(state, host):
 
 @njit
 def _not_quiet(state, host, blocked, chance, rules):
-    """Draw what a user does about whom it is known that it does something, or would.
+    """Draw the action of a user that has an effect, or would have one if nothing failed.
 
     `blocked` is the set int64 of subnets to which its access fails.
     """
@@ -191,7 +191,7 @@ def _not_quiet(state, host, blocked, chance, rules):
 
 @njit
 def _draw_failures(state, subnet, users, blocked, chance, rules):
-    """Draw which of the users of a subnet fail, of those that have been quiet.
+    """Draw which of a subnet's quiet users fail.
 
     Args:
         users: Set int64.
@@ -222,7 +222,7 @@ def _draw_failures(state, subnet, users, blocked, chance, rules):
 
 @njit
 def greens_by_exception(state, chance, rules):
-    """Draw and carry out what all green users do; the law is that of one by one."""
+    """Draw and execute all green users' actions, distributed as in `greens_one_by_one`."""
     rng = chance[0]
     quiet = np.int64(state.quiet_greens)
     any_phished = np.int64(0)

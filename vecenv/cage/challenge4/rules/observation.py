@@ -1,6 +1,6 @@
-"""What blue sees, and which of its actions do something (SPEC 10.2-10.4).
+"""Blue's observations and action masks (SPEC 10.2-10.4).
 
-Vectors have 92 values of agents 0-3, 210 of agent 4, one after the other.
+Vectors have 92 values for each of agents 0-3, then 210 for agent 4.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ def vector_order(members):
 
 @njit
 def _write_16(out, start, bits):
-    # Unsigned places, because signed ones could count from the end; then this is vector code.
+    # Unsigned indices: signed ones could count from the end, which prevents vector code.
     for i in range(16):
         out[np.uint64(start) + np.uint64(i)] = (bits >> i) & 1
 
@@ -40,7 +40,7 @@ def _write_8(out, start, bits):
 
 @njit
 def _write_subnet(state, subnet, out, start):
-    """Write the 59 values of a subnet; return where the next begins."""
+    """Write the 59 values of a subnet; return the start of the next."""
     blocked, sorted_blocks = np.int64(state.blocks[subnet]), np.int64(0)
     if blocked:
         for i in range(codes.NUM_ZONES):
@@ -57,7 +57,7 @@ def _write_subnet(state, subnet, out, start):
 
 @njit
 def observe_agent(state, agent, out, start):
-    """Write what one blue agent sees from out[start]; return where the next agent's begins."""
+    """Write one blue agent's observation from out[start]; return the start of the next agent's."""
     first, num = agent, 1
     if agent == codes.NUM_BLUE - 1:
         num = _LAST_AGENT_BLOCKS
@@ -74,7 +74,7 @@ def observe_agent(state, agent, out, start):
 
 @njit
 def observe(state, out, rules):
-    """Write what all five agents see, 578 values."""
+    """Write the observations of all five agents, 578 values."""
     start = 0
     for agent in range(codes.NUM_BLUE):
         start = observe_agent(state, agent, out, start)
@@ -91,13 +91,13 @@ def _write_hosts(out, start, bits):
 
 @njit
 def mask_agent(state, agent, out, width):
-    """Write which of an agent's actions do something.
+    """Write the mask of an agent's actions: true where an action does something.
 
     Args:
         state: STATE_DTYPE record.
         agent: 0 to 4.
-        out: bool (width,), or longer: what follows is true, as any message may be sent.
-        width: int64, 82 or 242; more than the agent has for padding, which is false.
+        out: bool (width,), or longer: the rest is set to true, as any message may be sent.
+        width: int64, 82 or 242; entries beyond the agent's actions are padding, false.
     """
     num = 3 if agent == NUM_BLUE - 1 else 1
     size = HOSTS_PER_SUBNET * num
@@ -115,7 +115,7 @@ def mask_agent(state, agent, out, width):
 
 @njit
 def mask_all(state, out):
-    """Write the masks of all agents, 570 values one after the other; what follows is true."""
+    """Write the masks of all agents, 570 values in sequence; the rest of `out` is true."""
     start = np.int64(0)
     for agent in range(NUM_BLUE):
         width = _SIZES[agent]

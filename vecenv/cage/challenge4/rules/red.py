@@ -1,4 +1,4 @@
-"""Red: what its actions do when they take effect (SPEC_RED 2), and the finite-state agent (7)."""
+"""Red: the effects of its actions (SPEC_RED 2), and the finite-state agent (7)."""
 
 import numpy as np
 from numba import njit
@@ -199,7 +199,7 @@ def _sql(state, agent, host, chance):
 
 @njit
 def exploit_options(ports):
-    """Set int64 of exploits for a set of remembered ports (SPEC_RED 2, Exploit 2)."""
+    """Set int64 of exploits that a set of remembered ports allows (SPEC_RED 2, Exploit 2)."""
     options = np.int64(1 << codes.SSH_EXPLOIT)
     if ports & codes.PORT_80:
         options |= 1 << codes.HTTP
@@ -214,7 +214,7 @@ def exploit_options(ports):
 
 @njit
 def strongest(options):
-    """The exploit int64 with the largest weight of a set: mail, SQL, HTTPS, HTTP, SSH."""
+    """The exploit int64 of largest weight in a set; in order: mail, SQL, HTTPS, HTTP, SSH."""
     if has(options, codes.MAIL_EXPLOIT):
         return codes.MAIL_EXPLOIT
     if has(options, codes.SQL):
@@ -295,7 +295,7 @@ def _impact(state, agent, index, host):
 
 @njit
 def red_action(state, agent, kind, target, ident, chance):
-    """Carry out an agent's action with one of its sessions; return whether it succeeds.
+    """Execute an agent's action with one of its sessions; return whether it succeeds.
 
     Args:
         kind, target, ident: int64; the target is a host, or a subnet for DISCOVER.
@@ -330,13 +330,13 @@ def red_action(state, agent, kind, target, ident, chance):
 
 @njit
 def revealed_by(host):
-    """Set int64 of subnets whose server 0 is revealed by escalating a host, a server 0."""
+    """Set int64 of subnets whose server 0 is revealed by escalating `host`, itself a server 0."""
     return codes.REVEALS[host >> 4]
 
 
 @njit
 def _state_of(state, agent, host):
-    """State int64 of a host in the agent's table, 0 if it is not in it."""
+    """State int64 of a host in the agent's table, 0 if the table lacks it."""
     return np.int64(state.fsm[agent, host]) & codes.STATE_BITS
 
 
@@ -347,7 +347,7 @@ def _set_state(state, agent, host, new):
 
 @njit
 def _see(state, agent, host, has_name):
-    """Enter a host that the agent has seen, and whether it knows its name (7.2)."""
+    """Add a seen host to the agent's table, and record whether its name is known (7.2)."""
     entry = np.int64(state.fsm[agent, host])
     if entry & codes.STATE_BITS == 0:
         num = np.int64(state.num_table[agent])
@@ -367,7 +367,7 @@ def _see(state, agent, host, has_name):
 
 @njit
 def _leave_table(state, agent, host):
-    """Take a host in state F off the list that the agent chooses from."""
+    """Remove a host in state F from the list of hosts that the agent chooses from."""
     num_kept = np.int64(0)
     for index in range(np.int64(state.num_table[agent])):
         if state.table[agent, index] != host:
@@ -378,7 +378,7 @@ def _leave_table(state, agent, host):
 
 @njit
 def _move(state, agent, host, action):
-    """Bring a host to the state after a success of the agent's action (7.1)."""
+    """Set a host to the state that follows a success of the agent's action (7.1)."""
     before = _state_of(state, agent, host)
     after = np.int64(codes.NEXT_STATE[before, action])
     if after == before:
@@ -396,7 +396,7 @@ def _move(state, agent, host, action):
 
 @njit
 def _learn_from_action(state, agent):
-    """Digest the result of the agent's own action (7.1, and 3.1 of what it has seen)."""
+    """Update the table by the result of the agent's own action (7.1; sightings: 3.1)."""
     kind, target = np.int64(state.done_type[agent]), np.int64(state.done_target[agent])
     if kind == codes.DISCOVER:
         index = np.int64(0)
@@ -420,7 +420,7 @@ def _learn_from_action(state, agent):
 
 @njit
 def _find_lost(state, agent):
-    """Hosts that the agent holds in its table, but has no session on any more, become KD (7.3)."""
+    """Set hosts that the table says are held, but that have no session any more, to KD (7.3)."""
     for index in range(np.int64(state.num_table[agent])):
         host = np.int64(state.table[agent, index])
         if codes.U <= _state_of(state, agent, host) <= codes.RD:
@@ -431,7 +431,7 @@ def _find_lost(state, agent):
 
 @njit
 def digest(state, agent):
-    """Learn from what was seen in the last step (SPEC_RED 3, 7.1-7.3)."""
+    """Update the table by what the agent saw in the last step (SPEC_RED 3, 7.1-7.3)."""
     if state.done_type[agent] != codes.NONE and state.done_success[agent] == codes.SUCCEEDED:
         _learn_from_action(state, agent)
     for index in range(np.int64(state.num_handed[agent])):
@@ -448,7 +448,7 @@ def digest(state, agent):
 
 @njit
 def _draw_host_in_state(state, agent, chance, actor):
-    """Draw a host int64 as the variant "discovery" does (7.7)."""
+    """Draw a host int64 by the rule of the variant "discovery" (7.7)."""
     num = np.int64(state.num_table[agent])
     # States in the order of their first appearance, one nibble each.
     order, num_states, seen, total = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
@@ -542,9 +542,9 @@ def choose(state, agent, chance, rules):
 
 @njit
 def checked_choice(state, agent, choice):
-    """Return the choice of a red agent of one's own, or NONE thrice if it can't be played.
+    """Return the choice of a custom red agent, or NONE three times if it can't be played.
 
-    Of what does not exist, the session is IMPOSSIBLE; kind NONE is to wait.
+    If the choice does not exist, its session becomes IMPOSSIBLE. Kind NONE means to wait.
 
     Args:
         choice: Three integers: kind; host, or subnet of DISCOVER; id of a session on offer.

@@ -1,6 +1,6 @@
 """What runs on hosts: services, decoys and their processes (SPEC 3, 5), then red's sessions.
 
-Of sessions: ids, port memories, hand-over, the primary one (SPEC_RED 1, 4-6). For compiled code.
+Of sessions: ids, port memories, hand-over, the primary session (SPEC_RED 1, 4-6). Compiled code.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ def note_connection(state, host):
 def note_suspicious(state, host, pid):
     """Raise the process event of a host, with the id of the process (SPEC 3.3)."""
     note_process(state, host)
-    if host >> 4 == codes.CON:  # nobody looks there
+    if host >> 4 == codes.CON:  # no blue agent watches it
         return
     index = np.int64(state.num_suspicious)
     if index >= codes.MAX_SUSPICIOUS:
@@ -54,7 +54,7 @@ def new_pid(state, host, chance, actor):
 
 @njit
 def find_max_pid(state, host):
-    """Find the largest id of a host anew, after a process has gone."""
+    """Recompute the largest process id of a host after a process has ended."""
     largest = np.int64(0)
     agent = codes.RED_OF_SUBNET[host >> 4]
     for index in range(np.int64(state.num_sessions[agent])):
@@ -85,7 +85,7 @@ def set_decoy_level(state, host, decoy, level):
 
 @njit
 def num_genuine(state, host):
-    """Number int64 of genuine services that run on a host."""
+    """Number of genuine services, int64, that run on a host."""
     services = np.int64(state.services[host])
     ot_running = (np.int64(state.svc[host]) & codes.OT_RUNNING) >> 3
     return 1 + ot_running + count(services & codes.EXTRAS)
@@ -125,7 +125,7 @@ def possible_decoys(state, host):
 
 @njit
 def find_degraded(state, host):
-    """Note whether any service of a host is below 100 %."""
+    """Record whether any service of a host is below 100 %."""
     word = np.int64(state.svc[host])
     is_degraded = word & codes.LEVEL_BITS != codes.FULL
     for decoy in range(codes.NUM_DECOYS):
@@ -150,7 +150,7 @@ def place_decoy(state, host, chance, actor):
         order = np.int64(state.decoy_order[host])
         state.decoy_order[host] = order | (decoy << (2 * count(decoys)))
         state.decoys[host] = decoys | (1 << decoy)
-    elif decoy == codes.VSFTPD:  # replaces the service of the one before, whose process stays
+    elif decoy == codes.VSFTPD:  # replaces the earlier vsftpd service, whose process stays
         index = np.int64(state.num_old_vsftpd)
         if index >= codes.MAX_OLD_VSFTPD:
             state.overflow = np.int64(state.overflow) | codes.VSFTPD_FULL
@@ -182,7 +182,7 @@ def degrade(state, host):
 
 @njit
 def forget_old_vsftpd(state, index):
-    """Take an old vsftpd process out of the list."""
+    """Remove an old vsftpd process from the list."""
     last = np.int64(state.num_old_vsftpd) - 1
     state.old_vsftpd_host[index] = state.old_vsftpd_host[last]
     state.old_vsftpd_pid[index] = state.old_vsftpd_pid[last]
@@ -211,7 +211,7 @@ def end_decoys(state, host):
 
 @njit
 def find_session(state, agent, ident):
-    """Place int64 of a session in the agent's list, -1 if there is none of this id."""
+    """Index int64 of a session in the agent's list, -1 if none has this id."""
     for index in range(np.int64(state.num_sessions[agent])):
         if state.session_ident[agent, index] == ident:
             return np.int64(index)
@@ -253,7 +253,7 @@ def add_session(state, agent, host, flags, pid):
 
 @njit
 def _drop_from_list(state, agent, index):
-    """Close the gap that the session at `index` leaves in the list."""
+    """Remove the session at `index` from the list, and close the gap."""
     last = np.int64(state.num_sessions[agent]) - 1
     for place in range(index, last):
         state.session_ident[agent, place] = state.session_ident[agent, place + 1]
@@ -265,7 +265,7 @@ def _drop_from_list(state, agent, index):
 
 @njit
 def _forget_memory(state, agent, ident):
-    """Drop what the session of this id remembers."""
+    """Drop the port memory of the session with this id."""
     num_kept = np.int64(0)
     for index in range(np.int64(state.num_memory[agent])):
         if state.memory_ident[agent, index] != ident:
@@ -278,7 +278,7 @@ def _forget_memory(state, agent, ident):
 
 @njit
 def take_session(state, agent, index):
-    """Take a session out of the agent's list, with its memory."""
+    """Remove a session and its port memory from the agent."""
     if np.int64(state.session_flags[agent, index]) & codes.KIND_A:
         _forget_memory(state, agent, state.session_ident[agent, index])
     _drop_from_list(state, agent, index)
@@ -287,7 +287,7 @@ def take_session(state, agent, index):
 
 @njit
 def end_session(state, agent, index):
-    """End a session and its process. Not between a foreign session's start and its hand-over."""
+    """End a session and its process. Do not call it while a foreign session awaits hand-over."""
     host = np.int64(state.session_host[agent, index])
     take_session(state, agent, index)
     find_max_pid(state, host)
@@ -331,7 +331,7 @@ def end_sessions_on(state, host):
 
 @njit
 def remember_ports(state, agent, ident, host, ports):
-    """Replace what a session remembers of a host."""
+    """Replace the ports that a session remembers of a host."""
     num = np.int64(state.num_memory[agent])
     for index in range(num):
         is_it = state.memory_ident[agent, index] == ident
@@ -359,7 +359,7 @@ def remembered_ports(state, agent, ident, host):
 
 @njit
 def offer(state, agent, ident):
-    """Put a session id on offer, unless it is (SPEC_RED 4.1)."""
+    """Put a session id on offer, unless it already is (SPEC_RED 4.1)."""
     num = np.int64(state.num_offered[agent])
     for index in range(num):
         if state.offered[agent, index] == ident:
@@ -445,7 +445,7 @@ def phish(state, host, chance, actor):
 
 @njit
 def reassign(state):
-    """Hand sessions outside of an agent's subnets over to the owner (SPEC_RED 5)."""
+    """Hand sessions outside an agent's subnets over to the subnet's owner (SPEC_RED 5)."""
     for agent in range(codes.NUM_RED):
         state.num_handed[agent] = 0
     if state.num_foreign == 0:
@@ -475,8 +475,8 @@ def reassign(state):
 
 @njit
 def check_sessions(state, agent, chance):
-    """Look at the agent's sessions, draw a new primary one if it is gone (SPEC_RED 6, 4.1)."""
-    # It can only be gone after sessions have; `lost` is cleared when the agent digests.
+    """Check the agent's sessions; draw a new primary if it is gone (SPEC_RED 6, 4.1)."""
+    # The primary can be gone only if sessions are; `digest` clears `lost`.
     if state.lost[agent] and find_session(state, agent, codes.PRIMARY) < 0:
         num = np.int64(state.num_sessions[agent])
         index = draw_index(chance, codes.NEW_PRIMARY, codes.FIRST_RED_ACTOR + agent, num)

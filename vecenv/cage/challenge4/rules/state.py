@@ -1,7 +1,7 @@
 """The state record of one game.
 
 Hosts are the indices of `codes`; sets of the hosts of one subnet are bit masks (bit k). The first
-part is what every step reads, the last what few steps touch.
+fields are read in every step, the last ones in few steps.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _FIELDS = [
     ("overflow", np.uint8),  # bits of `codes`: a capacity was too small, the game is not exact
     ("reward", np.int16),  # of the latest step
     ("reward_parts", np.int16, (4,)),  # LocalWork, AccessService, Impact, cost of actions
-    ("quiet_greens", np.int32),  # greens to pass over before the next that does something
+    ("quiet_greens", np.int32),  # greens to skip before the next with an effect
     ("blocks", np.uint16, (codes.NUM_ZONES,)),  # by `to`: set of the zones `from` that are blocked
-    ("barred", *_SUBNET_MASKS),  # subnets with a block against, or by, this one
+    ("barred", *_SUBNET_MASKS),  # subnets that block this one, or that it blocks
     ("exists", *_SUBNET_MASKS),
     ("num_users", np.uint8, (codes.NUM_SUBNETS,)),
     ("num_servers", np.uint8, (codes.NUM_SUBNETS,)),
@@ -39,14 +39,14 @@ _FIELDS = [
     ("work_failed", *_SUBNET_MASKS),
     ("access_failed", *_SUBNET_MASKS),
     ("phished", *_SUBNET_MASKS),  # users whose work asks for phishing
-    # blue: the action under way, or that took effect in the latest step
+    # blue: the action in progress, or the one that took effect in the latest step
     ("blue_family", *_BLUE_BYTES),
     ("blue_target", *_BLUE_BYTES),  # host, or the zone `to`
     ("blue_source", *_BLUE_BYTES),  # the zone `from`
     ("blue_left", *_BLUE_BYTES),
     ("blue_success", *_BLUE_BYTES),
     ("messages", *_BLUE_BYTES),
-    # red: what it chose in the latest step; what is under way; what was due in the latest step
+    # red: its choice in the latest step; the action in progress; the one due in the latest step
     ("choice_type", *_RED_BYTES),
     ("choice_target", *_RED_BYTES),
     ("choice_session", *_RED_BYTES),
@@ -63,7 +63,7 @@ _FIELDS = [
     ("found_links", *_RED_BYTES),  # whether it revealed hosts
     ("active", *_RED_BYTES),
     ("has_digested", *_RED_BYTES),
-    ("gained", *_RED_BYTES),  # whether there is a session it has not seen yet
+    ("gained", *_RED_BYTES),  # whether it has a session that it has not seen yet
     ("lost", *_RED_BYTES),  # whether sessions may have gone since it last looked
     ("known_subnets", *_RED_BYTES),
     ("num_sessions", *_RED_BYTES),
