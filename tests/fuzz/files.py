@@ -65,7 +65,6 @@ def run_here(number, count):
     resource.setrlimit(resource.RLIMIT_AS, (size + _SPARE_BYTES,) * 2)
     rng = random.Random(number)
     with tempfile.TemporaryDirectory() as name:
-        shutil.copytree(os.getcwd(), name, dirs_exist_ok=True)
         os.chdir(name)
         for index in range(count):
             kind = rng.choice(_KINDS)
