@@ -2,7 +2,6 @@
 
 from vecenv.wrappers.atari import make_atari_vec
 from vecenv.wrappers.base import Part, VecWrapper
-from vecenv.wrappers.limit import TimeLimit
 from vecenv.wrappers.normalize import NormalizeObservation, NormalizeReward, RunningMoments
 from vecenv.wrappers.record_infos import RecordInfos
 from vecenv.wrappers.stack import FrameStack
@@ -29,7 +28,6 @@ __all__ = [
     "RecordVideo",
     "RescaleAction",
     "RunningMoments",
-    "TimeLimit",
     "TransformAction",
     "TransformObservation",
     "TransformReward",

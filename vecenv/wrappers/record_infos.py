@@ -25,8 +25,6 @@ class RecordInfos(VecWrapper):
         missing: Names that have had no number in any step so far.
     """
 
-    follows_episodes = True
-
     def __init__(self, env: VecEnv, names: Iterable[str]) -> None:
         super().__init__(env)
         self._names = tuple(names)

@@ -40,8 +40,6 @@ class RecordEpisodeStatistics(VecWrapper):
         ValueError: In `step` and `recv`: the infos already have that key.
     """
 
-    follows_episodes = True
-
     def __init__(self, env: VecEnv, buffer_length: int = 100, stats_key: str = "episode") -> None:
         super().__init__(env)
         self._key = stats_key
@@ -68,10 +66,6 @@ class RecordEpisodeStatistics(VecWrapper):
 
     def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
         """Count the step, and report the episodes that have ended."""
-        if part is self._quiet_part:
-            self.episode_returns += rewards
-            self._lengths += 1
-            return infos
         rows = part.rows
         self.episode_returns[rows] += np.where(part.acted, rewards, 0.0)
         self._lengths[rows] += part.acted
