@@ -298,8 +298,6 @@ def test_more_actors_than_cpus_are_refused_at_once(make):
     ("options", "message"),
     [
         ({"on_error": "ignore"}, "on_error is 'ignore'"),
-        ({"worker_backend": "jit"}, r"are gone.* an actor per core .*factory of vector envs"),
-        ({"worker_options": {"num_workers": 2}}, "an actor per core"),
         ({"num_workers": 5}, "an integer from 1 to 4"),
         ({"cpus_per_worker": 0}, "more than 0"),
         ({"cpus_per_worker": None}, "cpus_per_worker is None, expected more than 0"),

@@ -20,7 +20,7 @@ from vecenv.agents.grouping import Members
 from vecenv.agents.infos import repeat_infos, rows_of_infos
 from vecenv.agents.masks import GroupMasks
 from vecenv.core.actions import ActionBatcher, as_array
-from vecenv.core.base import StepBatch, StepSlot, VecEnv
+from vecenv.core.base import StepBatch, VecEnv
 from vecenv.core.errors import (
     ActionError,
     ActionTypeError,
@@ -32,9 +32,11 @@ from vecenv.core.infos import take_infos
 from vecenv.core.masks import MASK_KEY, can_be_masked, mask_sizes
 from vecenv.core.rows import FLAG_DTYPES, ObservationRows, check_slot_array, slot_rows
 from vecenv.core.seeding import Seed
-from vecenv.core.spaces import BatchedSpaces, batch_thinly, leaf_by_leaf
+from vecenv.core.spaces import BatchedSpaces, batch_thinly, leaf_by_leaf, leaves
 
-__all__ = ["AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv"]
+__all__ = [
+    "AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv", "valid_action",
+]  # fmt: skip
 
 _NONE = np.empty(0, np.int64)  # of games
 _OF_STEP = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
@@ -131,7 +133,6 @@ class AgentGroup:
         self.masks = GroupMasks(members, self.num_games)
         self._allowed = members.allowed
         self._rows = ObservationRows.make(self.single_observation_space, self.num_envs)
-        self._own: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return f"AgentGroup({self.name!r}, {self.num_games} games x {list(self.agents)})"
@@ -210,7 +211,7 @@ class AgentGroup:
     def games_actions(self, actions: Any, game_ids: np.ndarray | None) -> np.ndarray:
         """Check actions, one per row, and return them as (B, num_agents, ...).
 
-        NaN is accepted for agents that are not alive, as their actions are ignored.
+        Those of agents that are not alive may be anything, and become a valid action.
 
         Raises:
             ActionError: Wrong count, shape or dtype; or an agent that is alive has NaN or an action
@@ -225,47 +226,38 @@ class AgentGroup:
                 f"per row, {count // self.num_agents} games times {self.num_agents} agents; "
                 f"there is none for {self._named(len(array), rows)}"
             )
-        if array.dtype.kind == "f" and array.shape[:1] == alive.shape:
-            array = self._without_nan(array, alive, rows)
+        space = self.single_action_space
+        if array.shape == (count, *(space.shape or ())) and not alive.all():
+            array = array.copy()
+            array[~alive] = valid_action(space)
         try:
             array = self.checks.check(array, rows)
         except ActionError as error:
+            if array.dtype.kind == "f" and np.isnan(array).any():
+                place = int(np.isnan(array).reshape(len(array), -1).any(axis=1).argmax())
+                raise ActionError(
+                    f"the action of {self._named(place, rows)} is {array[place]}; {space} has no "
+                    "NaN"
+                ) from None
             raise type(error)(f"group {self.name!r}: {error}") from None
         if self._allowed is not None:
-            self._refuse_padding(array, alive, rows)
+            self._refuse_padding(array, rows)
         return array.reshape(-1, self.num_agents, *array.shape[1:])
 
-    def _without_nan(
-        self, actions: np.ndarray, alive: np.ndarray, rows: np.ndarray | None
-    ) -> np.ndarray:
-        """Return actions with zeros where agents that are not alive have NaN."""
-        if not np.isnan(np.minimum.reduce(actions, axis=None, initial=np.inf)):
-            return actions
-        is_nan = np.isnan(actions).reshape(len(alive), -1).any(axis=1)
-        if (wrong := np.flatnonzero(is_nan & alive)).size:
-            raise ActionError(
-                f"the action of {self._named(wrong[0], rows)} is {actions[wrong[0]]}; "
-                f"{self.single_action_space} has no NaN"
-            )
-        actions = actions.copy()
-        actions[is_nan] = 0
-        return actions
-
-    def _refuse_padding(
-        self, actions: np.ndarray, alive: np.ndarray, rows: np.ndarray | None
-    ) -> None:
+    def _refuse_padding(self, actions: np.ndarray, rows: np.ndarray | None) -> None:
         """Raise for actions that agents have only in the padded space."""
         assert self._allowed is not None
-        sizes = mask_sizes(self.single_action_space)
-        chosen = (actions - getattr(self.single_action_space, "start", 0)).reshape(len(alive), -1)
+        sizes, start = mask_sizes(self.single_action_space), valid_action(self.single_action_space)
+        chosen = (actions - start).reshape(len(actions), -1)
         is_inside = (chosen >= 0) & (chosen < sizes)
         places = np.concatenate([[0], np.cumsum(sizes)[:-1]]) + np.where(is_inside, chosen, 0)
-        allowed = np.tile(self._allowed, (len(alive) // self.num_agents, 1))
-        has = np.take_along_axis(allowed, places, axis=1) & is_inside
-        if (wrong := np.flatnonzero(alive & ~has.all(axis=1))).size:
+        allowed = np.tile(self._allowed, (len(actions) // self.num_agents, 1))
+        has = (np.take_along_axis(allowed, places, axis=1) & is_inside).all(axis=1)
+        if not has.all():
+            place = int(has.argmin())
             raise ActionError(
-                f"{self._named(wrong[0], rows)} got the action {actions[wrong[0]]}, which it does "
-                "not have: padding has added it; draw actions with `action_masks()`"
+                f"{self._named(place, rows)} got the action {actions[place]}, which it does not "
+                "have: padding has added it; draw actions with `action_masks()`"
             )
 
     def _named(self, place: Any, rows: np.ndarray | None) -> str:
@@ -281,25 +273,6 @@ class AgentGroup:
         if valid is not None:
             valid = check_slot_array("valid", valid, (self.num_envs,), FLAG_DTYPES)
         return AgentSlot(rows.obs.batch(), rows.rewards, rows.terminations, rows.truncations, valid)
-
-    def own_columns(self) -> dict[str, Any]:
-        """Return memory for the columns of all games, allocated once."""
-        if self._own is None:
-            shape = (self.num_games, self.num_agents)
-            flags = {
-                name: self.allocate(shape, np.int8)
-                for name in (at.TERMINATIONS, at.TRUNCATIONS, at.VALID, at.ALIVE)
-            }
-            self._own = {at.REWARDS: self.allocate(shape, np.float64), **flags}
-        return self._own
-
-    def own_obs(self) -> Any:
-        """Return memory for the observations of all rows, allocated once."""
-        own = self.own_columns()
-        if at.OBS not in own:
-            space, count = self.single_observation_space, self.num_envs
-            own[at.OBS] = ObservationRows.make(space, count, self.allocate).batch()
-        return own[at.OBS]
 
     def take(self, columns: dict[str, Any], infos: dict[str, Any], rows: Any) -> None:
         """Record who acted in these rows, who acts next, and with which masks."""
@@ -332,22 +305,19 @@ class AgentsVecEnv:
     ) -> None:
         self.games = games
         self.mask_infos = mask_infos
-        self.groups = {name: AgentGroup(name, found, games) for name, found in members.items()}
-        if (source_of := getattr(games, "mask_source", None)) is not None:
-            for name, group in self.groups.items():
-                group.masks.source = source_of(name)
+        self.groups = {name: self._new_group(name, own, games) for name, own in members.items()}
         self.num_games = games.num_envs
         self.autoreset_mode = games.autoreset_mode
         self.metadata = games.metadata
         self.render_mode = games.render_mode
         self.timing = games.timing
         self._state: np.ndarray | None = None
-        self._game_results = tuple(
-            games.allocate((self.num_games,), dtype) for dtype in (np.float64, np.bool_, np.bool_)
-        )
+
+    def _new_group(self, name: str, members: Members, games: VecEnv) -> AgentGroup:
+        return AgentGroup(name, members, games)
 
     def __repr__(self) -> str:
-        return f"AgentsVecEnv({self.num_games} games, {list(self.groups.values())})"
+        return f"{type(self).__name__}({self.num_games} games, {list(self.groups.values())})"
 
     @property
     def closed(self) -> bool:
@@ -378,20 +348,23 @@ class AgentsVecEnv:
         """
         obs, infos = self._call(self.games.reset, seed=seed, options=options)
         found = self._infos_of(infos, self.num_games)
-        mask = None if options is None else options.get("reset_mask")
+        rows = self._begin(obs, found, None if options is None else options.get("reset_mask"))
+        if self.mask_infos:
+            self._add_masks(found, None)
+        return rows, found
+
+    def _begin(self, obs: Any, infos: dict[str, Any], mask: Any) -> dict[str, Any]:
+        """Record who acts in games that were reset; return the observations of all rows."""
         for name, group in self.groups.items():
-            part = found.get(name, {})
+            part = infos.get(name, {})
             if mask is None:
                 group.take(obs[name], part, slice(None))
             else:
                 games = np.flatnonzero(mask)
                 rows = group.rows(games)
                 group.take(_picked(obs[name], games), take_infos(part, rows), rows)
-        if at.STATE in obs:
-            self._state = obs[at.STATE]
-        if self.mask_infos:
-            self._add_masks(found, None)
-        return {name: _as_rows(obs[name][at.OBS]) for name in self.groups}, found
+        self._state = obs.get(at.STATE)
+        return {name: _as_rows(obs[name][at.OBS]) for name in self.groups}
 
     def step(
         self, actions: Mapping[str, Any], *, out: Mapping[str, Any] | None = None
@@ -411,25 +384,22 @@ class AgentsVecEnv:
             ActionError: A group's actions are missing or wrong. Nothing was stepped.
             SlotError: `out` can't be written into. Nothing was stepped.
         """
-        checked = self._checked(actions, None)
-        if out is None:
-            return self._results(*self._call(self.games.step, checked), slots={})
-        slots = self._slots_of(out)
-        columns: dict[str, Any] = {}
-        for name, group in self.groups.items():
-            rows = slots[name].obs if name in slots else group.own_obs()
-            shape = self.num_games, group.num_agents
-            obs = leaf_by_leaf(lambda array, n=shape: array.reshape(*n, *array.shape[1:]), rows)
-            columns[name] = {**group.own_columns(), at.OBS: obs}
-        if self._state is not None:
-            columns[at.STATE] = self._state
-        slot = StepSlot(columns, *self._game_results)
-        return self._results(*self._call(self.games.step, checked, out=slot), slots=slots)
+        slots = self._slots_of(out or {})
+        *found, infos = self._results(self._call_games(self.games.step, actions, None), None)
+        for name, slot in slots.items():
+            group, given = self.groups[name], (out or {})[name]
+            values = *(part[name] for part in found), group.valid
+            for field, target, value in zip(AgentSlot._fields, slot, values, strict=True):
+                if target is not None:
+                    _put(target, value, group.single_observation_space if field == "obs" else None)
+            for field, part in zip(AgentSlot._fields, found, strict=False):
+                part[name] = getattr(given, field)
+        return *found, infos
 
     def send(self, actions: Mapping[str, Any], game_ids: Any = None) -> None:
         """Start stepping some games; `actions` has, by group, one action per row of these games."""
         ids = None if game_ids is None else self.games._calls.check_env_ids(game_ids)
-        self._call(self.games.send, self._checked(actions, ids), game_ids)
+        self._call_games(self.games.send, actions, ids, ids)
 
     def recv(
         self,
@@ -447,7 +417,7 @@ class AgentsVecEnv:
     def _agent_batch(self, batch: StepBatch) -> AgentBatch:
         """Return the rows of agents of a batch of games."""
         ids = batch.env_ids
-        results = self._results(*batch[:5], slots={}, game_ids=ids)
+        results = self._results(batch[:5], ids)
         rows = {name: group.rows(ids) for name, group in self.groups.items()}
         valid = {name: group.valid[rows[name]] for name, group in self.groups.items()}
         return AgentBatch._make((*results, rows, valid, ids))
@@ -504,20 +474,12 @@ class AgentsVecEnv:
         """Copy compiled games to others, also amid episodes; see `JitVectorEnv.copy_rows`.
 
         Raises:
-            TypeError: The games are not compiled, or on a device; or `JitVectorEnv` raises it.
+            TypeError: The games are not compiled; or `JitVectorEnv` raises it.
         """
-        if (copy_games := getattr(self.games, "copy_games", None)) is None:
-            raise TypeError(
-                "copy_rows needs compiled games on the CPU, these are of a "
-                f"{type(self.games).__name__}; "
-                "state_dict and load_state_dict copy any"
-            )
-        sources, targets = copy_games(source, target, luck)
-        for group in self.groups.values():
-            for notes in (group.alive, group.valid):
-                notes[group.rows(targets)] = notes[group.rows(sources)]
-        if self._state is not None:
-            self._state[targets] = self._state[sources]
+        raise TypeError(
+            f"copy_rows needs compiled games, these are of a {type(self.games).__name__}; "
+            "state_dict and load_state_dict copy any"
+        )
 
     def close(self) -> None:
         """Close the games; may be called twice."""
@@ -541,37 +503,56 @@ class AgentsVecEnv:
             for name, group in self.groups.items()
         }
 
-    def _results(
-        self,
-        obs: dict[str, Any],
-        game_rewards: np.ndarray,
-        game_terminations: np.ndarray,
-        game_truncations: np.ndarray,
-        infos: dict[str, Any],
-        *,
-        slots: Mapping[str, AgentSlot],
-        game_ids: np.ndarray | None = None,
-    ) -> tuple[dict[str, Any], ...]:
+    def _call_games(
+        self, method: Callable[..., Any], actions: Any, game_ids: Any, *args: Any
+    ) -> Any:
+        """Call `step` or `send` of the games with checked actions."""
+        checked = self._joined(self._checked(actions, game_ids), game_ids)
+        return self._call(method, checked, *args)
+
+    def _joined(self, parts: dict[str, Any], game_ids: np.ndarray | None) -> Any:
+        """Return checked actions (B, num_agents, ...) by group in the form of the games."""
+        return parts
+
+    def _results(self, batch: Any, game_ids: np.ndarray | None) -> tuple[dict[str, Any], ...]:
         """Return the games' results as rows by group, and record who is alive."""
-        is_over = game_terminations | game_truncations
-        ended = np.flatnonzero(is_over) if is_over.any() else _NONE
-        lost = _lost(infos) if len(ended) and infos else _NONE
-        finals = infos.pop("final_obs", None) if infos else None
-        if finals is not None:
-            infos.pop("_final_obs", None)
-        found: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
+        obs, _, terminations, truncations, infos = batch
+        found, rows_infos = self._rows_of(obs, terminations | truncations, infos, game_ids)
+        if self.mask_infos:
+            self._add_masks(rows_infos, game_ids)
+        parts = ({name: part[k] for name, part in found.items()} for k in range(4))
+        return *parts, rows_infos
+
+    def _rows_of(
+        self, obs: Any, is_over: Any, infos: dict[str, Any], game_ids: np.ndarray | None
+    ) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
+        """Record who acted and who is alive; return rows of results, and of infos.
+
+        Args:
+            obs: Observations of the games that were stepped.
+            is_over: bool (B,), which of these ended.
+            infos: Infos of these games.
+            game_ids: Ids of these games, int64 (B,); None for all.
+
+        Returns:
+            By group obs, rewards, terminations and truncations; and infos by group.
+        """
+        ended = np.flatnonzero(is_over)
+        lost = _lost(infos) if len(ended) else _NONE
+        finals = infos.pop("final_obs", None)
+        infos.pop("_final_obs", None)
+        found: dict[str, tuple[Any, ...]] = {}
         rows_infos = self._infos_of(infos, len(is_over)) if infos else {}
         for name, group in self.groups.items():
             columns = obs[name]
             rows = slice(None) if game_ids is None else group.rows(game_ids)
             if len(ended):
-                own = rows_infos.setdefault(name, {})
-                _end_games(columns, ended, lost, group.alive[rows], own, finals, name)
-                if not own:
-                    del rows_infos[name]
+                own = _end_games(columns, ended, lost, group.alive[rows], finals, name)
+                if own:
+                    rows_infos.setdefault(name, {}).update(own)
             group.take(columns, rows_infos.get(name, {}), rows)
-            for part, value in zip(found, _values(columns, slots.get(name)), strict=True):
-                part[name] = value
+            flags = [columns[flag].reshape(-1).view(np.bool_) for flag in _FLAGS]
+            found[name] = _as_rows(columns[at.OBS]), columns[at.REWARDS].reshape(-1), *flags
         if at.STATE in obs:
             if game_ids is None or self._state is None:
                 self._state = obs[at.STATE]
@@ -582,9 +563,7 @@ class AgentsVecEnv:
                 for game in ended.tolist():
                     states[game], is_final[game] = np.array(finals[game][at.STATE]), True
                 rows_infos[at.FINAL_STATE], rows_infos[f"_{at.FINAL_STATE}"] = states, is_final
-        if self.mask_infos:
-            self._add_masks(rows_infos, game_ids)
-        return *found, rows_infos
+        return found, rows_infos
 
     def _add_masks(self, rows_infos: dict[str, Any], game_ids: np.ndarray | None) -> None:
         """Put the masks of the agents into their infos."""
@@ -785,6 +764,13 @@ class AgentRowsVecEnv(VecEnv):
         return {**options, "reset_mask": games[:, 0].copy()}
 
 
+def valid_action(space: Any) -> Any:
+    """Return an action of a space, for agents whose action does not matter."""
+    if hasattr(space, "start"):
+        return space.start
+    return np.clip(0, space.low, space.high) if hasattr(space, "low") else 0
+
+
 def _lost(infos: dict[str, Any]) -> np.ndarray:
     """Return the games that were replaced after a fault, so that their results are old ones."""
     found = infos.get("_restarts")
@@ -793,29 +779,15 @@ def _lost(infos: dict[str, Any]) -> np.ndarray:
     return _NONE if found is None else np.flatnonzero(found)
 
 
-def _values(columns: dict[str, Any], slot: AgentSlot | None) -> tuple[Any, ...]:
-    """Return a group's results as rows: the slot's arrays if there is a slot."""
-    if slot is None:
-        flags = [columns[flag].reshape(-1).view(np.bool_) for flag in _FLAGS]
-        return (_as_rows(columns[at.OBS]), columns[at.REWARDS].reshape(-1), *flags)
-    slot.rewards[:] = columns[at.REWARDS].reshape(-1)
-    slot.terminations[:] = columns[at.TERMINATIONS].reshape(-1)
-    slot.truncations[:] = columns[at.TRUNCATIONS].reshape(-1)
-    if slot.valid is not None:
-        slot.valid[:] = columns[at.VALID].reshape(-1)
-    return slot.obs, slot.rewards, slot.terminations, slot.truncations
-
-
-def _end_games(  # noqa: PLR0917  # all from one caller, in this order
+def _end_games(
     columns: dict[str, Any],
     ended: np.ndarray,
     lost: np.ndarray,
     was_alive: np.ndarray,
-    infos: dict[str, Any],
     finals: np.ndarray | None,
     name: str,
-) -> None:
-    """Complete the columns of games that have ended.
+) -> dict[str, Any]:
+    """Complete the columns of games that have ended; return infos with final observations.
 
     For games that were reset in this step, `finals` has the last results. If a game ended but no
     agent did, it was replaced after a fault and has no results of this step, or it was truncated
@@ -834,14 +806,8 @@ def _end_games(  # noqa: PLR0917  # all from one caller, in this order
         columns[at.VALID][game] |= was_alive[game]
         if finals is None:
             columns[at.ALIVE][game] = 0
-    if finals is not None:
-        infos["final_obs"], infos["_final_obs"] = _final_rows(columns, ended, finals, name)
-
-
-def _final_rows(
-    columns: dict[str, Any], ended: np.ndarray, finals: np.ndarray, name: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the final observations of agents that ended, objects (rows,), and their rows' mask."""
+    if finals is None:
+        return {}
     num_agents = columns[at.VALID].shape[1]
     final_obs = np.full(len(finals) * num_agents, None, object)
     is_final = np.zeros(len(final_obs), np.bool_)
@@ -851,7 +817,16 @@ def _final_rows(
         for k in np.flatnonzero(is_over).tolist():
             row = game * num_agents + k
             final_obs[row], is_final[row] = _picked(obs, k), True
-    return final_obs, is_final
+    return {"final_obs": final_obs, "_final_obs": is_final}
+
+
+def _put(target: Any, value: Any, space: Space | None) -> None:
+    """Copy rows into a slot's array; observations, which have a space, may be nested."""
+    if space is None:
+        target[...] = value
+        return
+    for own, part in zip(leaves(target, space), leaves(value, space), strict=True):
+        own[...] = part
 
 
 def _picked(batch: Any, place: Any) -> Any:

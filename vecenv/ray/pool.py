@@ -20,7 +20,6 @@ import os
 import socket
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -76,14 +75,13 @@ class _Seat:
     Attributes:
         start: What it was started with, and its successor will be.
         actor: Ray's handle; None while there is none.
-        demand: Resources that it holds in the cluster.
         node, host, pid: The node, host and process in which it runs.
         spaces: Report of its envs.
         start_s: Seconds from its start until its envs were made; negative until then.
     """
 
-    def __init__(self, start: Start, demand: Demand) -> None:
-        self.start, self.demand = start, demand
+    def __init__(self, start: Start) -> None:
+        self.start = start
         self.actor: Any = None
         self.node = self.host = ""
         self.pid, self.start_s = 0, 0.0
@@ -103,8 +101,6 @@ class ActorPool:
         starts: Start of each actor.
         demand: Resources of each actor.
         start_timeout: Longest wait in seconds until an actor's envs are made.
-        shares_cpus: Whether an actor that replaces another shares the CPUs of the others if there
-            are no free ones, instead of waiting for a node.
 
     Attributes:
         cluster, start_timeout: As given.
@@ -126,14 +122,13 @@ class ActorPool:
         starts: Sequence[Start],
         demand: Demand,
         start_timeout: float,
-        shares_cpus: bool,
     ) -> None:
         self.cluster, self.start_timeout = cluster, start_timeout
-        self.seats = [_Seat(start, demand) for start in starts]
+        self.seats = [_Seat(start) for start in starts]
         self.owner_pid = os.getpid()
         self.left_by_fork: Callable[[int], None] = lambda parent_pid: None
         self.after_loss: Callable[[Start, str], Start] | None = None
-        self._demand, self._shares_cpus = demand, shares_cpus
+        self._demand = demand
         self._pending: dict[Any, Call] = {}  # by reference, in the order of the calls
         self._done: list[tuple[Call, Reply]] = []
         self._here = about_here()["versions"]
@@ -149,7 +144,7 @@ class ActorPool:
 
     def _open(self, seats: Sequence[_Seat], deadline: Deadline) -> None:
         """Start an actor for each seat and let all of them make their envs at the same time."""
-        asked = [self._start(seat, self._demand) for seat in seats]
+        asked = [self._start(seat) for seat in seats]
         for seat, reference in zip(seats, asked, strict=True):
             self._await_process(seat, reference, deadline)
         asked = [self.cluster.call(seat.actor, "open", seat.start) for seat in seats]
@@ -162,10 +157,10 @@ class ActorPool:
             seat.spaces = reply.result
             seat.start_s += time.monotonic()
 
-    def _start(self, seat: _Seat, demand: Demand) -> Any:
+    def _start(self, seat: _Seat) -> Any:
         """Start an actor; return the reference to its node and versions."""
-        seat.demand, seat.start_s = demand, -time.monotonic()
-        seat.actor, reference = self.cluster.start(demand)
+        seat.start_s = -time.monotonic()
+        seat.actor, reference = self.cluster.start(self._demand)
         return reference
 
     def _first_reply(self, seat: _Seat, reference: Any, deadline: Deadline, doing: str) -> Any:
@@ -202,19 +197,10 @@ class ActorPool:
                     f"for actors of {self._demand} now: {self.cluster.free_places(self._demand)}",
                 )
             has_room = self.cluster.all_places(self._demand) >= len(self.seats)
-            if about or is_told or (has_room and waited_s < _PATIENCE_S):
-                continue
-            is_told = True
-            if self._shares_cpus and seat.spaces is not None:
-                self.cluster.kill(seat.actor)
-                demand = self.cluster.beside(self._demand, self._node_beside(seat))
-                reference = self._start(seat, demand)
-                told = "%s shares the CPUs of other actors, as no node has started it for %.0f s"
-            else:
-                told = (
-                    "waiting for a node for %s, which none has started for %.0f s (start_timeout)"
-                )
-            _logger.warning(told, seat.start, waited_s)
+            if not (about or is_told) and (not has_room or waited_s >= _PATIENCE_S):
+                is_told = True
+                told = "waiting for a node for %s, none has started it for %.0f s (start_timeout)"
+                _logger.warning(told, seat.start, waited_s)
         seat.node, seat.host, seat.pid = about["node"], about["host"], about["pid"]
         if self._here != about["versions"]:
             raise EnvCreationError(
@@ -223,11 +209,6 @@ class ActorPool:
                 "same on all nodes, or send them along with runtime_env={'py_modules': [vecenv]} "
                 "when connecting"
             )
-
-    def _node_beside(self, lost: _Seat) -> str | None:
-        """Return the node with the fewest of the other actors, except the node of this one."""
-        counts = Counter(seat.node for seat in self.seats if seat.node != lost.node)
-        return min(counts, key=counts.__getitem__, default=None)
 
     def _creation_error(self, fault: EnvFault) -> EnvCreationError:
         cause, num_envs = fault.exception(0), self.seats[-1].start.envs.stop
@@ -371,7 +352,7 @@ class ActorPool:
                     asked = [reference for reference in asked if reference not in done]
                 if actors and demand.is_counted and release_timeout > 0:
                     places = cluster.free_places(demand)
-                    places += sum(1 for seat in self.seats if seat.demand is demand)
+                    places += len(self.seats)
         finally:  # also after Ctrl-C
             self.kill()
         with contextlib.suppress(Exception):  # best effort, as the cluster may be gone

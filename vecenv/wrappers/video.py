@@ -21,9 +21,9 @@ class RecordVideo(VecWrapper):
     """Films one of the envs, and writes each recording to a GIF file.
 
     A recording begins with an episode for which `episode_trigger` is true, and ends with it, or has
-    `video_length` frames, if that is given. The frames are rendered after the env's resets and steps. Under
-    SAME_STEP the env is reset in the step that ends an episode, so the last frame of an episode is
-    missing. `render` of a vector env renders all envs, so filmed steps are slow.
+    `video_length` frames, if that is given. The frames are rendered after the env's resets and
+    steps. Under SAME_STEP the env is reset in the step that ends an episode, so the last frame of
+    an episode is missing. `render` of a vector env renders all envs, so filmed steps are slow.
 
     With `send` and `recv` a frame is taken whenever the env comes back and no other env is in
     flight, as envs in flight can't be rendered; the other frames are counted in `num_missed`.
