@@ -151,7 +151,7 @@ def test_actions_move_agents_in_the_picture_as_they_are_called(name, options, co
     envs = make(name, 1, {**options, "render_mode": "rgb_array"}, debug=True)
 
     def place():
-        away = abs(np.asarray(envs.render_game(0), int) - colour).sum(2)
+        away = abs(np.asarray(envs.render()[0], int) - colour).sum(2)
         return np.argwhere(away < 9).mean(0).round()  # row and column
 
     (part,) = action_names(envs.group, f"agents:{IDS[name]}").parts

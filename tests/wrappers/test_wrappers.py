@@ -306,9 +306,9 @@ def test_boxes_are_needed():
 @pytest.mark.parametrize(
     ("func", "message"),
     [
-        (lambda obs: obs[:, :2], r"returned shape \(2, 2\) and dtype float32, expected shape"),
-        (lambda obs: obs * np.ones(3), "and dtype float64, expected shape .* dtype float32"),
-        (lambda obs: obs.mean(), "returned float32, expected arrays"),
+        (lambda obs: obs[:, :2], r"returned \[\(\(2, 2\), 'float32'\)\], expected .*2, 3"),
+        (lambda obs: obs * np.ones(3), "'float64'.* expected .*'float32'"),
+        (lambda obs: obs.mean(), r"returned \[\(\(\), 'float32'\)\], expected"),
         (lambda obs: None, "returned NoneType"),
     ],
 )
@@ -317,16 +317,6 @@ def test_functions_that_change_what_they_do_not_say(func, message):
     with pytest.raises(vecenv.ObservationError, match=message) as caught:
         envs.reset(seed=1)
     assert "single_observation_space=" in str(caught.value)
-
-
-def test_functions_get_observations_that_they_can_not_change():
-    def func(obs):
-        obs += 1
-        return obs
-
-    envs = wrappers.TransformObservation(make_bare("jit", 2, "NextStep"), func)
-    with pytest.raises(ValueError, match="read-only"):
-        envs.reset(seed=1)
 
 
 def test_rewards_that_are_none():
@@ -415,24 +405,6 @@ def test_what_passes_by_a_wrapper_is_not_there():
     assert repr(envs).startswith("FrameStack(JitVectorEnv")
 
 
-@pytest.mark.parametrize("backend", ["sync", "async", "jit"])
-def test_gymnasiums_wrappers_go_around_ours(backend):
-    from gymnasium.wrappers import vector as theirs
-
-    envs = wrappers.FrameStack(make_bare(backend, 3, "NextStep"), 2)
-    envs = theirs.RecordEpisodeStatistics(theirs.FlattenObservation(envs))
-    envs = theirs.NormalizeObservation(theirs.ClipReward(envs, -1, 1))
-    obs, _ = envs.reset(seed=1)
-    lengths = []
-    for _ in range(20):
-        obs, rewards, *_, infos = envs.step(envs.action_space.sample())
-        assert obs.shape == (3, 6) and np.abs(rewards).max() <= 1
-        if "episode" in infos:
-            lengths += infos["episode"]["l"][infos["_episode"]].tolist()
-    assert lengths
-    envs.close()
-
-
 @pytest.mark.slow
 def test_importing_them_loads_no_compiler():
     script = "import sys, vecenv.wrappers; print({'torch', 'numba', 'PIL'} & set(sys.modules))"
@@ -503,13 +475,4 @@ def test_a_wrapper_that_raises_after_the_env_has_stepped_needs_a_reset():
     envs.reset(seed=1)
     envs.step(actions)
     assert envs.get_attr("number") == (1, 1)
-    envs.close()
-
-
-def test_a_reset_that_timed_out_is_told_how_to_go_on():
-    envs = wrappers.FrameStack(make_bare("sync", 2, "NextStep"), 2)
-    with pytest.raises(
-        AttributeError, match=r"`envs.unwrapped.reset_wait\(\)`, then call `envs.reset"
-    ):
-        envs.reset_wait()
     envs.close()

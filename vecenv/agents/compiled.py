@@ -68,6 +68,7 @@ class CompiledAgentsVecEnv(AgentsVecEnv):
         super().__init__(games, members, mask_infos=mask_infos)
         self._is_same_step = games.autoreset_mode is AutoresetMode.SAME_STEP
         self._write_state = self._state_writer() if central_state else None
+        self.state_space = kernels.state_space if central_state else None
 
     # -- what differs on a device ------------------------------------------------------------
 
@@ -244,7 +245,7 @@ class CompiledAgentsVecEnv(AgentsVecEnv):
         if self._write_state is None:
             return super().state()  # raises
         self.games._calls.require_ready("state")
-        space: Any = self.games.kernels.state_space  # type: ignore[attr-defined]  # compiled games have them
+        space: Any = self.state_space
         found = self.games.allocate((self.num_games, *space.shape), space.dtype)
         self._write_state(found)
         return found

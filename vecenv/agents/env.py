@@ -9,27 +9,34 @@ memory. So workers and kernels write a group's rows directly to where the caller
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from gymnasium import Space
 
 from vecenv.agents import grouping as at
-from vecenv.agents.grouping import Members
-from vecenv.agents.infos import repeat_infos, rows_of_infos
-from vecenv.agents.masks import GroupMasks
+from vecenv.agents.grouping import Members, repeat_infos, rows_of_infos
 from vecenv.core.actions import ActionBatcher, as_array
 from vecenv.core.base import StepBatch, VecEnv
 from vecenv.core.errors import (
     ActionError,
     ActionTypeError,
     EnvStateError,
+    NoActionMaskError,
     ObservationError,
     SlotError,
 )
 from vecenv.core.infos import take_infos
-from vecenv.core.masks import MASK_KEY, can_be_masked, mask_sizes
+from vecenv.core.masks import (
+    MASK_KEY,
+    LatestMasks,
+    can_be_masked,
+    has_mask_part,
+    mask_sizes,
+    mask_width,
+)
 from vecenv.core.rows import FLAG_DTYPES, ObservationRows, check_slot_array, slot_rows
 from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces, batch_thinly, leaf_by_leaf, leaves
@@ -38,10 +45,12 @@ __all__ = [
     "AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv", "valid_action",
 ]  # fmt: skip
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+
 _NONE = np.empty(0, np.int64)  # of games
 _OF_STEP = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
 _FLAGS = (at.TERMINATIONS, at.TRUNCATIONS)
-_MASK_DTYPES = (np.dtype(np.int8), np.dtype(np.bool_))
+MASK_DTYPES = (np.dtype(np.int8), np.dtype(np.bool_))
 
 
 class AgentSlot(NamedTuple):
@@ -97,6 +106,110 @@ class AgentBatch(NamedTuple):
         results = (part[name] for part in self[:4])
         infos, rows = self.infos.get(name, {}), self.env_ids[name]
         return AgentBatch._make((*results, infos, rows, self.valid[name], self.game_ids))
+
+
+class GroupMasks(LatestMasks):
+    """The masks that came with the latest results of a group's rows.
+
+    They are the part "action_mask" of Dict observations, or `infos["action_mask"]`. If actions are
+    padded, the actions that an agent does not have are forbidden too.
+
+    Args:
+        members: The group.
+        num_games: Number of games.
+
+    Attributes:
+        source: Function from rows, int64 (B,), to masks, bool or int8 (B, width), for games that
+            compute masks on request; None for games that give them with their results.
+    """
+
+    source: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def __init__(self, members: Members, num_games: int) -> None:
+        super().__init__(num_games * len(members.agents), members.action_space)
+        self._members = members
+        self._can_be_masked = can_be_masked(members.action_space)
+        self._width = mask_width(members.action_space) if self._can_be_masked else 0
+        self._is_observed = self._can_be_masked and has_mask_part(
+            members.observation_space, self._width
+        )
+        self._observed: np.ndarray | None = None  # (num_rows, width), of the latest observations
+
+    def name(self, row: int) -> str:
+        """Return the name of a row in errors."""
+        game, k = divmod(int(row), len(self._members.agents))
+        return f"game {game}, agent {self._members.agents[k]!r}"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there are masks; for masks in infos this is known after the first reset."""
+        has_source = self._is_observed or self.values is not None or self.source is not None
+        return self._can_be_masked and (has_source or self._members.allowed is not None)
+
+    def note_rows(self, obs: Any, infos: dict[str, Any], rows: Any, alive: np.ndarray) -> None:
+        """Record the masks of a batch of results.
+
+        Args:
+            obs: Observations of the batch; kept by reference if `rows` is a slice of all.
+            infos: Infos of the batch's rows.
+            rows: The rows: int64 (B,), or the slice of all.
+            alive: bool (num_rows,), which agents act next.
+        """
+        if not self._is_observed:
+            if self._can_be_masked and (self.is_used or MASK_KEY in infos):
+                self.note(infos, ~alive[rows], rows)
+            return
+        part = obs[MASK_KEY].reshape(-1, self._width)
+        if not isinstance(rows, slice):
+            latest = np.zeros((len(alive), self._width), part.dtype)
+            if self._observed is not None:
+                latest[:] = self._observed
+            latest[rows] = part
+            part = latest
+        self._observed = part
+
+    def read_rows(self, alive: np.ndarray, rows: Any) -> np.ndarray:
+        """Return masks of rows, int8 (B, width), owned by the caller; all 1 for agents not alive.
+
+        Raises:
+            NoActionMaskError: There are none.
+            ActionMaskError: A mask is missing, has values other than 0 and 1, or allows nothing;
+                names game and agent.
+        """
+        if not self.is_there:
+            width = mask_width(self._members.action_space)  # raises if there can't be masks
+            raise NoActionMaskError(
+                "the agents give no action masks; games that have them return them in the infos of "
+                "each agent, as info['action_mask'], or have a part 'action_mask' in its Dict "
+                f"observations; each mask is an array of {width} times 0 or 1"
+            )
+        ids, is_given, allowed = np.arange(len(alive))[rows], None, self._members.allowed
+        values: Any = np.ones((len(ids), self._width), np.int8)
+        if self.source is not None:
+            values = self.source(ids)
+        elif self._is_observed and self._observed is not None:
+            values = self._observed[ids]
+        elif self.values is not None:
+            values, is_given = self.values[ids], self._is_given[ids]
+        if allowed is not None:
+            allowed = allowed[ids % len(self._members.agents)]
+        self.is_over[:] = ~alive
+        masks = self.checked(values, ids, is_given, allowed)
+        masks[~alive[ids]] = 1
+        return masks
+
+    def state(self) -> tuple[Any, ...]:
+        """Return copies for `restore`."""
+        is_used, *arrays = super().state()
+        found = (*arrays, self._observed)
+        return is_used, *(None if array is None else array.copy() for array in found)
+
+    def restore(
+        self, is_used: bool, values: Any, is_given: Any, is_over: Any, observed: Any = None
+    ) -> None:
+        """Restore what `state` returned."""
+        self._observed = observed
+        super().restore(is_used, values, is_given, is_over)
 
 
 class AgentGroup:
@@ -189,7 +302,7 @@ class AgentGroup:
         masks = self.masks.read_rows(self.alive, ids)
         if out is None:
             return masks
-        check_slot_array("masks", out, masks.shape, _MASK_DTYPES)
+        check_slot_array("masks", out, masks.shape, MASK_DTYPES)
         out[...] = masks
         return out
 
@@ -295,8 +408,10 @@ class AgentsVecEnv:
     Attributes:
         games: That vector env. Step it only through this one.
         groups: The groups by name.
+        alive, valid: See `AgentGroup`; by group.
         num_games: Number of games.
         autoreset_mode: When games are reset.
+        state_space: Space of a game's central state; None without `central_state=True`.
         timing: Where the time goes, see `VecEnv`; one env is one game.
     """
 
@@ -306,12 +421,16 @@ class AgentsVecEnv:
         self.games = games
         self.mask_infos = mask_infos
         self.groups = {name: self._new_group(name, own, games) for name, own in members.items()}
+        self.alive = {name: group.alive for name, group in self.groups.items()}
+        self.valid = {name: group.valid for name, group in self.groups.items()}
         self.num_games = games.num_envs
         self.autoreset_mode = games.autoreset_mode
         self.metadata = games.metadata
         self.render_mode = games.render_mode
         self.timing = games.timing
         self._state: np.ndarray | None = None
+        parts = getattr(games.single_observation_space, "spaces", {})  # compiled games have none
+        self.state_space: Space | None = parts.get(at.STATE)
 
     def _new_group(self, name: str, members: Members, games: VecEnv) -> AgentGroup:
         return AgentGroup(name, members, games)
@@ -323,16 +442,6 @@ class AgentsVecEnv:
     def closed(self) -> bool:
         """Whether it has been closed."""
         return self.games.closed
-
-    @property
-    def alive(self) -> dict[str, np.ndarray]:
-        """Agents that act next, bool (num_envs,) by group: the env's memory, always the latest."""
-        return {name: group.alive for name, group in self.groups.items()}
-
-    @property
-    def valid(self) -> dict[str, np.ndarray]:
-        """Agents that acted in the latest step, bool (num_envs,) by group: the env's memory."""
-        return {name: group.valid for name, group in self.groups.items()}
 
     def reset(
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
@@ -439,18 +548,6 @@ class AgentsVecEnv:
     def render(self) -> tuple[Any, ...]:
         """Return the drawing of each game."""
         return self._call(self.games.render)
-
-    def render_game(self, game: int) -> Any:
-        """Return the drawing of one game, without drawing the others.
-
-        Raises:
-            IndexError: There is no such game.
-        """
-        if not 0 <= game < self.num_games:
-            raise IndexError(f"game is {game}, expected 0 to {self.num_games - 1}")
-        if not hasattr(self.games, "call"):  # compiled games are drawn from arrays
-            return self.render()[game]
-        return self._call(self.games.call, "render_if", game)[game]  # type: ignore[attr-defined]  # all but compiled ones have it
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of the games, see `VecEnv.state_dict`."""
@@ -617,6 +714,16 @@ class AgentsVecEnv:
         return found
 
 
+def _by_agents(method: Method) -> Method:
+    """Return a method of rows that calls the method of their games."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.agents, method.__name__)(*args, **kwargs)
+
+    return call  # type: ignore[return-value]  # it has the method's signature
+
+
 class AgentRowsVecEnv(VecEnv):
     """One group of agents as a `VecEnv`, which buffers, learners and adapters accept unchanged.
 
@@ -632,7 +739,15 @@ class AgentRowsVecEnv(VecEnv):
         groups: `{name: group}`.
         num_games: Number of games.
         alive, valid: See `AgentGroup`.
+        device, check: Only of games on a device, see `CudaAgentsVecEnv`.
     """
+
+    state = _by_agents(AgentsVecEnv.state)
+    allocate = _by_agents(VecEnv.allocate)
+    render = _by_agents(VecEnv.render)
+    state_dict = _by_agents(VecEnv.state_dict)
+    load_state_dict = _by_agents(VecEnv.load_state_dict)
+    copy_rows = _by_agents(AgentsVecEnv.copy_rows)
 
     def __init__(self, agents: AgentsVecEnv) -> None:
         if len(agents.groups) != 1:
@@ -651,6 +766,8 @@ class AgentRowsVecEnv(VecEnv):
         self.agents, self.group, self.groups = agents, group, agents.groups
         self.num_games, self.alive, self.valid = agents.num_games, group.alive, group.valid
         self.timing = agents.timing
+        if hasattr(agents, "device"):
+            self.device, self.check = agents.device, agents.check  # type: ignore[attr-defined]  # on a device
 
     def __repr__(self) -> str:
         return f"AgentRowsVecEnv({self.group!r})"
@@ -704,34 +821,6 @@ class AgentRowsVecEnv(VecEnv):
         """Return which actions the agents may take next, see `AgentGroup.action_masks`."""
         return self.group.action_masks(env_ids, out=out)
 
-    def state(self) -> np.ndarray:
-        """Return the latest central state of every game, see `AgentsVecEnv.state`."""
-        return self.agents.state()
-
-    def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return zeroed memory, which the caller owns; see `VecEnv.allocate`."""
-        return self.agents.allocate(shape, dtype)
-
-    def render(self) -> tuple[Any, ...]:
-        """Return the drawing of each game."""
-        return self.agents.render()
-
-    def render_game(self, game: int) -> Any:
-        """Return the drawing of one game, see `AgentsVecEnv.render_game`."""
-        return self.agents.render_game(game)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state of the games, see `VecEnv.state_dict`."""
-        return self.agents.state_dict()
-
-    def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
-        """Copy games, by their numbers, to others; see `AgentsVecEnv.copy_rows`."""
-        self.agents.copy_rows(source, target, luck=luck)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.agents.load_state_dict(state)
-
     def close(self, **kwargs: Any) -> None:
         """Close the games; may be called twice."""
         self.agents.close()
@@ -760,8 +849,7 @@ class AgentRowsVecEnv(VecEnv):
                 f"options['reset_mask'] resets some agents of game {game} and not others; games "
                 "are reset whole: give it an entry per game, or equal entries in a game"
             )
-        assert options is not None
-        return {**options, "reset_mask": games[:, 0].copy()}
+        return {**(options or {}), "reset_mask": games[:, 0].copy()}
 
 
 def valid_action(space: Any) -> Any:

@@ -7,7 +7,6 @@ import difflib
 import functools
 import importlib
 import inspect
-import pkgutil
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,7 +114,7 @@ def make_vec_agents(
         raise
     with _closed_on_error(games):
         members = _same_members(games.get_attr("members"))
-        return _as_rows(AgentsVecEnv(games, members, mask_infos=mask_infos), AgentRowsVecEnv)
+        return _as_rows(AgentsVecEnv(games, members, mask_infos=mask_infos))
 
 
 def _compiled(
@@ -155,17 +154,17 @@ def _compiled(
     )
     with _closed_on_error(games):
         if is_there:
-            from vecenv.agents.on_device import CudaAgentRowsVecEnv, CudaAgentsVecEnv  # needs torch
+            from vecenv.agents.on_device import CudaAgentsVecEnv  # needs torch
 
-            return _as_rows(CudaAgentsVecEnv(games, **about), CudaAgentRowsVecEnv)
+            return _as_rows(CudaAgentsVecEnv(games, **about))
         from vecenv.agents.compiled import CompiledAgentsVecEnv  # imports the compiler
 
-        return _as_rows(CompiledAgentsVecEnv(games, **about), AgentRowsVecEnv)
+        return _as_rows(CompiledAgentsVecEnv(games, **about))
 
 
-def _as_rows(agents: Any, kind: Callable[[Any], Any]) -> Any:
+def _as_rows(agents: AgentsVecEnv) -> AgentsVecEnv | AgentRowsVecEnv:
     """Return a vector env of rows if there is one group of agents."""
-    return kind(agents) if len(agents.groups) == 1 else agents
+    return AgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
 
 
 def _named(env: Any) -> Any:
@@ -220,7 +219,7 @@ class _Maker:
     def __call__(self) -> GameEnv:
         game = self._factory()
         try:
-            return GameEnv(_as_parallel(game), index=self._index, **self._options)
+            return GameEnv(_as_parallel(game), **self._options)
         except BaseException:
             if hasattr(game, "close"):
                 game.close()
@@ -328,7 +327,7 @@ def _factory(env: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
     env = _named(env)
     if isinstance(env, str):
         if "/" in env:
-            _require_registered(env)
+            _registry(env)  # raises
             return functools.partial(_make_registered, env, **kwargs)
         return functools.partial(_parallel_env(_module(env)), **kwargs)
     if isinstance(env, types.ModuleType):
@@ -353,15 +352,9 @@ def _module(name: str) -> types.ModuleType:
                 "in the packages pettingzoo and mpe2: pip install 'vecenv[agents]'",
                 name=root,
             ) from None
-        if error.name != name:
-            raise  # it is another module, which that one imports
-        parent = import_module(name.rpartition(".")[0])
-        known = [found.name for found in pkgutil.iter_modules(getattr(parent, "__path__", []))]
-        near = difflib.get_close_matches(name.rpartition(".")[2], known, 3) or known[:8]
-        raise ModuleNotFoundError(
-            f"env is {name!r}, but {parent.__name__} has no such module; it has {', '.join(near)}",
-            name=name,
-        ) from None
+        if error.name == name:
+            error.add_note(f"env is {name!r}, and the package {root} has no such module")
+        raise
 
 
 def _parallel_env(module: Any) -> Callable[..., Any]:
@@ -371,41 +364,29 @@ def _parallel_env(module: Any) -> Callable[..., Any]:
     return found
 
 
-def _pettingzoo(name: str) -> Any:
+def _registry(name: str) -> Any:
+    """Return PettingZoo, after a check that its registry has this id; names the nearest ones."""
     try:
-        return importlib.import_module("pettingzoo")
-    except ModuleNotFoundError as error:
-        if error.name != "pettingzoo":
+        pettingzoo: Any = importlib.import_module("pettingzoo")
+        known = sorted(pettingzoo.parallel_registry)
+    except (ModuleNotFoundError, AttributeError) as error:
+        if getattr(error, "name", "") not in ("pettingzoo", "parallel_registry"):
             raise
         raise ModuleNotFoundError(
-            f"{name!r} is an id of PettingZoo, which is not installed: pip install "
-            "'vecenv[agents]'",
+            f"{name!r} is an id of PettingZoo's registry (1.27 or newer), which is not installed: "
+            "pip install 'vecenv[agents]'",
             name="pettingzoo",
         ) from None
-
-
-def _require_registered(name: str) -> None:
-    """Raise for an id that PettingZoo does not know, with the nearest ids."""
-    pettingzoo = _pettingzoo(name)
-    if not hasattr(pettingzoo, "parallel_registry"):
-        raise ModuleNotFoundError(
-            f"{name!r} is an id of PettingZoo's registry, which came with version 1.27; installed "
-            f"is {pettingzoo.__version__}: pip install 'vecenv[agents]', or give the module"
-        )
-    try:
-        pettingzoo.spec("parallel", name)
-    except Exception as error:  # its own classes may raise anything
-        if name in pettingzoo.aec_registry:
-            raise ValueError(
-                f"in {name!r} agents take turns (it is an AEC env); vector envs step the agents of "
-                "a game at the same time"
-            ) from None
-        known = sorted(pettingzoo.parallel_registry)
-        near = difflib.get_close_matches(name, known, 3, 0.5) or known
+    if name in known:
+        return pettingzoo
+    if name in pettingzoo.aec_registry:
         raise ValueError(
-            f"PettingZoo has no {name!r} ({type(error).__name__}); it has {', '.join(near)}"
-        ) from None
+            f"in {name!r} agents take turns (it is an AEC env); vector envs step the agents of "
+            "a game at the same time"
+        )
+    near = difflib.get_close_matches(name, known, 3, 0.5) or known
+    raise ValueError(f"PettingZoo has no {name!r}; it has {', '.join(near)}")
 
 
 def _make_registered(name: str, **kwargs: Any) -> Any:
-    return _pettingzoo(name).make("parallel", name, **kwargs)
+    return _registry(name).make("parallel", name, **kwargs)

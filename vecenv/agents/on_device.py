@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vecenv.agents import grouping as at
 from vecenv.agents.compiled import CompiledAgentsVecEnv
-from vecenv.agents.env import AgentGroup, AgentRowsVecEnv, AgentSlot, valid_action
+from vecenv.agents.env import MASK_DTYPES, AgentGroup, AgentSlot, valid_action
 from vecenv.agents.grouping import Members
 from vecenv.core.errors import ActionError, NoActionMaskError, SlotError
 from vecenv.core.masks import MASK_KEY, can_be_masked
@@ -22,7 +22,7 @@ from vecenv.jit.cuda.env import CudaVectorEnv, DeviceActions, checked_tensor
 from vecenv.jit.games import GroupLayout
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["CudaAgentGroup", "CudaAgentRowsVecEnv", "CudaAgentsVecEnv", "state_kernels"]
+__all__ = ["CudaAgentGroup", "CudaAgentsVecEnv", "state_kernels"]
 
 _FLAGS = (at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
 
@@ -80,20 +80,7 @@ class CudaAgentGroup(AgentGroup):
         return self._games.has_action_masks and self._layout.mask_width > 0
 
     def action_masks(self, rows: Any = None, *, out: Any = None) -> Any:
-        """Return which actions the agents may take next: 0 or 1 per action; all 1 if not alive.
-
-        Args:
-            rows: The rows, integer (B,), as an array on the host; None for all.
-            out: int8 or bool (B, width) on the device to write into; None for a new tensor.
-
-        Returns:
-            int8 (B, width) on the device.
-
-        Raises:
-            NoActionMaskError: The game has no kernel `action_mask`, or such actions have no masks.
-            SlotError: `out` can't be written into.
-            TypeError, ValueError: `rows` are not integers (B,) in range.
-        """
+        """Return int8 (B, width) on the device, see `AgentGroup.action_masks`."""
         if not self.has_action_masks:
             raise NoActionMaskError(
                 f"{self._games.kernels.name} has no action_mask kernel, or the actions of group "
@@ -109,17 +96,11 @@ class CudaAgentGroup(AgentGroup):
         masks = masks if places is None else masks[places]
         if out is None:
             return masks
-        dtypes = (np.dtype(np.int8), np.dtype(np.bool_))
-        return checked_tensor("masks", out, tuple(masks.shape), dtypes, masks.device).copy_(masks)
+        shape, device = tuple(masks.shape), masks.device
+        return checked_tensor("masks", out, shape, MASK_DTYPES, device).copy_(masks)
 
     def games_actions(self, actions: Any, game_ids: np.ndarray | None) -> Any:
-        """Check actions, one per row, and return them as (B, num_agents, ...) on the device.
-
-        Actions of agents that are not alive become a valid one, as kernels expect allowed actions.
-
-        Raises:
-            ActionError: Wrong count, shape or dtype, or a tensor on another device.
-        """
+        """Return checked actions (B, num_agents, ...) on the device, see `AgentGroup`."""
         rows = None if game_ids is None else self.rows(game_ids)
         try:
             found = self._given.check(actions, rows)
@@ -132,11 +113,7 @@ class CudaAgentGroup(AgentGroup):
         return found.view(-1, self.num_agents, *found.shape[1:])
 
     def slot(self, out: Any) -> AgentSlot:
-        """Check the caller's slot of tensors and return it.
-
-        Raises:
-            SlotError: A tensor is missing, or has another device, shape, dtype or layout.
-        """
+        """Check the caller's slot of tensors and return it."""
         flags, device = (np.dtype(np.bool_),), self._games.device
         space, shape = self.single_observation_space, (self.num_envs,)
         valid = getattr(out, "valid", None)
@@ -221,7 +198,7 @@ class CudaAgentsVecEnv(CompiledAgentsVecEnv):
             return only
         return torch.cat([part.flatten(1) for part in parts.values()], 1)
 
-    def _refuse(self, error: ActionError, *_: Any) -> NoReturn:
+    def _refuse(self, error: ActionError, parts: Any, game_ids: Any) -> NoReturn:
         raise error
 
     def _final_infos(
@@ -255,21 +232,3 @@ class CudaAgentsVecEnv(CompiledAgentsVecEnv):
         is_empty = ~self._fields[at.ALIVE].any(dim=1) & ~self.games.episode_over
         if is_empty.any():
             self._refuse_empty(int(is_empty.byte().argmax()))
-
-
-class CudaAgentRowsVecEnv(AgentRowsVecEnv):
-    """One group of agents on a CUDA device as a vector env; see `CudaAgentsVecEnv`.
-
-    Attributes:
-        device: The `torch.device`.
-    """
-
-    agents: CudaAgentsVecEnv
-
-    def __init__(self, agents: CudaAgentsVecEnv) -> None:
-        super().__init__(agents)
-        self.device = agents.device
-
-    def check(self) -> None:
-        """Wait until all steps are done, and raise the error of a step that failed."""
-        self.agents.check()

@@ -22,7 +22,7 @@ __all__ = ["ActorGoneError", "Cluster", "Demand", "about_here"]
 _logger = logging.getLogger("vecenv")
 _PROBE_S = 10.0  # seconds to wait for the head's answer
 _SLICE_S, _FETCH_S = 1.0, 60.0  # seconds to wait for actors, and for the data that one has sent
-_POLL_S = 0.03
+_POLL_S, _RELEASE_S = 0.03, 3.0
 _UNITS = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
 
 _given: dict[str, Any] = {}  # the runtime environment with which this process has connected
@@ -155,7 +155,9 @@ class Cluster:
 
     def choose_number(self, num_envs: int, demand: Demand) -> int:
         """Return how many such actors, at most one for each env, can be started now; log it."""
-        free, most = self.free_places(demand), min(num_envs, self.all_places(demand))
+        most, deadline = min(num_envs, self.all_places(demand)), Deadline(_RELEASE_S)
+        while (free := self.free_places(demand)) < most and not deadline.is_over:
+            time.sleep(_POLL_S)  # Ray releases the CPUs of actors that have just ended
         count = min(num_envs, max(1, free))
         _logger.log(
             logging.WARNING if count < most else logging.INFO,
@@ -178,13 +180,6 @@ class Cluster:
                 f"{have}, which is room for {places}; take fewer (num_workers), give each less "
                 "(cpus_per_worker and the like), or add nodes"
             )
-
-    def await_places(self, count: int, demand: Demand, deadline: Deadline) -> None:
-        """Wait until `count` such actors can be started, or as many as there is room for."""
-        while self.is_connected and not deadline.is_over:
-            if self.free_places(demand) >= min(count, self.all_places(demand)):
-                return
-            time.sleep(_POLL_S)
 
     def start(self, demand: Demand) -> tuple[Any, Any]:
         """Start an actor; return its handle and a reference to the result of `about_here` there."""

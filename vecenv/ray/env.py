@@ -29,18 +29,23 @@ from vecenv.core.spaces import (
     take_range,
     take_rows,
 )
-from vecenv.ray.actor import Reply, Start
+from vecenv.ray.actor import Reply, Start, checked_rows
 from vecenv.ray.cluster import Cluster
-from vecenv.ray.opening import Makers, check_makers, pickled, read_demand, start_of_each
-from vecenv.ray.parts import checked_rows
-from vecenv.ray.pool import ActorPool, Call
+from vecenv.ray.pool import (
+    ActorPool,
+    Call,
+    Makers,
+    check_makers,
+    pickled,
+    read_demand,
+    start_of_each,
+)
 from vecenv.timing.calls import COLLECT
 from vecenv.timing.stamps import WorkerProcess
 
 __all__ = ["RayVectorEnv"]
 
 _CLOSE_S = 5.0
-_RELEASE_AT_ONCE_S = 2.0  # seconds; after a fault a node may be lost, and its CPUs never free
 _RESERVED = ("reset", "step", "close")
 
 
@@ -311,7 +316,8 @@ class RayVectorEnv(GymVecEnv):
         """
         self._calls.require_idle("set_policy")
         policy = pickled(policy_fn, "policy_fn")
-        self._change_starts(policy=policy)
+        for seat in self._pool.seats:  # for successors
+            seat.start = seat.start._replace(policy=policy)
         timeout = self._pool.start_timeout  # making a policy may import a lot
         self._ask_all("set_policy", [(policy,)] * self.num_workers, timeout)
         self._has_policy = True
@@ -421,11 +427,6 @@ class RayVectorEnv(GymVecEnv):
 
     def _starts(self) -> list[Start]:
         return [seat.start for seat in self._pool.seats]
-
-    def _change_starts(self, **changes: Any) -> None:
-        """Change what successors of actors are started with."""
-        for seat in self._pool.seats:
-            seat.start = seat.start._replace(**changes)
 
     def _envs_of(self, call: Call) -> range:
         return self._pool.seats[call.worker].start.envs
@@ -547,9 +548,6 @@ class RayVectorEnv(GymVecEnv):
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the actors in any state; Ray itself keeps running.
 
-        Returns when Ray has released the actors' resources (after 5 seconds at the latest, 2 with
-        `terminate`, as other programs may take them at once).
-
         Args:
             timeout: Seconds for envs to finish and close, 5 if None; actors that still run then are
                 killed.
@@ -558,7 +556,7 @@ class RayVectorEnv(GymVecEnv):
         if not hasattr(self, "_pool"):
             return
         if terminate:
-            self._pool.stop(0.0, _RELEASE_AT_ONCE_S)
+            self._pool.stop(0.0)
         else:
             self._pool.stop(_CLOSE_S if timeout is None else timeout)
 

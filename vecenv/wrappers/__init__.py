@@ -3,9 +3,8 @@
 from vecenv.wrappers.atari import make_atari_vec
 from vecenv.wrappers.base import Part, VecWrapper
 from vecenv.wrappers.normalize import NormalizeObservation, NormalizeReward, RunningMoments
-from vecenv.wrappers.record_infos import RecordInfos
 from vecenv.wrappers.stack import FrameStack
-from vecenv.wrappers.statistics import RecordEpisodeStatistics
+from vecenv.wrappers.statistics import RecordEpisodeStatistics, RecordInfos
 from vecenv.wrappers.transform import (
     ClipAction,
     ClipReward,

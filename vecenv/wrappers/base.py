@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -29,7 +30,7 @@ from vecenv.core.rows import ObservationRows, slot_rows
 from vecenv.core.seeding import Seed
 from vecenv.core.spaces import batch_thinly, by_space, stack_rows, take_row
 
-__all__ = ["Part", "VecWrapper", "WrapperSlot"]
+__all__ = ["Part", "VecWrapper"]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -37,19 +38,9 @@ EVERY = slice(None)
 _STATE = "vecenv wrapper 1"
 # Attributes of the env that are right through every wrapper, as they neither step nor observe.
 _OF_ENVS = ("call", "get_attr", "set_attr", "restarts", "published", "envs", "kernels")
-_OF_AGENTS = ("valid", "alive", "num_games", "group", "groups", "state", "render_game")
+_OF_AGENTS = ("valid", "alive", "num_games", "group", "groups", "state")
 _OF_RUNS = ("last_returns", "last_lengths", "num_episodes", "episode_lengths", "episode_over")
 _FORWARDED = frozenset((*_OF_ENVS, *_OF_AGENTS, *_OF_RUNS, "max_episode_steps"))
-
-
-class WrapperSlot(NamedTuple):
-    """A caller's slot with memory of the wrapper for the env's rewards; see `vecenv.StepSlot`."""
-
-    obs: Any
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
-    valid: np.ndarray | None = None
 
 
 class Part(NamedTuple):
@@ -120,9 +111,9 @@ class VecWrapper(VecEnv):
     env: VecEnv
 
     closed = _of_env("closed", "Whether the env has been closed.")
-    unwrapped = _of_env("unwrapped", "The vector env without any wrapper.")
-    np_random = _of_env("np_random", "The envs' generators, a tuple.")
-    np_random_seed = _of_env("np_random_seed", "Seeds of the envs' generators, a tuple.")
+    unwrapped = _of_env("unwrapped", "The vector env without any wrapper.")  # type: ignore[assignment]  # Gymnasium has a property
+    np_random = _of_env("np_random", "The envs' generators, a tuple.")  # type: ignore[assignment]  # Gymnasium has a property
+    np_random_seed = _of_env("np_random_seed", "Seeds of the envs' generators, a tuple.")  # type: ignore[assignment]  # Gymnasium has a property
     allocate = _by_env(VecEnv.allocate)
     reopen = _by_env(VecEnv.reopen)
     render = _by_env(VecEnv.render)
@@ -137,10 +128,8 @@ class VecWrapper(VecEnv):
     ) -> None:
         name = type(self).__name__
         self.env = _checked_env(env, name)
-        for attribute in (
-            "num_envs", "autoreset_mode", "metadata", "render_mode", "spec", "timing"
-        ):  # fmt: skip
-            setattr(self, attribute, getattr(env, attribute))
+        for same in ("num_envs", "autoreset_mode", "metadata", "render_mode", "spec", "timing"):
+            setattr(self, same, getattr(env, same))
         self._phase = name
         self._log = None
         self._out: Any = None  # of the latest step, see `step_wait`
@@ -314,8 +303,9 @@ class VecWrapper(VecEnv):
         slot_rows(out, self._rows, self.num_envs)  # raises if it can't be written into
         if self.changes_obs:
             return None
-        flags, valid = (out.terminations, out.truncations), getattr(out, "valid", None)
-        return WrapperSlot(out.obs, np.zeros(self.num_envs), *flags, valid)
+        given = {name: getattr(out, name) for name in ("obs", "terminations", "truncations")}
+        own = np.zeros(self.num_envs)  # for the env's rewards
+        return SimpleNamespace(rewards=own, valid=getattr(out, "valid", None), **given)
 
     def _changed(self, result: Any, rows: Any, valid: np.ndarray | None, out: Any) -> StepResult:
         """Return the env's results, changed; note if this fails."""
@@ -375,24 +365,19 @@ class VecWrapper(VecEnv):
         """Record that these rows, bool (num_envs,), begin an episode."""
         none, is_dead = np.zeros(self.num_envs, np.bool_), None
         if self._has_agents:
-            alive, valid = self._agents(EVERY)
+            alive, valid = self.env.alive, self.env.valid  # type: ignore[attr-defined]  # rows of agents have them
             self._alive[is_reset] = alive[is_reset]
             is_dead, is_reset = ~(alive | valid), is_reset & alive
         else:
             self._alive[is_reset] = True
         return Part(EVERY, none, none, is_reset, is_reset, is_dead)
 
-    def _agents(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return which agents are alive and which acted in the latest step, bool (B,)."""
-        env: Any = self.env
-        return env.alive[rows], env.valid[rows]
-
     def _follow(self, rows: Any, is_over: np.ndarray, valid: np.ndarray | None) -> Part:
         """Record the ends of episodes; return where the episodes stand."""
         was_alive, is_dead = self._alive[rows].copy(), None
         if self._has_agents:
-            alive, acted = self._agents(rows)
-            acted = acted.copy() if valid is None else valid
+            alive = self.env.alive[rows]  # type: ignore[attr-defined]  # rows of agents have it
+            acted = self.env.valid[rows].copy() if valid is None else valid  # type: ignore[attr-defined]  # likewise
             is_new = acted | alive
             is_dead = ~is_new
         else:
@@ -455,16 +440,11 @@ class VecWrapper(VecEnv):
     def __getattr__(self, name: str) -> Any:
         if name in _FORWARDED:
             return getattr(self.env, name)
-        advice = (
-            "those of the wrapper inside are at `envs.env`, and what a backend adds to VecEnv is "
-            "at `envs.unwrapped`, where it passes through no wrapper"
+        raise AttributeError(
+            f"{type(self).__name__} has no attribute {name!r}: those of the wrapper inside are at "
+            "`envs.env`, and what a backend adds to VecEnv is at `envs.unwrapped`, where it passes "
+            "through no wrapper"
         )
-        if name == "reset_wait":
-            advice = (
-                "wait for a reset that has timed out with `envs.unwrapped.reset_wait()`, then call "
-                "`envs.reset()` again"
-            )
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}: {advice}")
 
     def __repr__(self) -> str:
         return f"{self._phase}({self.env!r})"

@@ -35,6 +35,7 @@ class RunningMoments:
     Example:
         >>> moments = RunningMoments((2,))
         >>> moments.update(np.array([[1.0, 10.0], [3.0, 30.0]]))
+        True
         >>> moments.mean, moments.variance
         (array([ 2., 20.]), array([  1., 100.]))
     """
@@ -43,36 +44,22 @@ class RunningMoments:
         self.mean, self.variance = np.zeros(shape), np.ones(shape)
         self.count = np.zeros((), np.int64)
 
-    def update(self, x: np.ndarray, counts: np.ndarray | None = None) -> None:
+    def update(self, rows: np.ndarray, counts: np.ndarray | None = None) -> bool:
         """Add rows to the moments.
 
         Args:
-            x: (B, *shape) of any number type.
+            rows: (B, *shape) of any number type.
             counts: bool (B,), the rows that count; None for all.
-
-        Raises:
-            ValueError: The shape is wrong, or rows that count contain NaN or infinity; nothing was
-                changed.
-        """
-        if x.shape[1:] != self.mean.shape or x.ndim == 0:
-            raise ValueError(f"x has shape {x.shape}, expected (B, *{self.mean.shape})")
-        if counts is not None and (counts.shape != x.shape[:1] or counts.dtype != np.bool_):
-            raise ValueError(
-                f"counts is {counts.dtype} {counts.shape}, expected bool {x.shape[:1]}"
-            )
-        if not self.add(x, np.ones(len(x), np.bool_) if counts is None else counts):
-            raise ValueError("x has NaN or infinity among the rows that count")
-
-    def add(self, rows: np.ndarray, counts: np.ndarray) -> bool:
-        """Do what `update` does, without its checks.
-
-        Args:
-            rows: (B, *shape).
-            counts: bool (B,), the rows that count.
 
         Returns:
             Whether all numbers are finite; otherwise nothing was changed.
+
+        Raises:
+            ValueError: The shape is wrong; nothing was changed.
         """
+        if rows.ndim == 0 or rows.shape[1:] != self.mean.shape:
+            raise ValueError(f"rows has shape {rows.shape}, expected (B, *{self.mean.shape})")
+        counts = np.ones(len(rows), np.bool_) if counts is None else counts
         rows, seen = rows if counts.all() else rows[counts], int(self.count)
         if not rows.size:
             return True
@@ -157,7 +144,6 @@ class NormalizeObservation(VecWrapper):
         super().__init__(env, single_observation_space=space)
         self.update_running_mean = True
         self.moments = RunningMoments(given.shape)
-        self._mean, self._factor = np.zeros(given.shape), np.ones(given.shape)
         self._is_partial = False  # whether a reset has left envs out
 
     def reset(
@@ -179,8 +165,6 @@ class NormalizeObservation(VecWrapper):
     def observations(self, obs: Any, part: Part, out: Any) -> None:
         """Write the observations normalised, after counting them."""
         self._count(obs, part)
-        self._mean[...] = self.moments.mean
-        self._factor[...] = 1.0 / np.sqrt(self.moments.variance + self.epsilon)
         self._normalize(obs, out, part)
 
     def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
@@ -190,29 +174,24 @@ class NormalizeObservation(VecWrapper):
         return out
 
     def _count(self, obs: Any, part: Part) -> None:
-        if self.update_running_mean and not self.moments.add(obs, part.is_new):
+        if self.update_running_mean and not self.moments.update(obs, part.is_new):
             bad = ~np.isfinite(obs).reshape(len(obs), -1).all(axis=1) & part.is_new
             _refuse("NaN, infinity or numbers too large in its observation", obs, bad, part)
 
     def _normalize(self, obs: np.ndarray, out: np.ndarray, part: Part | None) -> None:
-        """Normalise observations by the latest noted moments; rows of dead agents stay zeros."""
-        found = (obs - self._mean) * self._factor
+        """Normalise observations by the moments; rows of dead agents stay zeros."""
+        found = (obs - self.moments.mean) / np.sqrt(self.moments.variance + self.epsilon)
         np.clip(found, -self.clip, self.clip, out=out, casting="same_kind")
         if part is not None and part.is_dead is not None:
             out[part.is_dead] = 0.0
 
     def own_state(self) -> dict[str, Any]:
-        """Return the moments, and those by which rows were last normalised."""
-        return {
-            "moments": self.moments.state_dict(),
-            "mean": self._mean.copy(),
-            "factor": self._factor.copy(),
-        }
+        """Return the moments."""
+        return {"moments": self.moments.state_dict()}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `own_state` returned."""
         self.moments.load_state_dict(state["moments"])
-        self._mean[...], self._factor[...] = state["mean"], state["factor"]
 
 
 class NormalizeReward(VecWrapper):
@@ -260,7 +239,7 @@ class NormalizeReward(VecWrapper):
         """Return the rewards divided, after counting them."""
         returns = self._returns[part.rows] * self.gamma + np.where(part.acted, rewards, 0.0)
         if self.update_running_mean:
-            is_finite = self.moments.add(returns, part.acted)
+            is_finite = self.moments.update(returns, part.acted)
         else:
             is_finite = np.isfinite(returns).all()
         if not is_finite:

@@ -85,11 +85,6 @@ class RecordVideo(VecWrapper):
         self.paths: list[Path] = []
         self.num_missed = 0
 
-    @property
-    def recording(self) -> bool:
-        """Whether a recording has begun and not ended."""
-        return self._file is not None
-
     def reset(
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
@@ -117,20 +112,18 @@ class RecordVideo(VecWrapper):
             self._file = Path(f"{self._prefix}-episode-{self._episode}.gif")
 
     def _take_frame(self) -> None:
-        if not self.recording:
+        if self._file is None:
             return
         try:
-            if self._has_agents:
-                env: Any = self.env
-                frame = env.render_game(self._env_id // env.group.num_agents)
-            else:
-                frames: Any = self.env.render()
-                frame = frames[self._env_id]
+            frames: Any = self.env.render()
         except AlreadyPendingCallError:
             self.num_missed += 1
             return
         from vecenv.page.frames import check_frame
 
+        frame = frames[
+            self._env_id * len(frames) // self.num_envs
+        ]  # of the game, if rows are agents
         self._frames.append(check_frame(frame).copy())
         if len(self._frames) == self._length:
             self._stop()

@@ -71,7 +71,7 @@ def test_rows_of_agents_are_the_games_of_the_team(episode):
 def test_rows_of_agents_are_drawn_and_tell_rewards_by_zone():
     envs = make_vec_agents("Cage4-v0", 1, vector_kwargs={"debug": True, "render_mode": "rgb_array"})
     envs.reset(seed=0)
-    picture = envs.render_game(0)
+    picture = envs.render()[0]
     assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.std() > 0
     assert envs.games.zone_rewards().shape == (1, 8, 3)
     envs.close()
