@@ -24,6 +24,7 @@ from workers.faulty_envs import (
     HANG,
     HANG_S,
     RAISE,
+    WRONG_REWARD,
     FaultyEnv,
     OnlyEnv,
     actions,
@@ -690,3 +691,68 @@ def interrupted_after(seconds):
     timer.start()
     yield
     timer.join()
+
+
+class DiaryEnv(FaultyEnv):
+    """Keeps what was asked of it, over resets, and notes in a file that it was closed."""
+
+    def __init__(self, name=0, folder=None):
+        super().__init__(name)
+        self.folder, self.diary = folder, []
+
+    def step(self, action):
+        self.diary.append(int(action))
+        return super().step(action)
+
+    def close(self):
+        with open(self.folder / f"{self.name}", "a") as file:
+            file.write("closed\n")
+
+
+@pytest.fixture
+def diaries(tmp_path):
+    env_fns = [functools.partial(DiaryEnv, name, tmp_path) for name in range(4)]
+    pool = AsyncVectorEnv(env_fns, num_workers=1)
+    pool.reset()
+    yield pool
+    pool.close()
+
+
+def test_envs_behind_one_that_raises_get_their_own_actions(diaries):
+    given = [RAISE, WRONG_REWARD, RAISE, FINE]
+    with pytest.raises((ValueError, ObservationError)):
+        diaries.step(given)
+    diaries.reset()
+    assert diaries.get_attr("diary") == tuple([action] for action in given)
+
+
+def test_a_full_reset_voids_what_a_worker_has_not_begun(diaries):
+    diaries.send([HANG], [0])
+    diaries.send([FINE], [1])
+    diaries.reset()
+    assert diaries.get_attr("diary")[1] == []
+
+
+def test_envs_that_a_state_replaces_are_closed(diaries, tmp_path):
+    diaries.load_state_dict(diaries.state_dict())
+    assert [(tmp_path / str(name)).read_text() for name in range(4)] == ["closed\n"] * 4
+
+
+def test_ctrl_c_in_a_workers_factory_is_a_fault_of_its_env():
+    env_fns = [FaultyEnv, functools.partial(raise_interrupt)]
+    with pytest.raises(EnvCreationError, match="Making env 1 of 2 failed with KeyboardInterrupt"):
+        AsyncVectorEnv(env_fns, num_workers=1)
+
+
+def raise_interrupt():
+    raise KeyboardInterrupt
+
+
+class UnloadableFactory(Unloadable):
+    def __call__(self):
+        return FaultyEnv()
+
+
+def test_a_factory_that_cannot_be_unpickled_in_a_worker_names_its_first_env():
+    with pytest.raises(EnvCreationError, match="Making env 1 of 3"):
+        AsyncVectorEnv([FaultyEnv, UnloadableFactory(), FaultyEnv], num_workers=3, context="spawn")
