@@ -17,6 +17,7 @@ from choices import fast_are, product
 from envs import MODES
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Box, Discrete
+from programs import printed
 from workers.faulty_envs import (
     DIE,
     EXIT,
@@ -29,6 +30,7 @@ from workers.faulty_envs import (
     OnlyEnv,
     actions,
     faulty,
+    open_files,
     opener,
     wait_until_gone,
 )
@@ -683,6 +685,52 @@ def test_a_reset_after_an_interrupt_replaces_a_worker_whose_env_hangs(make, monk
     pool.reset(seed=0)
     assert time.monotonic() - begin < 30  # and not 60
     assert not set(pids) & set(pool.call("pid"))
+
+
+def test_a_reset_after_an_interrupt_keeps_workers_whose_envs_are_well(make):
+    pool = make(4)
+    pool.reset(seed=0)
+    pids = pool.call("pid")
+    pool.call_async("nap", 0.5)
+    with interrupted_after(0.1), pytest.raises(KeyboardInterrupt):
+        pool.call_wait()
+    pool.reset(seed=0)
+    assert pool.call("pid") == pids
+
+
+def test_one_failing_factory_is_told_while_another_still_works():
+    env_fns = [functools.partial(time.sleep, 60), functools.partial(raise_error, "no licence")]
+    begin = time.monotonic()
+    with pytest.raises(EnvCreationError, match="Making env 1 of 2 failed with OSError"):
+        AsyncVectorEnv(env_fns, num_workers=2)
+    assert time.monotonic() - begin < 30
+
+
+def test_a_closed_pool_that_is_referenced_has_no_files_open():
+    before = open_files()
+    pool = AsyncVectorEnv(faulty(4), num_workers=2)
+    pool.close(terminate=True)
+    assert open_files() == before
+
+
+def test_too_few_files_for_so_many_workers_are_told():
+    code = """
+import resource
+from vecenv import AsyncVectorEnv
+from workers.faulty_envs import faulty, open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+counts = []
+for _ in range(2):
+    try:
+        AsyncVectorEnv(faulty(40), num_workers=40)
+    except OSError as error:
+        print(error.__notes__[0])
+    counts.append(len(open_files()))
+print(counts[0] == counts[1])
+"""
+    told = printed(code)
+    assert " ".join(told).startswith("40 workers need three files each: raise the limit")
+    assert told[-1] == "True"
 
 
 @contextlib.contextmanager
