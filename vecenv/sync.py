@@ -86,7 +86,6 @@ class SyncVectorEnv(GymVecEnv):
         self._group = EnvGroup(self.envs, mode)
         self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs), self._group)
         self._sent: deque[tuple[int, Any]] = deque()
-        self._watch: Any = None  # the `FirstSteps` of `make_vec`
         # Not in `__del__`: copies that share everything (EzPickle's) would then close each other's
         # envs.
         self._end = weakref.finalize(self._group, _close_all, self.envs)
@@ -107,11 +106,7 @@ class SyncVectorEnv(GymVecEnv):
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
-        if (watch := self._watch) is not None:
-            watch.begin()
         infos = self._group.step(self._actions.each(actions), rows)
-        if watch is not None and not watch.end():
-            self._watch = None
         return self._results(rows, out, infos)
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
