@@ -6,7 +6,6 @@ import importlib
 import logging
 
 import gymnasium as gym
-import numpy as np
 import pytest
 from traced_envs import Monitor, TracedEnv, TracedGame, traces
 

@@ -171,7 +171,7 @@ class SyncVectorEnv(GymVecEnv):
         return found
 
     def _reopen(self, factories: dict[int, Callable[[], Env]]) -> None:
-        self._calls.mark_reopened(factories)
+        self._calls.unreset.update(factories)
         self.env_fns = [factories.get(env_id, made) for env_id, made in enumerate(self.env_fns)]
         spaces, errors = (self.single_observation_space, self.single_action_space), []
         for env_id, factory in factories.items():

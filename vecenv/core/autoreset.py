@@ -36,9 +36,9 @@ class EnvGroup:
         envs: The envs.
         autoreset_mode: When envs are reset.
         enter: Enters an env's info into the infos that `reset` and `step` return, as `add_info`
-            does. Arguments: infos so far, the info, index of the env, number of envs. It must copy
-            what the env may change later. Called once per env and call, in the envs' order; twice
-            for an env whose new episode has the key `final_obs` or `final_info`.
+            does. Arguments: infos so far, the info, index of the env, number of envs. Called once
+            per env and call, in the envs' order; twice for an env whose new episode has the key
+            `final_obs` or `final_info`.
 
     Attributes:
         envs: The envs; may be replaced item by item.
@@ -67,41 +67,36 @@ class EnvGroup:
     ) -> dict[Any, Any]:
         """Reset all envs or those of `reset_mask`, write their rows, return the batched infos.
 
-        Every env gets a copy of `options` of its own, including dicts, lists and arrays in it.
-
-        An env's exception is raised with its index as `env_index`; later envs are not
-        reset.
+        Every env gets a deep copy of `options` of its own. An env's exception is raised with its
+        index as `env_index`; later envs are not reset.
         """
         infos: dict[Any, Any] = {}
         for index in self._indices if reset_mask is None else np.flatnonzero(reset_mask).tolist():
-            info = self.reset_env(index, seeds[index], options, rows)
-            if info:
-                try:
-                    self.enter(infos, info, index, len(self.envs))
-                except Exception as error:
-                    blame(error, index, f"This came from the info of env {index}, in reset.")
-                    raise
+            self.reset_env(index, seeds[index], options, rows, infos)
         return infos
 
     def reset_env(
-        self, index: int, seed: int | None, options: dict[str, Any] | None, rows: ObservationRows
-    ) -> dict[str, Any]:
-        """Reset one env, write its row, return its info; errors have its index as `env_index`."""
+        self,
+        index: int,
+        seed: int | None,
+        options: dict[str, Any] | None,
+        rows: ObservationRows,
+        infos: dict[Any, Any],
+    ) -> None:
+        """Reset one env, write its row, enter its info; errors have its index as `env_index`."""
         try:
             own_options = None if options is None else copy_value(options)
             result = self._steppers[index].reset(seed=seed, options=own_options)
-            try:
-                if isinstance(result, np.ndarray | dict):  # both could be unpacked, too
-                    raise TypeError
-                obs, info = result
-            except (TypeError, ValueError):
+            if not isinstance(result, tuple | list) or len(result) != 2:
                 raise ObservationError(
                     f"returned {short(result, 200)} from reset, expected (obs, info); return "
                     "`obs, {}`",
                     index,
-                ) from None
-            rows.write(index, obs)
+                )
+            rows.write(index, result[0])
             self.ended.discard(index)
+            if result[1]:
+                self.enter(infos, result[1], index, len(self.envs))
         except BaseException as error:
             note = f"This came from env {index}, in reset(seed={seed})."
             if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
@@ -111,7 +106,6 @@ class EnvGroup:
                 )
             blame(error, index, note)
             raise
-        return info
 
     def step(
         self,
@@ -149,7 +143,10 @@ class EnvGroup:
             numbers = indices or self._indices
             for index, env, key, action in zip(numbers, envs, keys, actions):  # noqa: B905  # see above
                 if resets_next and index in ended:
-                    info = self._begin_episode(index, rows)
+                    obs, info = env.reset()
+                    ended.discard(index)
+                    rows.obs.write(index, obs)
+                    rewards[index] = 0.0
                 else:
                     result = env.step(action)
                     try:
@@ -166,14 +163,6 @@ class EnvGroup:
             blame(error, index, f"This came from env {index} of {len(self.envs)}.")
             raise
         return infos
-
-    def _begin_episode(self, index: int, rows: StepRows) -> dict[str, Any]:
-        """Reset an env instead of stepping it, as NEXT_STEP demands; return the info."""
-        obs, info = self._steppers[index].reset()
-        self.ended.discard(index)
-        rows.obs.write(index, obs)
-        rows.rewards[index] = 0.0
-        return info
 
     def _end_episode(
         self,
@@ -205,16 +194,11 @@ class EnvGroup:
 
     def mark_done(self, index: int) -> None:
         """Stamp the time at which an env's latest results were written, if stamps are on."""
-        stepper = self._steppers[index]
-        if isinstance(stepper, StampedEnv):
+        if isinstance(stepper := self._steppers[index], StampedEnv):
             stepper.mark_done()
 
     def require_reset_ended(self, indices: Iterable[int]) -> None:
-        """Refuse to step envs whose episode has ended, if autoreset is disabled.
-
-        Raises:
-            ResetNeeded: The episode of one of `indices` has ended.
-        """
+        """Raise ResetNeeded if autoreset is disabled and an episode of these envs is over."""
         stuck = sorted(self.ended.intersection(indices))
         if stuck and self.autoreset_mode is AutoresetMode.DISABLED:
             raise ResetNeeded(

@@ -30,8 +30,8 @@ from vecenv.core.replacing import read_reopened
 from vecenv.core.rows import (
     ArrayRows,
     ObservationRows,
-    Outputs,
     StepRows,
+    StepSlot,
     aligned_zeros,
     check_slot_array,
     copy_batch,
@@ -50,23 +50,11 @@ _MASK_DTYPES = (np.dtype(np.int8), np.dtype(np.bool_))
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-class StepSlot(Outputs):
-    """Memory for the results of one step, for the argument `out`; `obs` has the space's dtype.
-
-    Any object with these attributes works too, such as what `buffers.RolloutBuffer.slot` returns.
-    The arrays are C-contiguous and stay the caller's; a step overwrites them. If a slot has an
-    attribute `autoreset_mode`, envs of another mode refuse it.
-    """
-
-
 class StepBatch(NamedTuple):
-    """Results of the envs that `recv` returns, one row each, in the order they became ready.
+    """Results of the B envs that `recv` returns, in the order in which they became ready.
 
-    Attributes:
-        obs: (B, *obs_shape), nested as the observation space is.
-        rewards, terminations, truncations: float64 and bool (B,).
-        infos: Batched infos with B rows.
-        env_ids: int64 (B,), the env of each row.
+    Observations are nested as the space is; rewards are float64, the flags bool and `env_ids`, the
+    env of each row, int64 (B,).
     """
 
     obs: Any
@@ -139,7 +127,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             reset gives up envs in flight since `send`.
 
         Raises:
-            TypeError, ValueError: Seeds or mask are invalid.
             AlreadyPendingCallError: Another call is pending, or a masked env is in flight.
         """
         seed = checked_seed(seed, self.num_envs)
@@ -148,10 +135,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         try:
             with self._logged(RESET):
                 result = self._reset(seed, rest, reset_mask)
-        except Exception:
-            raise
-        except BaseException:  # nobody knows which envs have been reset
-            self._calls.forget_reset(RuntimeError("the last `reset` did not come to its end"))
+        except KeyboardInterrupt as error:  # nobody knows which envs have been reset
+            self._calls.forget_reset(error)
             raise
         self._calls.mark_reset()
         return result
@@ -173,10 +158,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             SlotError: `out` can't be written into, or is of a buffer for another autoreset mode.
                 Nothing was stepped.
             ResetNeeded: Before the first `reset`, or an episode has ended and autoreset is off.
-            AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
         """
-        if not self._calls.is_ready:
-            self._calls.require_ready("step")
+        self._calls.require_ready("step")
         if out is not None:
             self._check_slot_mode(out)
         with self._logged(STEP):
@@ -192,16 +175,11 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             ActionError, ResetNeeded: As for `step`.
             AlreadyPendingCallError: One of these envs is already in flight.
-            TypeError, ValueError: Ids are not integers, out of range or repeated.
         """
         ids = self._calls.check_env_ids(env_ids)
-        try:
-            with self._logged(SEND):
-                self._send(self._actions.check(actions, ids), ids)
-            self._calls.mark_sent(ids)
-        except BaseException:
-            self._calls.settle()
-            raise
+        with self._logged(SEND):
+            self._send(self._actions.check(actions, ids), ids)
+        self._calls.mark_sent(ids)
 
     def recv(
         self,
@@ -220,25 +198,16 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
                 `recv`. None for all that are ready. `recv(max_envs=16)` returns 16 envs each time,
                 as long as 16 are in flight, so that batches have one shape.
 
-        Returns:
-            The results in the order in which they became ready, with their `env_ids`.
-
         Raises:
             NoAsyncCallError: Nothing is in flight.
-            TypeError, ValueError: An argument is no number, or out of range.
         """
         count, most = self._calls.check_recv(min_envs, max_envs)
-        if timeout is not None:
-            timeout = read_timeout("timeout", timeout)
-        try:
-            with self._logged(RECV):
-                batch = self._recv(count, most, timeout)
-                if self._log is not None:
-                    self.timing.log.note_rows(len(batch.env_ids))
-            self._calls.mark_received(batch.env_ids)
-        except BaseException:
-            self._calls.settle()
-            raise
+        timeout = read_timeout("timeout", timeout)
+        with self._logged(RECV):
+            batch = self._recv(count, most, timeout)
+            if self._log is not None:
+                self.timing.log.note_rows(len(batch.env_ids))
+        self._calls.mark_received(batch.env_ids)
         return batch
 
     @property
@@ -268,15 +237,14 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Returns:
             int8 (B, width), the caller's to keep, or `out`; the width is n for Discrete,
-            sum(nvec) for MultiDiscrete and 2 n for MultiBinary actions, see `mask_width`. If an
-            episode has ended and the env waits for its reset, so that its action is ignored or
-            not allowed at all, a mask that is missing or all 0 becomes all 1.
+            sum(nvec) for MultiDiscrete and 2 n for MultiBinary actions, see `mask_width`. Where an
+            episode has ended, so that the action is ignored, a mask that is missing or all 0
+            becomes all 1.
 
         Raises:
             NoActionMaskError: The envs give no masks; says what an env must provide.
             ActionMaskError: A mask does not fit the action space, is missing, or allows no action;
                 names the env.
-            SlotError: `out` cannot be written into.
         """
         ids, count = None, self.num_envs
         if env_ids is None:
@@ -313,11 +281,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """Restore a state that `state_dict` returned; no `reset` is needed before.
 
         Envs that are stepped one by one are saved as pickles: loading them runs code, so load only
-        states that you have saved yourself.
-
-        Raises:
-            EnvStateError: The state can't be loaded. A `SyncVectorEnv` is unchanged then, others
-                must be reset.
+        states that you have saved yourself. If that raises EnvStateError, reset the envs.
         """
         raise EnvStateError(f"{type(self).__name__} can't load the state of its envs")
 
@@ -338,24 +302,23 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             EnvCreationError: A factory raised, or made an env of other spaces; names the env. The
                 other rows have been reopened.
-            AlreadyPendingCallError: A call is pending, or envs are in flight; nothing was changed.
         """
-        ids = self._calls.require_reopenable(rows)
+        calls, is_one = self._calls, isinstance(rows, int | np.integer)
+        calls.require_open("reopen")
+        if calls.is_started:
+            calls.require_idle("reopen")
+        ids = calls.distinct_ids([rows] if is_one else rows, "rows")
         self._reopen(read_reopened(ids, factories))
 
     def _reopen(self, factories: dict[int, Callable[[], Any]]) -> None:
-        """Do what `reopen` says; call `mark_reopened` before any change."""
+        """Do what `reopen` says; add the rows to `_calls.unreset` before any change."""
         raise NotImplementedError(
             f"{type(self).__name__} can't reopen rows; make the envs with backend='sync' or 'async'"
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse copies and pickles, unless the class defines how it is copied, as EzPickle does.
-
-        Dropping a shallow copy would close the envs of both.
-        """
-        own = type(self)
-        if own.__reduce__ is not object.__reduce__ or own.__getstate__ is not object.__getstate__:
+        """Refuse copies and pickles, as dropping a copy would close the envs of both."""
+        if type(self).__getstate__ is not object.__getstate__:  # as EzPickle's
             return super().__reduce_ex__(protocol)
         raise TypeError(
             f"a {type(self).__name__} can't be copied or pickled: make another one with the same "
@@ -371,14 +334,10 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         finally:
             self.closed = True
             if hasattr(self, "_calls"):
-                self._calls.mark_closed()
+                self._calls.is_closed = True
 
     def _check_slot_mode(self, out: Any) -> None:
-        """Raise SlotError if `out` belongs to a buffer of another autoreset mode.
-
-        Which rows a buffer bootstraps or leaves out depends on its mode, so with envs of another
-        mode training would learn from wrong targets.
-        """
+        """Raise SlotError if `out` is of a buffer of another autoreset mode: targets were wrong."""
         own = self.autoreset_mode
         given = getattr(out, "autoreset_mode", None) or own
         if given is not own and (mode := read_autoreset_mode(given)) is not own:
@@ -396,10 +355,9 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         return _NOT_LOGGED if self._log is None else self.timing.log.waiting()
 
     def _begin_stamps(self) -> EnvStamps | int | None:
-        """Begin to stamp env steps; return the rings of stamps.
+        """Begin to stamp env steps; return the rings of stamps, or None if there are none.
 
-        If compiled calls are stamped in the log of calls, return the time of a call that does
-        nothing, in nanoseconds, instead. None if only the caller's time is known.
+        If compiled calls are stamped, return the nanoseconds of a call that does nothing instead.
         """
         return None
 
@@ -451,12 +409,10 @@ class GymVecEnv(VecEnv):
     copy: bool = True
 
     def _bind_rows(self, rows: StepRows, ended: EnvGroup | None = None) -> None:
-        """Set the rows for results, (num_envs, ...) of the observation space.
+        """Set the rows for results of steps without `out`.
 
-        Args:
-            rows: Rows for the results of steps without `out`.
-            ended: The group that knows whose episode has ended, if autoreset is disabled; None to
-                record what `_note_ended` gets.
+        `ended` is the group that knows whose episode has ended, if autoreset is disabled; None to
+        record what `_note_ended` gets.
         """
         self._rows = rows
         self._latest = rows.obs  # rows of the last observations: the own ones, or those of an `out`
@@ -589,11 +545,7 @@ class GymVecEnv(VecEnv):
         raise NotImplementedError
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env, to one value or to one per env (a list or tuple).
-
-        Raises:
-            ValueError: The list has the wrong length.
-        """
+        """Set an attribute of every env, to one value or to one per env (a list or tuple)."""
         self._calls.require_idle("set_attr")
         if not isinstance(values, list | tuple):
             values = [values] * self.num_envs

@@ -53,14 +53,8 @@ class RemoteTraceback(Exception):
 class EnvFault(NamedTuple):
     """An exception that an env raised in a worker.
 
-    Attributes:
-        env_id: Which env; negative if it was none but, for example, a policy.
-        worker: Which worker.
-        call: The call in which it was raised, such as "step".
-        action: Short text of the action, or "".
-        pickled: The exception.
-        text: Its `repr`.
-        trace: The formatted traceback.
+    `env_id` is negative if it was no env but, for example, a policy; `action` is a short text, or
+    ""; `pickled` is the exception, `text` its `repr`, and `trace` the formatted traceback.
     """
 
     env_id: int
@@ -79,14 +73,18 @@ class EnvFault(NamedTuple):
         if isinstance(error, ObservationError):
             error.name_env(env_id)
         shown = "" if action is None else shorten(_repr(action))
-        try:
-            vars(error).pop("__notes__", ())
-            trace = "".join(traceback.format_exception(type(error), error, _own_part(error)))
-            bare = error.with_traceback(None)
-            bare.__cause__ = bare.__context__ = None
-            return EnvFault(env_id, worker, call, shown, _pickled(bare), _repr(bare), trace)
-        except Exception:  # its class overrides what exceptions consist of
-            return EnvFault(env_id, worker, call, shown, b"", _repr(error), _repr(error))
+        vars(error).pop("__notes__", ())
+        lines = (
+            error.__traceback__
+        )  # without the frames of this package that lead to the env's code
+        while lines is not None and lines.tb_next is not None:
+            if not lines.tb_frame.f_globals.get("__name__", "").startswith("vecenv."):
+                break
+            lines = lines.tb_next
+        trace = "".join(traceback.format_exception(type(error), error, lines))
+        bare = error.with_traceback(None)
+        bare.__cause__ = bare.__context__ = None
+        return EnvFault(env_id, worker, call, shown, _pickled(bare), _repr(bare), trace)
 
     def exception(self, step: int) -> BaseException:
         """Return the exception, with the worker's traceback as cause and a note saying where."""
@@ -106,16 +104,6 @@ class EnvFault(NamedTuple):
             vars(error)["env_index"] = self.env_id
         error.__cause__ = RemoteTraceback(self.trace)
         return error
-
-
-def _own_part(error: BaseException) -> Any:
-    """Return the traceback without the frames of this package that lead to the env's code."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        if not trace.tb_frame.f_globals.get("__name__", "").startswith("vecenv."):
-            break
-        trace = trace.tb_next
-    return trace
 
 
 def _repr(value: Any) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "ObservationRows",
     "Outputs",
     "StepRows",
+    "StepSlot",
     "aligned_zeros",
     "check_slot_array",
     "checked_layout",
@@ -58,36 +59,27 @@ def checked_layout(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, i
     Raises:
         ValueError: A negative dimension, or items without any bytes.
         TypeError: A dimension that is no integer, or items that are Python objects.
+        MemoryError: The array could not be addressed.
     """
     wanted = np.dtype(dtype)
     dtype, inner = wanted.base, wanted.shape  # of a dtype with dimensions of its own
     lengths = shape if isinstance(shape, tuple | list) else (shape,)
     sizes = (*map(operator.index, lengths), *inner)
-    if any(size < 0 for size in sizes):
+    if min(sizes, default=0) < 0:
         raise ValueError(f"allocate: shape is {shape}, expected dimensions of at least 0")
-    if dtype.hasobject:
-        raise TypeError(
-            f"allocate: dtype is {dtype}, expected numbers, flags or text of fixed length: Python "
-            "objects can't be in memory that other code writes into"
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise (TypeError if dtype.hasobject else ValueError)(
+            f"allocate: dtype is {dtype}, expected numbers, flags or text of a given length, such "
+            "as U8; Python objects can't be in memory that other code writes into"
         )
-    if dtype.itemsize == 0:
-        raise ValueError(
-            f"allocate: dtype is {dtype.str!r}, whose items have no bytes; give it a length, such "
-            f"as {dtype.str[1:-1]}8"
-        )
-    return sizes, dtype, math.prod(sizes) * dtype.itemsize
+    if (size_bytes := math.prod(sizes) * dtype.itemsize) >= 1 << 62:
+        raise MemoryError(f"allocate({shape}, {dtype}) needs {size_bytes} bytes")
+    return sizes, dtype, size_bytes
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """Return zeros of this shape and dtype, aligned to a cache line; the caller owns them.
-
-    Raises:
-        ValueError, TypeError: See `checked_layout`.
-        MemoryError: There is not enough memory.
-    """
+    """Return zeros, aligned to a cache line; the caller owns them. Raises as `checked_layout`."""
     shape, dtype, size_bytes = checked_layout(shape, dtype)
-    if size_bytes >= 1 << 62:
-        raise MemoryError(f"allocate({shape}, {dtype}) needs {size_bytes} bytes")
     pages = np.zeros(size_bytes + _CACHE_LINE, dtype=np.uint8)
     start = -pages.ctypes.data % _CACHE_LINE
     return pages[start : start + size_bytes].view(dtype).reshape(shape)
@@ -148,8 +140,7 @@ class ObservationRows:
     def write(self, index: int, obs: Any) -> None:
         """Write the observation of env `index`, with conversion within the same kind of dtype.
 
-        Raises:
-            ObservationError: Shape or dtype do not fit; names the env.
+        Raises ObservationError, which names the env, if shape or dtype do not fit.
         """
         raise NotImplementedError
 
@@ -166,38 +157,26 @@ class ObservationRows:
         raise NotImplementedError
 
     def over(self, batch: Any) -> ObservationRows:
-        """Return rows that write into `batch`, which the caller owns.
-
-        Raises:
-            SlotError: An array of wrong shape, dtype or layout, or a space without fixed shape.
-        """
+        """Return rows that write into `batch`, the caller's; raise SlotError if it doesn't fit."""
         raise NotImplementedError
 
 
 class ArrayRows(ObservationRows):
-    """Rows of one array.
-
-    Args:
-        space: Space of one observation.
-        array: (num_envs, *shape).
-        slices: Slice of each row in the flat array, if other rows of this space have them.
-    """
+    """Rows of one array, (num_envs, *shape); `slices` are those of other rows of this space."""
 
     array: np.ndarray
 
     def __init__(self, space: Space, array: np.ndarray, slices: list[slice] | None = None) -> None:
         self._space, self.array = space, array
         num_envs, *shape = array.shape
-        self._row_shape = tuple(shape)
-        width = math.prod(shape)
+        self._row_shape, width = tuple(shape), math.prod(shape)
         self._slices = slices or [slice(i * width, (i + 1) * width) for i in range(num_envs)]
         # Memoryviews can't assign items of other dtypes, and can't be cast if they are empty.
-        is_simple = array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative
-        self._flat: Any = None
-        if is_simple and array.size:
-            self._flat = memoryview(array.reshape(-1))  # type: ignore[arg-type]  # typeshed before 3.12
-        self.keys = self._slices if self._flat is not None and len(shape) == 1 else range(num_envs)
-        self.target = self if self._flat is None or len(shape) > 1 else self._flat
+        is_simple = array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative and array.size
+        flat: Any = memoryview(array.reshape(-1)) if is_simple else None  # type: ignore[arg-type]  # typeshed before 3.12
+        self._flat = flat
+        self.keys = self._slices if flat is not None and len(shape) == 1 else range(num_envs)
+        self.target = self if flat is None or len(shape) > 1 else flat
 
     def __setitem__(self, index: int, obs: Any) -> None:
         """Write an observation of two or more dimensions, or of a dtype unknown to memoryviews."""
@@ -326,14 +305,9 @@ class TreeRows(ObservationRows):
 
 
 class StepRows:
-    """Rows for the results of one step: observations, rewards and flags.
+    """Rows for the results of one step: observations, rewards (num_envs,) and flags (num_envs,).
 
-    Attributes:
-        obs: Rows of the observations.
-        rewards: float64 or float32 (num_envs,).
-        terminations: bool (num_envs,).
-        truncations: bool (num_envs,).
-        has_ends: Whether a flag may be True; only then a step clears the flags.
+    `has_ends` says whether a flag may be True; only then a step clears the flags.
     """
 
     __slots__ = ("has_ends", "obs", "reward_view", "rewards", "terminations", "truncations")
@@ -345,12 +319,10 @@ class StepRows:
         terminations: np.ndarray,
         truncations: np.ndarray,
     ) -> None:
-        self.obs = obs
-        self.rewards = rewards
+        self.obs, self.rewards = obs, rewards
         # Assigning an item of the view takes 2/3 of the time of an array's item.
         self.reward_view: Any = memoryview(rewards)  # type: ignore[arg-type]  # typeshed before 3.12
-        self.terminations = terminations
-        self.truncations = truncations
+        self.terminations, self.truncations = terminations, truncations
         self.has_ends = True
 
     @staticmethod
@@ -373,11 +345,15 @@ class StepRows:
         self.has_ends = indices is not None
 
 
-class Outputs(NamedTuple):
-    """The output arrays of a call with R rows; all are C-contiguous.
+class StepSlot(NamedTuple):
+    """Memory for the results of one step, for the argument `out`.
+
+    Any object with these attributes works too, such as what `buffers.RolloutBuffer.slot` returns.
+    The arrays are C-contiguous and stay the caller's; a step overwrites them. If a slot has an
+    attribute `autoreset_mode`, envs of another mode refuse it.
 
     Attributes:
-        obs: (R, *obs_shape).
+        obs: (R, *obs_shape), of the space's dtype.
         rewards: float32 or float64 (R,).
         terminations: bool (R,).
         truncations: bool (R,).
@@ -389,15 +365,15 @@ class Outputs(NamedTuple):
     truncations: np.ndarray
 
 
-def slot_arrays(out: Any, num_envs: int) -> Outputs:
+Outputs = StepSlot  # its name in `vecenv.jit`
+
+
+def slot_arrays(out: Any, num_envs: int) -> StepSlot:
     """Return a slot's observations unchanged, and its other arrays, checked, as plain arrays.
 
-    Args:
-        out: Object with the arrays `obs, rewards, terminations, truncations`, see `StepSlot`.
-        num_envs: Number of rows that every array must have.
-
     Raises:
-        SlotError: An array is missing, or has a wrong shape, dtype or layout, or is both flags.
+        SlotError: An array is missing, or has a wrong shape (`num_envs` rows), dtype or layout, or
+            is both flags.
     """
     shape = (num_envs,)
     try:
@@ -416,10 +392,10 @@ def slot_arrays(out: Any, num_envs: int) -> Outputs:
             "out.terminations and out.truncations share memory, so one would overwrite the other; "
             "give each an array of its own"
         )
-    return Outputs(obs, rewards, terminations, truncations)
+    return StepSlot(obs, rewards, terminations, truncations)
 
 
-def slot_outputs(out: Any, obs_shape: tuple[int, ...], obs_dtype: Any) -> Outputs:
+def slot_outputs(out: Any, obs_shape: tuple[int, ...], obs_dtype: Any) -> StepSlot:
     """Return the arrays of a slot whose observations are one array, see `slot_arrays`."""
     found = slot_arrays(out, obs_shape[0])
     obs = check_slot_array("obs", found.obs, obs_shape, (np.dtype(obs_dtype),))

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -173,7 +174,7 @@ class RayVectorEnv(GymVecEnv):
         self.restarts = np.zeros(self.num_envs, np.int64)
         self.busy_ns = np.zeros(self.num_workers, np.int64)
         self._ready: deque[tuple[int, Sequence[Any]]] = deque()  # envs that are back, their infos
-        pool.left_by_fork = self._calls.leave_to_parent
+        pool.left_by_fork = partial(setattr, self._calls, "parent_pid")
         if on_error == "restart":
             pool.after_loss = self._start_after
         self.closed = False
@@ -188,7 +189,7 @@ class RayVectorEnv(GymVecEnv):
             keeps_late: Whether late answers can still be waited for.
         """
         calls = self._calls
-        calls.unfinished, calls.is_ready = self._give_up, False
+        calls.unfinished = self._give_up
         try:
             yield
         except (StepTimeoutError, InfoError) as error:
@@ -197,7 +198,6 @@ class RayVectorEnv(GymVecEnv):
             calls.unfinished = None
             raise
         calls.unfinished = None
-        calls.is_ready = calls.has_reset and not calls.num_in_flight
 
     def _give_up(self, error: BaseException | None = None) -> None:
         """Forget all requests; because of this error, refuse all calls but `reset` and `close`."""
@@ -460,7 +460,7 @@ class RayVectorEnv(GymVecEnv):
         try:
             replies = self._pool.wait(method, count, deadline, doing, replaces_late)
         except WorkerDiedError as error:
-            self._calls.note_fault(retold(error))
+            self._calls.fault = self._calls.fault or retold(error)
             self.close(terminate=True)
             error.args = (f"{error.args[0]} The vector env is closed.",)
             raise

@@ -162,7 +162,7 @@ class Chunk:
         self._spaces = layout.observation_space, layout.action_space
         for env in map(without_restarts, envs):
             if isinstance(env, MissingEnv):
-                env.be_of(*self._spaces)
+                env.observation_space, env.action_space = self._spaces
         self._rows, self._objects = tables.rows, tables.objects
         self._actions: Any = tables.actions  # None if all actions travel as payloads
         self._published = list(tables.published.items())
@@ -262,9 +262,7 @@ class Chunk:
         infos: dict[int, Any] = {}
 
         def reset(index: int) -> None:
-            info = self.group.reset_env(index, seeds[index], options, self._rows.obs)
-            if info:  # kept at once, as another env may fill the same dict
-                keep_info(infos, info, index, len(self._every))
+            self.group.reset_env(index, seeds[index], options, self._rows.obs, infos)
             self.group.mark_done(index)
 
         chosen = None if reset_mask is None else np.flatnonzero(reset_mask).tolist()

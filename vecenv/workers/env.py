@@ -229,7 +229,7 @@ class AsyncVectorEnv(GymVecEnv):
             self.metadata = {**(about.metadata or {}), "autoreset_mode": self.autoreset_mode}
             self.render_mode = about.render_mode
             self._bind_rows(pool.tables.rows)
-            self._pool, pool.left_by_fork = pool, self._calls.leave_to_parent
+            self._pool, pool.left_by_fork = pool, partial(setattr, self._calls, "parent_pid")
             self.published, self.restarts = pool.tables.published, pool.tables.restarts
             self._out: Any = None  # `out` of the pending step, and its rows
             self._resetting: Sequence[int] = ()  # the envs of the pending reset
@@ -258,17 +258,14 @@ class AsyncVectorEnv(GymVecEnv):
             checked_seed(seed, self.num_envs)
             mask, _ = split_reset_mask(options, self.num_envs)
             if mask is None or mask.all():
-                calls.end_async()
+                calls.pending = None
                 calls.give_up(RuntimeError("a call had timed out and was given up by `reset`"))
         return super().reset(seed=seed, options=options)
 
     def reset_async(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
         """Start resetting all envs, or those of `options["reset_mask"]`; see `reset`."""
-        self._calls.require_open("reset_async")
-        if self._calls.pending is not None:
-            self._calls.require_idle("reset_async")
         mask, rest = split_reset_mask(options, self.num_envs)
-        self._calls.begin_reset(mask)
+        self._calls.begin_reset(mask, "reset_async")
         self._begin_reset(seed, rest, mask)
         self._calls.unfinished = None
 
@@ -344,7 +341,7 @@ class AsyncVectorEnv(GymVecEnv):
             parts = [each[i:j] for i, j in self._plan.chunks]
             own = None if own is None else partial(own, parts.pop(0))
             payloads = list(map(dumps, parts))
-        calls.unfinished, calls.pending, calls.is_ready = self._on_cut, "step", False
+        calls.unfinished, calls.pending = self._on_cut, "step"
         self._out = None if out is None else (out, slot)
         pool.post(Kind.STEP, own, payloads)
 
@@ -371,7 +368,7 @@ class AsyncVectorEnv(GymVecEnv):
         if shared is None or not shared.write(actions, env_ids):
             each = self._actions.snapshot(actions)
             payloads = [dumps([action]) for action in each]
-        self._calls.unfinished, self._calls.is_ready = self._on_cut, False
+        self._calls.unfinished = self._on_cut
         pool.send(ids, each, payloads)
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
@@ -431,9 +428,8 @@ class AsyncVectorEnv(GymVecEnv):
             self._calls.unfinished = None  # not cut off: the call stays pending
             raise
         except WorkerDiedError as error:
-            self._calls.note_fault(retold(error))
-            self._calls.end_async()
-            self._calls.unfinished = None
+            self._calls.fault = self._calls.fault or retold(error)
+            self._calls.unfinished = self._calls.pending = None
             self.close(terminate=True)
             told = f"{error.args[0]} The vector env is closed: make a new one"
             if not self._plan.restart_envs:
@@ -488,12 +484,12 @@ class AsyncVectorEnv(GymVecEnv):
         if pool.own is not None:
             own = partial(getattr(pool.own, method), *requests.pop(0))
         payloads = [message(method, *arguments) for arguments in requests]
-        calls.unfinished, calls.is_ready = self._on_cut, False
+        calls.unfinished = self._on_cut
         if is_full:
             if pool.is_cut or pool.timed_out:
                 self._guarded(pool.give_up)
             pool.forget_rows()
-        calls.begin_async(call)
+        calls.pending = call
         pool.post(Kind.ASK, own, payloads)
 
     def _reopen(self, factories: dict[int, Callable[[], Env]]) -> None:
@@ -507,7 +503,7 @@ class AsyncVectorEnv(GymVecEnv):
         is_started, chunks = self._calls.is_started, self._plan.chunks
         # Before any change, as pickling may raise.
         requests = {chunk: request(*chunk) for chunk in chunks if is_started}
-        self._calls.mark_reopened(factories)
+        self._calls.unreset.update(factories)
         self.env_fns = [factories.get(env_id, made) for env_id, made in enumerate(self.env_fns)]
         self._plan.factories[:] = self.env_fns
         if not is_started:
@@ -570,7 +566,7 @@ class AsyncVectorEnv(GymVecEnv):
             also if an error is raised, except a timeout.
         """
         pool, calls = self._pool, self._calls
-        calls.unfinished, calls.is_ready = self._on_cut, False
+        calls.unfinished = self._on_cut
         pool.do_own()  # while the workers do theirs
         self._guarded(pool.wait, deadline, f"step {pool.steps}" if call == "step" else call)
         found = pool.answers()
@@ -582,7 +578,6 @@ class AsyncVectorEnv(GymVecEnv):
             raise
         finally:
             calls.unfinished = calls.pending = None
-            calls.is_ready = calls.has_reset and not calls.unreset
         return infos, [answer.result for *_, answer in found if answer.result is not None]
 
     # -- timing ------------------------------------------------------------------------------
@@ -662,8 +657,7 @@ class AsyncVectorEnv(GymVecEnv):
 def _note_cut(calls: CallProtocol, pool: Pool) -> None:
     """Refuse all calls but `reset` and `close`, after an exception in the midst of a call."""
     pool.is_cut = True
-    calls.end_async()
-    calls.fault = None
+    calls.pending = calls.fault = None
     told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
     calls.give_up(RuntimeError(told))
 

@@ -86,7 +86,7 @@ class TimeLimit(VecWrapper):
         if rows.all():
             self._held.clear()
             self._calls.in_flight[:] = False
-            self._calls.recount()
+            self._calls.num_in_flight = 0
         self._calls.mark_reset()
         return result
 
@@ -278,7 +278,7 @@ class TimeLimit(VecWrapper):
 
     def _note_closed(self) -> None:
         if self.env.closed and not self._calls.is_closed:
-            self._calls.mark_closed()
+            self._calls.is_closed = True
 
     def _with_held(self, held: list[_Held], batch: StepBatch | None) -> StepBatch:
         """Return rows of resets and then those of a batch."""
@@ -310,7 +310,7 @@ class TimeLimit(VecWrapper):
         self._elapsed[...], self._is_cut[...] = state["elapsed"], state["is_cut"]
         self._held.clear()
         self._calls.in_flight[:] = False
-        self._calls.recount()
+        self._calls.num_in_flight = 0
         self._calls.mark_reset()
 
 
