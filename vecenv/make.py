@@ -139,8 +139,7 @@ def make_vec(
         given["autoreset_mode"] = read_autoreset_mode(autoreset_mode)
     source.options.update(vector_kwargs or {})
     source.options.update({name: value for name, value in given.items() if value is not None})
-    choice, is_compiled = _decide(source, _with_device(source, backend, device), env)
-    _check_backend(source, choice.backend, is_compiled=is_compiled)
+    choice, is_compiled = _decide(source, backend, device, env)
     if mask_infos and is_compiled:
         source.options["mask_infos"] = True
     elif mask_infos:
@@ -205,76 +204,68 @@ def _wrapped(factory: EnvFactory, wrappers: tuple[Wrapper, ...]) -> Env:
 # -- the choice of the backend ---------------------------------------------------------------------
 
 
-def _with_device(source: _Source, backend: str | None, device: Any) -> str | None:
-    """Return the backend for a device, and add the device to the options."""
-    if device is None:  # it may be in the spec of a vector env
-        return "cuda" if source.backend == "cuda" and backend in (None, "auto") else backend
-    if not is_on_device(backend, device):
-        return "jit"
-    source.options["device"] = device
-    return "cuda"
+def _decide(source: _Source, backend: str | None, device: Any, env: Any) -> tuple[Choice, bool]:
+    """Return the backend, chosen if none is named, and whether compiled envs are made.
 
-
-def _decide(source: _Source, backend: str | None, env: Any) -> tuple[Choice, bool]:
-    """Return the backend, chosen if none is named, and whether compiled envs are made."""
+    Raises if that backend can't run these envs, or does not take these options.
+    """
+    is_open = backend in (None, "auto")
+    if device is None and source.backend == "cuda" and is_open:  # the spec of a vector env
+        backend = "cuda"
+    elif device is not None:
+        backend = "cuda" if is_on_device(backend, device) else "jit"
+        source.options.update({"device": device} if backend == "cuda" else {})
     may_be_compiled = backend in (None, "auto") or BACKENDS[backend].takes != "factories"
-    is_compiled = may_be_compiled or not source.has_single_envs
-    is_compiled = is_compiled and not source.wrappers and _is_compiled(source, backend)
-    if backend not in (None, "auto"):
-        return Choice(backend, {}, "it is named"), (
-            is_compiled and BACKENDS[backend].takes != "factories"
+    is_kit = (may_be_compiled or not source.has_single_envs) and _is_compiled(source, backend)
+    is_compiled = is_kit and not source.wrappers
+    choice = Choice(backend or "", {}, "it is named")
+    if backend in (None, "auto"):
+        choice = _choose(source, backend, can_be_compiled=is_compiled)
+        source.options.update(choice.options)
+        chooser = "make_vec" if backend is None else "backend 'auto'"
+        _logger.info("%s chose %r for %s: %s", chooser, choice.backend, env, choice.reason)
+        if source.twin is not None:
+            told = "a compiled env has the same rules, and other random numbers: make_vec(%r)"
+            _logger.info(told, source.twin)
+    name, takes = choice.backend, BACKENDS[choice.backend].takes
+    is_compiled = is_compiled and takes != "factories"
+    given = f"{len(source.wrappers)} wrappers"
+    if not source.has_single_envs and not is_compiled:
+        what = "is compiled, has no single envs" if is_kit else "has a vector env only"
+        advice = "backend='jit'" if is_kit else "gymnasium.make_vec"
+        raise ValueError(
+            f"{source.name} {what}, and got backend {name!r} and {given}; use {advice} and "
+            "vector wrappers"
         )
-    choice = _choose(source, backend, can_be_compiled=is_compiled)
-    source.options.update(choice.options)
-    chooser = "make_vec" if backend is None else "backend 'auto'"
-    _logger.info("%s chose %r for %s: %s", chooser, choice.backend, env, choice.reason)
-    if source.twin is not None:
-        told = "a compiled env has the same rules, and other random numbers: make_vec(%r)"
-        _logger.info(told, source.twin)
-    return choice, is_compiled and BACKENDS[choice.backend].takes != "factories"
+    if takes == "compiled" and not is_compiled:
+        advice = "backend='sync'"
+        if source.twin:
+            advice = f"{source.twin!r}, which has the same rules (other random numbers), or 'sync'"
+        raise ValueError(
+            f"backend {name!r} needs an env with compiled kernels and no wrappers, got "
+            f"{source.name} with {given}; use {advice}"
+        )
+    if names := sorted((_of_workers() & source.options.keys()) - _parameters(name)):
+        raise TypeError(
+            f"vector_kwargs has {', '.join(names)}, which backend {name!r} does not take: only "
+            "AsyncVectorEnv does, whose workers it is about (backend='async')"
+        )
+    return choice, is_compiled
 
 
 def _choose(source: _Source, backend: str | None, *, can_be_compiled: bool) -> Choice:
     """Decide what "auto" or None means for these envs and options."""
     takes = BACKENDS[source.backend].takes if source.backend in BACKENDS else None
-    said = Choice(source.backend or "", {}, "its spec says so")
-    if takes == "either":
-        return said
-    if named := sorted(_of_workers() & source.options.keys()):
+    named = sorted(_of_workers() & source.options.keys())
+    if takes == "either" or (takes == "factories" and not named):
+        return Choice(source.backend or "", {}, "its spec says so")
+    if named:
         return Choice("async", {}, f"only AsyncVectorEnv takes {', '.join(named)}")
-    if takes == "factories":
-        return said
     if can_be_compiled:
         return Choice("jit", {}, "it is compiled")
     if backend is None:
         return Choice("sync", {}, 'it is the default, and "auto" would try out workers')
     return choose_backend(source.wrapped_factories())
-
-
-def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
-    """Raise if a backend can't run these envs, or does not take these options."""
-    told = f"{len(source.wrappers)} wrappers"
-    if not source.has_single_envs and not is_compiled:
-        is_kit = source.kernels is not None or _is_compiled(source, backend)
-        what = "is compiled, has no single envs" if is_kit else "has a vector env only"
-        advice = "backend='jit'" if is_kit else "gymnasium.make_vec"
-        raise ValueError(
-            f"{source.name} {what}, and got backend {backend!r} and {told}; use {advice} and "
-            "vector wrappers"
-        )
-    if BACKENDS[backend].takes == "compiled" and not is_compiled:
-        advice = "backend='sync'"
-        if source.twin:
-            advice = f"{source.twin!r}, which has the same rules (other random numbers), or 'sync'"
-        raise ValueError(
-            f"backend {backend!r} needs an env with compiled kernels and no wrappers, got "
-            f"{source.name} with {told}; use {advice}"
-        )
-    if names := sorted((_of_workers() & source.options.keys()) - _parameters(backend)):
-        raise TypeError(
-            f"vector_kwargs has {', '.join(names)}, which backend {backend!r} does not take: only "
-            "AsyncVectorEnv does, whose workers it is about (backend='async')"
-        )
 
 
 def _parameters(backend: str) -> set[str]:

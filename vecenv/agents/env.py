@@ -130,7 +130,7 @@ class AgentGroup:
         self.checks = ActionBatcher(self.single_action_space, self.action_space, self.num_envs)
         self.masks = GroupMasks(members, self.num_games)
         self._allowed = members.allowed
-        self._rows = ObservationRows.make(self.single_observation_space, self.num_envs)
+        self._rows = ObservationRows(self.single_observation_space, self.num_envs)
         self._own: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
@@ -298,7 +298,7 @@ class AgentGroup:
         own = self.own_columns()
         if at.OBS not in own:
             space, count = self.single_observation_space, self.num_envs
-            own[at.OBS] = ObservationRows.make(space, count, self.allocate).batch()
+            own[at.OBS] = ObservationRows(space, count, self.allocate).batch()
         return own[at.OBS]
 
     def take(self, columns: dict[str, Any], infos: dict[str, Any], rows: Any) -> None:

@@ -28,7 +28,6 @@ from vecenv.core.masks import (
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.replacing import read_reopened
 from vecenv.core.rows import (
-    ArrayRows,
     ObservationRows,
     StepRows,
     StepSlot,
@@ -434,7 +433,7 @@ class GymVecEnv(VecEnv):
     def _observations(self) -> Any:
         """Return the observations in the own rows."""
         rows = self._rows.obs
-        if isinstance(rows, ArrayRows):
+        if rows.array is not None:
             return rows.array.copy() if self.copy else rows.array
         return copy_batch(rows.batch()) if self.copy else rows.batch()
 
@@ -485,8 +484,7 @@ class GymVecEnv(VecEnv):
             masks.is_used = True
             masks.is_over[:] = self._latest_flags.terminations | self._latest_flags.truncations
         if self._observes_masks:
-            part = self._latest.children[MASK_KEY].array  # type: ignore[attr-defined]  # a Dict's rows
-            found = masks.checked(part[rows], rows)
+            found = masks.checked(self._latest.batch()[MASK_KEY][rows], rows)
         elif masks.values is not None:
             found = masks.read(rows)
         else:

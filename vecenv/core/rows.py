@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Dict, Tuple
-from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv.core.errors import ObservationError, SlotError
-from vecenv.core.spaces import ARRAY_SPACES, parts_of, take_row
+from vecenv.core.spaces import ARRAY_SPACES, by_space, parts_of, short
 
 __all__ = [
     "FLAG_DTYPES",
@@ -99,11 +97,6 @@ def rows_of(env_ids: range | np.ndarray) -> slice | np.ndarray:
     return slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids
 
 
-def _is_batched_as(space: Space, types: tuple[type, ...]) -> bool:
-    """Whether Gymnasium concatenates this space (maybe a user's) like one of these types."""
-    return concatenate.dispatch(type(space)) in {concatenate.dispatch(kind) for kind in types}
-
-
 # -- observations ----------------------------------------------------------------------------------
 
 
@@ -118,53 +111,108 @@ class ObservationRows:
     Attributes:
         target: Object for `target[key] = obs`.
         keys: One key per env.
-        array: The array of a fixed-shape leaf, (num_envs, *shape); None for other spaces.
+        array: The array, (num_envs, *shape), of a space that is one leaf of fixed shape, else None.
+        leaves: The rows of each leaf of the space.
     """
 
-    target: Any
-    keys: Sequence[Any]
-    array: Any = None
+    def __init__(
+        self,
+        space: Space,
+        num_envs: int,
+        allocate: Allocate = aligned_zeros,
+        leaves: list[Any] | None = None,
+    ) -> None:
+        self._space, self.num_envs = space, num_envs
+        self.leaves: list[_ArrayLeaf | _ObjectLeaf] = leaves or []
 
-    @staticmethod
-    def make(space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> ObservationRows:
-        """Allocate the batch for `num_envs` observations of `space`."""
-        if isinstance(space, ARRAY_SPACES) and _is_batched_as(space, ARRAY_SPACES):
-            return ArrayRows(space, allocate((num_envs, *(space.shape or ())), space.dtype))
-        parts = parts_of(space)
-        if parts is not None and _is_batched_as(space, (Dict, Tuple)):
-            make = ObservationRows.make
-            children = {k: make(part, num_envs, allocate) for k, part in parts.items()}
-            return TreeRows(space, children, num_envs)
-        return ObjectRows(space, num_envs)
+        def add(part: Space) -> None:
+            if isinstance(part, ARRAY_SPACES):
+                array = allocate((num_envs, *(part.shape or ())), part.dtype)
+                self.leaves.append(_ArrayLeaf(part, array))
+            else:
+                self.leaves.append(_ObjectLeaf(part, num_envs))
+
+        if leaves is None:
+            by_space(add, space)
+        self._parts = [
+            (path, leaf, leaf.target, leaf.keys)
+            for path, leaf in zip(_paths(space), self.leaves, strict=True)
+        ]
+        self.target: Any = self
+        self.keys: Sequence[Any] = range(num_envs)
+        self.array: Any = None
+        if parts_of(space) is None:
+            ((_, leaf, self.target, self.keys),) = self._parts
+            self.array = leaf.array
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all leaves are arrays."""
+        return all(leaf.array is not None for leaf in self.leaves)
+
+    def __setitem__(self, index: int, obs: Any) -> None:
+        for path, leaf, target, keys in self._parts:
+            part = obs
+            for key in path:
+                part = part[key]
+            try:
+                target[keys[index]] = part
+            except NEEDS_CONVERSION:
+                leaf.write(index, part)
 
     def write(self, index: int, obs: Any) -> None:
         """Write the observation of env `index`, with conversion within the same kind of dtype.
 
         Raises ObservationError, which names the env, if shape or dtype do not fit.
         """
-        raise NotImplementedError
+        if self.target is not self:
+            self.leaves[0].write(index, obs)
+            return
+        try:
+            self[index] = obs
+        except (KeyError, IndexError, TypeError) as error:
+            raise ObservationError(
+                f"returned {type(obs).__name__} without part {error}, "
+                f"expected an observation of {self._space}",
+                index,
+            ) from error
 
     def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
         """Write a batch of observations, one per entry of `env_ids`; a range is one block."""
-        raise NotImplementedError
+        left = iter(self.leaves)
+        by_space(lambda _, part: next(left).put(env_ids, part), self._space, batch)
 
     def batch(self) -> Any:
         """Return the batch in the form of the observation space: views, until the next write."""
-        raise NotImplementedError
+        left = iter(self.leaves)
+        return by_space(lambda _: next(left).batch(), self._space)
 
     def take(self, env_ids: np.ndarray) -> Any:
         """Return a batch of the rows `env_ids`, int64 (B,): copies, in this order."""
-        raise NotImplementedError
+        left = iter(self.leaves)
+        return by_space(lambda _: next(left).take(env_ids), self._space)
 
     def over(self, batch: Any) -> ObservationRows:
         """Return rows that write into `batch`, the caller's; raise SlotError if it doesn't fit."""
-        raise NotImplementedError
+        left, leaves = iter(self.leaves), []
+        try:
+            by_space(lambda _, part: leaves.append(next(left).over(part)), self._space, batch)
+        except (LookupError, TypeError) as error:
+            raise SlotError(
+                f"out.obs is {short(batch)}, expected the parts of {self._space}: {error!r}"
+            ) from None
+        return ObservationRows(self._space, self.num_envs, leaves=leaves)
 
 
-class ArrayRows(ObservationRows):
+def _paths(space: Space) -> list[tuple[Any, ...]]:
+    """Return the keys that lead to each leaf of a space."""
+    if (parts := parts_of(space)) is None:
+        return [()]
+    return [(key, *path) for key, part in parts.items() for path in _paths(part)]
+
+
+class _ArrayLeaf:
     """Rows of one array, (num_envs, *shape); `slices` are those of other rows of this space."""
-
-    array: np.ndarray
 
     def __init__(self, space: Space, array: np.ndarray, slices: list[slice] | None = None) -> None:
         self._space, self.array = space, array
@@ -175,8 +223,9 @@ class ArrayRows(ObservationRows):
         is_simple = array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative and array.size
         flat: Any = memoryview(array.reshape(-1)) if is_simple else None  # type: ignore[arg-type]  # typeshed before 3.12
         self._flat = flat
-        self.keys = self._slices if flat is not None and len(shape) == 1 else range(num_envs)
-        self.target = self if flat is None or len(shape) > 1 else flat
+        is_row = flat is not None and len(shape) == 1
+        self.keys: Sequence[Any] = self._slices if is_row else range(num_envs)
+        self.target: Any = self if flat is None or len(shape) > 1 else flat
 
     def __setitem__(self, index: int, obs: Any) -> None:
         """Write an observation of two or more dimensions, or of a dtype unknown to memoryviews."""
@@ -207,98 +256,38 @@ class ArrayRows(ObservationRows):
     def take(self, env_ids: np.ndarray) -> np.ndarray:
         return self.array[env_ids]
 
-    def over(self, batch: Any) -> ArrayRows:
+    def over(self, batch: Any) -> _ArrayLeaf:
         batch = check_slot_array("obs", batch, self.array.shape, (self.array.dtype,))
-        return ArrayRows(self._space, batch, self._slices)
+        return _ArrayLeaf(self._space, batch, self._slices)
 
 
-class ObjectRows(ObservationRows):
+class _ObjectLeaf:
     """Rows of a space without fixed shape: a list with one observation per env."""
+
+    array = None
 
     def __init__(self, space: Space, num_envs: int) -> None:
         self._space = space
-        self._is_batched_as_tuple = _is_batched_as(space, (Space,))
-        self.keys = range(num_envs)
+        self.keys: Sequence[Any] = range(num_envs)
         self.target: list[Any] = [None] * num_envs
 
     def write(self, index: int, obs: Any) -> None:
         self.target[index] = obs
 
     def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
-        for row, env_id in enumerate(env_ids):
-            self.target[env_id] = take_row(self._space, batch, row)
+        for env_id, item in zip(env_ids, batch, strict=True):
+            self.target[env_id] = item
 
-    def batch(self) -> Any:
-        return self._batch_of(self.target)
+    def batch(self) -> tuple[Any, ...]:
+        return tuple(self.target)
 
-    def take(self, env_ids: np.ndarray) -> Any:
-        return self._batch_of([copy_batch(self.target[index]) for index in env_ids])
+    def take(self, env_ids: np.ndarray) -> tuple[Any, ...]:
+        return tuple(copy_batch(self.target[index]) for index in env_ids)
 
-    def _batch_of(self, items: list[Any]) -> Any:
-        if self._is_batched_as_tuple:
-            return tuple(items)
-        return concatenate(self._space, items, create_empty_array(self._space, n=len(items)))
-
-    def over(self, batch: Any) -> ObjectRows:
+    def over(self, batch: Any) -> _ObjectLeaf:
         raise SlotError(
             f"`out` needs observations of fixed shape; {self._space} has none, step without `out`"
         )
-
-
-class TreeRows(ObservationRows):
-    """Rows of a Dict or Tuple space.
-
-    Attributes:
-        children: The rows of the parts, by key or position.
-    """
-
-    def __init__(self, space: Space, children: dict[Any, ObservationRows], num_envs: int) -> None:
-        self._space = space
-        self.children = children
-        self._parts = [(name, rows, rows.target, rows.keys) for name, rows in children.items()]
-        self.keys = range(num_envs)
-        self.target = self
-
-    def __setitem__(self, index: int, obs: Any) -> None:
-        for name, rows, target, keys in self._parts:
-            part = obs[name]
-            try:
-                target[keys[index]] = part
-            except NEEDS_CONVERSION:
-                rows.write(index, part)
-
-    def write(self, index: int, obs: Any) -> None:
-        try:
-            self[index] = obs
-        except (KeyError, IndexError, TypeError) as error:
-            raise ObservationError(
-                f"returned {type(obs).__name__} without part {error}, "
-                f"expected an observation of {self._space}",
-                index,
-            ) from error
-
-    def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
-        for name, rows in self.children.items():
-            rows.put(env_ids, batch[name])
-
-    def batch(self) -> Any:
-        return self._nested({name: rows.batch() for name, rows in self.children.items()})
-
-    def take(self, env_ids: np.ndarray) -> Any:
-        return self._nested({name: rows.take(env_ids) for name, rows in self.children.items()})
-
-    def _nested(self, parts: dict[Any, Any]) -> Any:
-        return parts if isinstance(self._space, Dict) else tuple(parts.values())
-
-    def over(self, batch: Any) -> TreeRows:
-        is_list = isinstance(batch, tuple | list)
-        if not is_list and not hasattr(batch, "keys"):
-            raise SlotError(f"out.obs is {type(batch).__name__}, expected {list(self.children)}")
-        names = range(len(batch)) if is_list else batch
-        if set(names) != set(self.children):
-            raise SlotError(f"out.obs has the parts {list(names)}, expected {list(self.children)}")
-        children = {name: rows.over(batch[name]) for name, rows in self.children.items()}
-        return TreeRows(self._space, children, len(self.keys))
 
 
 # -- the results of a step -------------------------------------------------------------------------
@@ -328,7 +317,7 @@ class StepRows:
     @staticmethod
     def make(space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> StepRows:
         """Allocate rows for `num_envs` envs with observations of `space`."""
-        obs = ObservationRows.make(space, num_envs, allocate)
+        obs = ObservationRows(space, num_envs, allocate)
         return StepRows(obs, *(allocate((num_envs,), kind) for kind in ("f8", "?", "?")))
 
     def put(self, env_ids: range | np.ndarray, results: Sequence[Any]) -> None:

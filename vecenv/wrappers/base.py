@@ -137,9 +137,9 @@ class VecWrapper(VecEnv):
         self._quiet_part = Part(EVERY, none, every, none, every, None)
         self._converts_actions = type(self).actions is not VecWrapper.actions
         if self.changes_obs:
-            self._rows = ObservationRows.make(self.single_observation_space, self.num_envs)
-            inner = ObservationRows.make(env.single_observation_space, self.num_envs, env.allocate)
-            self._inner = inner if _has_fixed_shape(inner) else None
+            self._rows = ObservationRows(self.single_observation_space, self.num_envs)
+            inner = ObservationRows(env.single_observation_space, self.num_envs, env.allocate)
+            self._inner = inner if inner.is_fixed else None
 
     def _set_spaces(self, single_obs: Space | None, single_action: Space | None) -> None:
         for kind, space in (("observation", single_obs), ("action", single_action)):
@@ -574,14 +574,6 @@ def _checked_env(env: Any, name: str) -> VecEnv:
             f"{name} was given a vector env that is closed ({env!r}); make a new one"
         )
     return env
-
-
-def _has_fixed_shape(rows: ObservationRows) -> bool:
-    """Whether batches of these rows are arrays, into which an env can write."""
-    children = getattr(rows, "children", None)
-    if children is not None:
-        return all(map(_has_fixed_shape, children.values()))
-    return rows.array is not None
 
 
 def new_batch(space: Space, count: int) -> Any:

@@ -64,7 +64,7 @@ class TimeLimit(VecWrapper):
         self._is_cut = np.zeros(self.num_envs, np.bool_)  # truncated here and not reset since
         self._held: deque[_Held] = deque()
         self._calls = CallProtocol(self.num_envs)
-        self._own = ObservationRows.make(self.single_observation_space, self.num_envs)
+        self._own = ObservationRows(self.single_observation_space, self.num_envs)
 
     @property
     def max_episode_steps(self) -> int:
