@@ -46,17 +46,11 @@ class Choice(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """Measurements of stepping a single env.
+    """Measurements of stepping a single env."""
 
-    Attributes:
-        step_s: Seconds per step.
-        is_waiting: Whether steps mostly wait, so that a process per env pays.
-        memory_bytes: Memory of the process; None if the system does not tell.
-    """
-
-    step_s: float
-    is_waiting: bool
-    memory_bytes: int | None = None
+    step_s: float  # seconds per step
+    is_waiting: bool  # whether steps mostly wait, so that a process per env pays
+    memory_bytes: int | None = None  # of the process; None if the system does not tell
 
 
 def choose_backend(env_fns: Sequence[Callable[[], Env]]) -> Choice:
@@ -67,9 +61,6 @@ def choose_backend(env_fns: Sequence[Callable[[], Env]]) -> Choice:
     if steps shared by all cores are clearly faster, including the hand-over; the caller steps a
     share of envs with short steps. If the trial fails, the log has a warning, and envs are stepped
     here; if they end their process, workers keep that away from this one.
-
-    Args:
-        env_fns: One factory per env.
     """
     num_envs = len(env_fns)
     if num_envs == 1:
@@ -122,10 +113,6 @@ def _affordable(process_bytes: int | None) -> int:
 
 def try_out(env_fn: Callable[[], Env], timeout: float) -> Probe:
     """Make an env in a worker and step it; whatever it starts ends there.
-
-    Args:
-        env_fn: Factory of the env.
-        timeout: Seconds for the env.
 
     Raises:
         StepTimeoutError: The env has taken longer.

@@ -45,15 +45,10 @@ class ActionBatcher:
         self._check = _make_check(single_action_space, num_envs, "actions")
 
     def check(self, actions: Any, env_ids: np.ndarray | None = None) -> Any:
-        """Return the actions in the form that `each` and the backends take.
+        """Return the actions in the form that `each` and the backends take; raise ActionError.
 
-        Args:
-            actions: One action per env (per entry of `env_ids` if given). Arrays may be anything
-                `numpy.asarray` takes; they are neither copied nor cast.
-            env_ids: int64 (B,), the envs these actions are for; None for all in order.
-
-        Raises:
-            ActionError: Wrong count, shape, dtype or structure, or NaN.
+        There is one per entry of `env_ids`, int64 (B,), or per env. Arrays may be anything that
+        `numpy.asarray` takes; they are neither copied nor cast.
         """
         return self._check(actions, env_ids)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Env
-from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.errors import ObservationError
@@ -122,19 +121,14 @@ class EnvGroup:
             indices: The envs to step; None for all.
             enter: Used for this step instead of the group's own.
 
-        Raises:
-            ResetNeeded: Autoreset is disabled and an env's episode has ended; nothing was stepped.
-            Exception: An env raised it; it has the env's index as `env_index`. Later envs have not
-                been stepped.
+        An env's exception is raised with its index as `env_index`; later envs are not stepped.
         """
         keys, envs, enter = rows.obs.keys, self._steppers, enter or self.enter
         ended = self.ended
         if indices is not None:
             keys, envs = [keys[i] for i in indices], [envs[i] for i in indices]
-        if ended and self.autoreset_mode is AutoresetMode.DISABLED:
-            self.require_reset_ended(self._indices if indices is None else indices)
-        if rows.has_ends:
-            rows.clear_flags(indices)
+        cleared: Any = slice(None) if indices is None else list(indices)
+        rows.terminations[cleared] = rows.truncations[cleared] = False
         resets_next = bool(ended)  # NEXT_STEP only: elsewhere `ended` is empty here
         target, rewards = rows.obs.target, rows.reward_view
         infos, index = {}, 0
@@ -154,7 +148,6 @@ class EnvGroup:
                     except NEEDS_CONVERSION:
                         terminated, truncated, info = _write_converted(rows, index, result)
                     if terminated or truncated:
-                        rows.has_ends = True
                         rows.terminations[index], rows.truncations[index] = terminated, truncated
                         info = self._end_episode(index, result[0], info, rows, infos, enter)
                 if info:
@@ -196,16 +189,6 @@ class EnvGroup:
         """Stamp the time at which an env's latest results were written, if stamps are on."""
         if isinstance(stepper := self._steppers[index], StampedEnv):
             stepper.mark_done()
-
-    def require_reset_ended(self, indices: Iterable[int]) -> None:
-        """Raise ResetNeeded if autoreset is disabled and an episode of these envs is over."""
-        stuck = sorted(self.ended.intersection(indices))
-        if stuck and self.autoreset_mode is AutoresetMode.DISABLED:
-            raise ResetNeeded(
-                f"The episodes of envs {stuck} have ended and autoreset is disabled; reset them "
-                "with reset(options={'reset_mask': mask}) before the next step. "
-                "Nothing was stepped."
-            )
 
 
 def blame(error: BaseException, index: int, note: str) -> None:

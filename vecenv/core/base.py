@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.error import AlreadyPendingCallError
+from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.arguments import read_autoreset_mode, read_timeout
-from vecenv.core.autoreset import EnvGroup
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
 from vecenv.core.masks import (
     MASK_KEY,
@@ -28,12 +27,12 @@ from vecenv.core.masks import (
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.replacing import read_reopened
 from vecenv.core.rows import (
-    ObservationRows,
     StepRows,
     StepSlot,
     aligned_zeros,
     check_slot_array,
     copy_batch,
+    slot_rows,
 )
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.core.spaces import BatchedSpaces
@@ -395,7 +394,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
 
 class GymVecEnv(VecEnv):
-    """A `VecEnv` of Gymnasium's envs, in whatever process; its results are kept in rows.
+    """A `VecEnv` of Gymnasium's envs, in whatever process; its latest results are kept in rows.
 
     For authors of a backend: call `_bind_rows` after `_set_up`; implement `call` and `_set_attr`.
     Masks are recorded if `_reset` calls `_note_reset`, and `_step` and `_recv` return what
@@ -407,49 +406,60 @@ class GymVecEnv(VecEnv):
 
     copy: bool = True
 
-    def _bind_rows(self, rows: StepRows, ended: EnvGroup | None = None) -> None:
-        """Set the rows for results of steps without `out`.
-
-        `ended` is the group that knows whose episode has ended, if autoreset is disabled; None to
-        record what `_note_ended` gets.
-        """
+    def _bind_rows(self, rows: StepRows, ended: set[int] | None = None) -> None:
+        """Set the rows for results; `ended` are the envs whose episode has ended, if known."""
         self._rows = rows
-        self._latest = rows.obs  # rows of the last observations: the own ones, or those of an `out`
-        self._ended = EnvGroup([], self.autoreset_mode) if ended is None else ended
+        self._ended: set[int] = set() if ended is None else ended  # kept if autoreset is disabled
         self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
-        self._latest_flags = rows  # rows of the flags of the last step of all envs
         if not hasattr(self, "_masks"):  # lazy vector envs call this twice
             self._masks = LatestMasks(self.num_envs, self.single_action_space)
         self._mask_method: str | None = None  # of the single envs, once it has been found
 
-    def _own_rows(self) -> ObservationRows:
-        """Update the own rows after steps into `out`, and return them."""
-        rows = self._rows.obs
-        if self._latest is not rows:
-            rows.put(range(self.num_envs), self._latest.batch())
-            self._latest = rows
-        return rows
+    def _refuse_ended(self, env_ids: Iterable[int]) -> None:
+        """Raise ResetNeeded if autoreset is disabled and an episode of these envs has ended."""
+        if self._is_disabled and (stuck := sorted(self._ended.intersection(env_ids))):
+            raise ResetNeeded(
+                f"The episodes of envs {stuck} have ended and autoreset is disabled; reset them "
+                "with reset(options={'reset_mask': mask}) before the next step. "
+                "Nothing was stepped."
+            )
+
+    def _note_ended(self, env_ids: np.ndarray | None = None) -> None:
+        """Record whose episode the latest results of these envs, or all, have ended."""
+        if self._is_disabled:
+            is_over = self._rows.terminations | self._rows.truncations
+            is_asked = is_over if env_ids is None else is_over[env_ids]
+            rows = np.flatnonzero(is_asked)
+            self._ended.update((rows if env_ids is None else env_ids[rows]).tolist())
+
+    def _slot(self, out: Any) -> StepRows | None:
+        """Check `out` of a step before anything is stepped; return its rows."""
+        return None if out is None else slot_rows(out, self._rows.obs, self.num_envs)
 
     def _observations(self) -> Any:
-        """Return the observations in the own rows."""
+        """Return the observations in the rows."""
         rows = self._rows.obs
         if rows.array is not None:
             return rows.array.copy() if self.copy else rows.array
         return copy_batch(rows.batch()) if self.copy else rows.batch()
 
-    def _results(self, rows: StepRows, out: Any, infos: dict[str, Any]) -> StepResult:
-        """Return the results of `step` from `rows`: the own ones, or those of `out`."""
-        self._latest, self._latest_flags = rows.obs, rows
+    def _results(self, out: Any, slot: StepRows | None, infos: dict[str, Any]) -> StepResult:
+        """Return the results of `step`; copy them to `out`, whose rows are `slot`, if given."""
+        rows = self._rows
+        self._note_ended()
         if self._masks.is_used or (infos and MASK_KEY in infos):
             self._masks.note(infos, rows.terminations | rows.truncations)
-        if out is not None:
-            return out.obs, out.rewards, out.terminations, out.truncations, infos
-        ends = rows.terminations.copy(), rows.truncations.copy()
-        return self._observations(), rows.rewards.copy(), *ends, infos
+        if slot is None:
+            ends = rows.terminations.copy(), rows.truncations.copy()
+            return self._observations(), rows.rewards.copy(), *ends, infos
+        ends = rows.terminations, rows.truncations
+        slot.put(range(self.num_envs), (rows.obs.batch(), rows.rewards, *ends))
+        return out.obs, out.rewards, out.terminations, out.truncations, infos
 
     def _batch_of(self, env_ids: np.ndarray, infos: dict[str, Any]) -> StepBatch:
         """Return the results of `recv` from the own rows."""
         rows = self._rows
+        self._note_ended(env_ids)
         ends = rows.terminations[env_ids], rows.truncations[env_ids]
         batch = StepBatch(rows.obs.take(env_ids), rows.rewards[env_ids], *ends, infos, env_ids)
         if self._masks.is_used or (batch.infos and MASK_KEY in batch.infos):
@@ -458,7 +468,8 @@ class GymVecEnv(VecEnv):
         return batch
 
     def _note_reset(self, infos: dict[Any, Any], env_ids: Sequence[int] | np.ndarray) -> None:
-        """Record the masks in the infos of a reset of these envs; infos have rows of all envs."""
+        """Record a reset of these envs, and masks in its infos, which have rows of all envs."""
+        self._ended.difference_update(env_ids if isinstance(env_ids, range) else map(int, env_ids))
         if self._masks.is_used or MASK_KEY in infos:
             is_full = len(env_ids) == self.num_envs
             self._masks.note_reset(infos, None if is_full else np.asarray(env_ids, np.int64))
@@ -482,9 +493,9 @@ class GymVecEnv(VecEnv):
         masks = self._masks
         if not masks.is_used:
             masks.is_used = True
-            masks.is_over[:] = self._latest_flags.terminations | self._latest_flags.truncations
+            masks.is_over[:] = self._rows.terminations | self._rows.truncations
         if self._observes_masks:
-            found = masks.checked(self._latest.batch()[MASK_KEY][rows], rows)
+            found = masks.checked(self._rows.obs.batch()[MASK_KEY][rows], rows)
         elif masks.values is not None:
             found = masks.read(rows)
         else:
@@ -522,20 +533,13 @@ class GymVecEnv(VecEnv):
             raise no_masks(self._mask_width, self.single_observation_space) from error
         return as_objects([masks[env_id] for env_id in env_ids.tolist()])
 
-    def _note_ended(self, is_over: np.ndarray, env_ids: np.ndarray | None = None) -> None:
-        """Record whose episode has ended, bool (B,) of `env_ids` or all, if autoreset is off."""
-        rows = np.flatnonzero(is_over)
-        self._ended.ended.update((rows if env_ids is None else env_ids[rows]).tolist())
-
     def _notes(self) -> tuple[Any, ...]:
         """Return what the state needs beside observations, for `_take_notes`."""
-        flags = self._latest_flags
-        return flags.terminations | flags.truncations, self._masks.state()
+        return self._rows.terminations | self._rows.truncations, self._masks.state()
 
     def _take_notes(self, is_over: np.ndarray, masks: tuple[Any, ...]) -> None:
         """Restore what `_notes` returned."""
-        rows = self._rows  # don't write its flags: workers clear only those they have set
-        self._latest_flags = StepRows(rows.obs, rows.rewards, is_over, np.zeros_like(is_over))
+        self._rows.terminations[...], self._rows.truncations[...] = is_over, False
         self._masks.restore(*masks)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:

@@ -38,8 +38,7 @@ def add_info(
 
     Args:
         infos: Batched infos so far; changed in place.
-        info: The info dict of one env; only read. Arrays, lists, tuples and dicts are copied, other
-            objects are entered themselves.
+        info: The info of one env: arrays, lists, tuples and dicts in it are copied.
         index: Row of this env.
         num_envs: Rows of every array.
         env_id: The env's number in error messages; None for `index`.

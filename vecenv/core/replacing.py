@@ -11,9 +11,8 @@ from gymnasium import Env, Space
 from gymnasium.vector.utils import create_empty_array
 
 from vecenv.core.errors import EnvCreationError
-from vecenv.core.faults import shorten
 from vecenv.core.infos import copy_value
-from vecenv.core.spaces import require_new_env, require_spaces, take_row
+from vecenv.core.spaces import require_new_env, require_spaces, short, take_row
 
 __all__ = [
     "MissingEnv",
@@ -81,7 +80,7 @@ class RestartingEnv:
                 self._last_obs = result[0]
                 return result
             except (Exception, SystemExit) as error:
-                reason = f"{type(error).__name__}: {error} (action {shorten(repr(action))})"
+                reason = f"{type(error).__name__}: {error} (action {short(action, 200)})"
                 self._replace()
         info = {"restarts": int(self._count[0]), "restart_reason": reason}
         return self._last_obs, 0.0, False, True, info
@@ -171,15 +170,9 @@ def remade(
 ) -> Env:
     """Close an env, then return a new one for its row; raise if it can't be made.
 
-    The old env is closed first: a process may have memory, or a display, for only one of them.
-
-    Args:
-        env_id: The row, for messages.
-        env: The old env.
-        factory: Makes the new one.
-        others: Envs of the same process, none of which it may return.
-        spaces: (observation space, action space) that it must have; else it is closed again.
-        observation_mode: The vector env's: whether bounds of observations may differ.
+    The old env is closed first: a process may have memory, or a display, for only one of them. The
+    factory may return none of the `others` of this process, and an env of these (observation space,
+    action space), whose bounds may differ unless the observation mode is "same".
     """
     with contextlib.suppress(Exception):  # the old env is dropped in any case
         env.close()

@@ -294,12 +294,9 @@ class _ObjectLeaf:
 
 
 class StepRows:
-    """Rows for the results of one step: observations, rewards (num_envs,) and flags (num_envs,).
+    """Rows for the results of one step: observations, rewards (num_envs,) and flags (num_envs,)."""
 
-    `has_ends` says whether a flag may be True; only then a step clears the flags.
-    """
-
-    __slots__ = ("has_ends", "obs", "reward_view", "rewards", "terminations", "truncations")
+    __slots__ = ("obs", "reward_view", "rewards", "terminations", "truncations")
 
     def __init__(
         self,
@@ -312,7 +309,6 @@ class StepRows:
         # Assigning an item of the view takes 2/3 of the time of an array's item.
         self.reward_view: Any = memoryview(rewards)  # type: ignore[arg-type]  # typeshed before 3.12
         self.terminations, self.truncations = terminations, truncations
-        self.has_ends = True
 
     @staticmethod
     def make(space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> StepRows:
@@ -325,13 +321,6 @@ class StepRows:
         self.obs.put(env_ids, results[0])
         rows = rows_of(env_ids)
         self.rewards[rows], self.terminations[rows], self.truncations[rows] = results[1:4]
-
-    def clear_flags(self, indices: Sequence[int] | None) -> None:
-        """Set the flags of all rows, or of some, to False."""
-        chosen: Any = slice(None) if indices is None else list(indices)
-        self.terminations[chosen] = False
-        self.truncations[chosen] = False
-        self.has_ends = indices is not None
 
 
 class StepSlot(NamedTuple):

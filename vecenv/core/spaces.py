@@ -29,7 +29,6 @@ __all__ = [
     "require_spaces",
     "short",
     "stack_rows",
-    "take_range",
     "take_row",
     "take_rows",
     "why_outside",
@@ -179,13 +178,8 @@ def require_spaces(
 ) -> None:
     """Raise RuntimeError unless an env has the expected (observation space, action space).
 
-    Args:
-        env_id: The env, for the message.
-        spaces: Its spaces.
-        expected: The expected spaces.
-        mode: The observation mode; if it is not "same", bounds of observations may differ.
-        why: Where the expected spaces come from, for the message.
-        told: Begins the message about an observation space.
+    In observation modes other than "same" the bounds of observations may differ. The message says
+    `why` these are expected, and begins with `told` if it is about an observation space.
     """
     (obs_space, action_space), (wanted, wanted_action) = spaces, expected
     fits = obs_space == wanted
@@ -245,11 +239,6 @@ def take_row(single_space: Space, batch: Any, index: int) -> Any:
     return by_space(lambda _, rows: rows[index], single_space, batch)
 
 
-def take_range(single_space: Space, batch: Any, first: int, last: int) -> Any:
-    """Return the rows first, ..., last - 1 of a batch; arrays are views."""
-    return by_space(lambda _, rows: rows[first:last], single_space, batch)
-
-
 def take_rows(single_space: Space, batch: Any, indices: Sequence[int]) -> Any:
     """Return a batch of these rows, in this order; an index may occur twice."""
 
@@ -306,12 +295,9 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def why_outside(space: Space, value: Any, name: str) -> str | None:
-    """Return why `value` is not in `space`; None if it is.
+    """Return why `value` is not in `space`, with exactly its dtype; None if it is.
 
-    Args:
-        space: Batched space, or that of one env.
-        value: Value that should be an element of it, with exactly its dtype.
-        name: Name of the value in messages; parts of nested values add theirs.
+    Messages call the value `name`; parts of nested values add theirs.
     """
     if (parts := parts_of(space)) is not None:
         if isinstance(space, Dict) and (
@@ -348,5 +334,8 @@ def why_outside(space: Space, value: Any, name: str) -> str | None:
 
 def short(value: Any, most: int = 100) -> str:
     """Return a representation of at most `most` characters, on one line."""
-    text = " ".join(repr(value.item() if isinstance(value, np.generic) else value).split())
+    try:
+        text = " ".join(repr(value.item() if isinstance(value, np.generic) else value).split())
+    except Exception as error:  # of a user's class
+        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
     return text if len(text) <= most else text[: most - 3] + "..."

@@ -27,7 +27,6 @@ from vecenv.core.spaces import (
     ObservationMode,
     batch_env_spaces,
     chunk_bounds,
-    take_range,
     take_rows,
 )
 from vecenv.ray.actor import Reply, Start
@@ -212,7 +211,6 @@ class RayVectorEnv(GymVecEnv):
         seeds = seed_per_env(seed, self.num_envs)
         mask = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
         with self._call():
-            self._own_rows()
             if mask.all():  # a full reset gives up what was in flight
                 self._pool.forget()
                 self._ready.clear()
@@ -233,24 +231,21 @@ class RayVectorEnv(GymVecEnv):
                 self._rows.obs.put(rows + envs.start, obs)
                 reply.result[1].enter(infos, envs, self.num_envs, envs)
             chosen = np.flatnonzero(mask)
-            self._ended.ended.difference_update(chosen.tolist())
             self._note_reset(infos, chosen)
             return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
-        if self._is_disabled:
-            self._ended.require_reset_ended(range(self.num_envs))
-        rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
+        self._refuse_ended(self._ended)
+        rows, slot = self._rows, self._slot(out)
         space, deadline = self.single_action_space, self._deadline(None)
         with self._call(keeps_late=True):
             self._steps += 1
             for part in self._starts():
-                own_actions = take_range(space, actions, part.envs.start, part.envs.stop)
+                own_actions = take_rows(space, actions, part.envs)
                 self._pool.ask(part.worker, "step", own_actions, None)
             try:
                 replies = self._wait("step", self.num_envs, deadline, f"step {self._steps}")
             except StepTimeoutError as error:
-                self._own_rows()
                 self._calls.mark_sent(np.arange(self.num_envs))
                 error.args = (f"{error.args[0]}. All envs are in flight: `recv` them, or `reset`",)
                 raise
@@ -259,16 +254,13 @@ class RayVectorEnv(GymVecEnv):
             for envs, reply in self._in_order(replies):
                 rows.put(envs, reply.result)
                 reply.result[4].enter(infos, envs, self.num_envs, envs)
-            if self._is_disabled:
-                self._note_ended(rows.terminations | rows.truncations)
-            return self._results(rows, out, infos)
+            return self._results(out, slot, infos)
 
     # -- send and recv ---------------------------------------------------------------------
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        self._ended.require_reset_ended(env_ids.tolist())
+        self._refuse_ended(env_ids.tolist())
         self._calls.unfinished = self._give_up
-        self._own_rows()
         self._steps += 1
         for part in self._starts():
             first = part.envs.start
@@ -298,9 +290,6 @@ class RayVectorEnv(GymVecEnv):
             for row, (env_id, entries) in enumerate(taken):
                 for info in entries:
                     add_info(infos, info, row, len(taken), env_id)
-            if self._is_disabled:
-                is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
-                self._note_ended(is_over, env_ids)
             return self._batch_of(env_ids, infos)
 
     # -- fragments -------------------------------------------------------------------------
@@ -404,7 +393,6 @@ class RayVectorEnv(GymVecEnv):
         deadline: Deadline,
     ) -> dict[int, dict[str, Any]]:
         pool, num_steps = self._pool, len(rows)
-        self._own_rows()
         reference = None if weights is None else pool.cluster.put(weights)
         for part in self._starts():
             own_inputs = [array[:, part.rows] for array in inputs]
@@ -419,7 +407,7 @@ class RayVectorEnv(GymVecEnv):
                 fragment.copy_fields(fields, envs)
                 for t, step in enumerate(rows):
                     step.put(envs, fragment.slot(t))
-                self._rows.obs.put(envs, fragment.slot(last).obs)
+                self._rows.put(envs, fragment.slot(last))
                 found[envs.start] = envs, fragment.infos
         self._steps += num_steps
         infos: dict[int, dict[str, Any]] = {}
@@ -514,7 +502,7 @@ class RayVectorEnv(GymVecEnv):
         if self._calls.has_reset:
             pairs = zip(self._seeds[rows], restarts.tolist(), strict=True)
             seeds = [None if seed is None else mixed_seed(seed, k) for seed, k in pairs]
-            loss = reason, self._latest.take(np.array(start.envs)), seeds
+            loss = reason, self._rows.obs.take(np.array(start.envs)), seeds
         return start._replace(restarts=restarts, loss=loss)
 
     # -- methods of the envs ---------------------------------------------------------------

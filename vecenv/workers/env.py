@@ -58,7 +58,7 @@ from vecenv.core.infos import add_info
 from vecenv.core.pickling import dump_factories, dump_registry, dumps
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.replacing import raise_creation_errors
-from vecenv.core.rows import StepRows, slot_rows
+from vecenv.core.rows import StepRows
 from vecenv.core.seeding import Seed, checked_seed, seed_per_env, split_reset_mask
 from vecenv.core.spaces import ObservationMode
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
@@ -231,7 +231,7 @@ class AsyncVectorEnv(GymVecEnv):
             self._bind_rows(pool.tables.rows)
             self._pool, pool.left_by_fork = pool, partial(setattr, self._calls, "parent_pid")
             self.published, self.restarts = pool.tables.published, pool.tables.restarts
-            self._out: Any = None  # `out` of the pending step, and its rows
+            self._out: Any = (None, None)  # `out` of the pending step, and its rows
             self._resetting: Sequence[int] = ()  # the envs of the pending reset
             self._shared_stamps: EnvStamps | None = None
             self._on_cut = partial(_note_cut, self._calls, pool)
@@ -296,7 +296,6 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _finish_reset(self, deadline: Deadline) -> tuple[Any, dict[str, Any]]:
         infos, _ = self._finish("reset", deadline)
-        self._ended.ended.difference_update(self._resetting)
         obs = self._observations()
         self._note_reset(infos, self._resetting)
         return obs, infos
@@ -330,9 +329,8 @@ class AsyncVectorEnv(GymVecEnv):
     def _begin_step(self, actions: Any, out: Any) -> None:
         """Give all workers the actions; then the step is pending."""
         pool, calls = self._pool, self._calls
-        if self._is_disabled:
-            self._ended.require_reset_ended(range(self.num_envs))
-        slot = None if out is None else slot_rows(out, self._rows.obs, self.num_envs)
+        self._refuse_ended(self._ended)
+        slot = self._slot(out)
         payloads, own = None, None if pool.own is None else pool.own.step
         shared = pool.tables.actions
         # Actions without fixed shape, or of another dtype than the rows, travel as payloads.
@@ -342,28 +340,17 @@ class AsyncVectorEnv(GymVecEnv):
             own = None if own is None else partial(own, parts.pop(0))
             payloads = list(map(dumps, parts))
         calls.unfinished, calls.pending = self._on_cut, "step"
-        self._out = None if out is None else (out, slot)
+        self._out = out, slot
         pool.post(Kind.STEP, own, payloads)
 
     def _finish_step(self, infos: dict[str, Any]) -> StepResult:
-        rows = self._rows
-        if self._is_disabled:
-            self._note_ended(rows.terminations | rows.truncations)
-        if self._out is None:
-            return self._results(rows, None, infos)
-        out, slot = self._out
-        slot.obs.put(range(self.num_envs), rows.obs.batch())
-        slot.rewards[...] = rows.rewards
-        slot.terminations[...] = rows.terminations
-        slot.truncations[...] = rows.truncations
-        return self._results(rows, out, infos)
+        return self._results(*self._out, infos)
 
     # -- first-ready -------------------------------------------------------------------------
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         pool, ids = self._pool, env_ids.tolist()
-        if self._is_disabled:
-            self._ended.require_reset_ended(ids)
+        self._refuse_ended(ids)
         shared, each, payloads = pool.tables.actions, None, []
         if shared is None or not shared.write(actions, env_ids):
             each = self._actions.snapshot(actions)
@@ -379,9 +366,6 @@ class AsyncVectorEnv(GymVecEnv):
         self._guarded(pool.wait, deadline, "a step that was sent", count)
         taken = [pool.ready.popleft() for _ in range(min(most, len(pool.ready)))]
         env_ids = np.array([env_id for env_id, _ in taken], np.int64)
-        rows = self._rows
-        if self._is_disabled:
-            self._note_ended((rows.terminations | rows.truncations)[env_ids], env_ids)
         found = [(env_id, row, answer) for row, (env_id, answer) in enumerate(taken) if answer]
         try:
             infos = self._gather(found, env_ids.tolist())
@@ -539,8 +523,8 @@ class AsyncVectorEnv(GymVecEnv):
             self._calls.forget_reset(error)
             raise error
         self._take_notes(*notes)
-        self._ended.ended.clear()
-        self._ended.ended.update(np.flatnonzero(found).tolist())  # matters if autoreset is disabled
+        self._ended.clear()
+        self._ended.update(np.flatnonzero(found).tolist())  # matters if autoreset is disabled
         self._calls.mark_reset()
 
     # -- pending calls -----------------------------------------------------------------------
@@ -645,7 +629,7 @@ class AsyncVectorEnv(GymVecEnv):
             # Release the shared memory; users may still read these attributes, so copy them.
             self.published = {name: array.copy() for name, array in self.published.items()}
             self.restarts = self.restarts.copy()
-            for name in ("_out", "_rows", "_latest", "_latest_flags", "_shared_stamps"):
+            for name in ("_out", "_rows", "_shared_stamps"):
                 setattr(self, name, None)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:

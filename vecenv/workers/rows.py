@@ -9,9 +9,8 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
-from vecenv.core.faults import shorten
 from vecenv.core.rows import ObservationRows, StepRows, copy_batch
-from vecenv.core.spaces import leaves, take_row
+from vecenv.core.spaces import leaves, short, take_row
 from vecenv.workers.memory import Memory
 
 __all__ = ["Actions", "Layout", "Tables"]
@@ -97,7 +96,7 @@ class Actions:
     def text(self, env_id: int) -> str:
         """Return a short text of the latest action of one env."""
         action = self.one(env_id)
-        return shorten(str(action.tolist() if hasattr(action, "tolist") else action))
+        return short(action.tolist() if hasattr(action, "tolist") else action, 200)
 
     def all(self) -> Any:
         """Return copies of all actions, a list or array as `SyncVectorEnv` passes to its envs."""
