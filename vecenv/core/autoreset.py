@@ -6,7 +6,7 @@ its envs; a worker process has one group of its share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -36,8 +36,7 @@ class EnvGroup:
         autoreset_mode: When envs are reset.
         enter: Enters an env's info into the infos that `reset` and `step` return, as `add_info`
             does. Arguments: infos so far, the info, index of the env, number of envs. Called once
-            per env and call, in the envs' order; twice for an env whose new episode has the key
-            `final_obs` or `final_info`.
+            per env and call, in the envs' order.
 
     Attributes:
         envs: The envs; may be replaced item by item.
@@ -149,7 +148,7 @@ class EnvGroup:
                         terminated, truncated, info = _write_converted(rows, index, result)
                     if terminated or truncated:
                         rows.terminations[index], rows.truncations[index] = terminated, truncated
-                        info = self._end_episode(index, result[0], info, rows, infos, enter)
+                        info = self._end_episode(index, result[0], info, rows)
                 if info:
                     enter(infos, info, index, len(self.envs))
         except BaseException as error:
@@ -157,15 +156,7 @@ class EnvGroup:
             raise
         return infos
 
-    def _end_episode(
-        self,
-        index: int,
-        obs: Any,
-        info: Any,
-        rows: StepRows,
-        infos: dict[str, Any],
-        enter: Callable[[Any, Any, int, int], None],
-    ) -> Any:
+    def _end_episode(self, index: int, obs: Any, info: Any, rows: StepRows) -> Any:
         """Apply the autoreset mode to the step that ends an episode; return the info to report."""
         if self.autoreset_mode is not AutoresetMode.SAME_STEP:
             self.ended.add(index)
@@ -174,12 +165,9 @@ class EnvGroup:
         final = {"final_obs": deepcopy(obs), "final_info": copy_value(info)}
         obs, info = self._steppers[index].reset()
         rows.obs.write(index, obs)
-        if not info:
-            return final
-        if isinstance(info, dict) and final.keys().isdisjoint(info):
-            return final | info
-        enter(infos, final, index, len(self.envs))
-        return info
+        if isinstance(info, Mapping):
+            return {**final, **info}
+        return info or final  # which is no dict: reported when it is entered
 
     def stamp(self, stamps: EnvStamps | None) -> None:
         """Begin to stamp the envs' steps and resets, row i for env i; None stops."""

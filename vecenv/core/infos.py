@@ -125,8 +125,8 @@ def copy_value(value: Any) -> Any:
     return kind(map(copy_value, value)) if kind is list or kind is tuple else value
 
 
-class InfosApart(dict[int, list[dict[str, Any]]]):
-    """Infos that are not batched yet: per row the dicts to be entered in this order, mostly one.
+class InfosApart(dict[int, dict[str, Any]]):
+    """Infos that are not batched yet, by row.
 
     Vector envs in other processes return this, so that infos are batched only once.
     """
@@ -142,16 +142,15 @@ class InfosApart(dict[int, list[dict[str, Any]]]):
 
         `rows` gives the row there of each row here; `env_ids` gives the env, for errors.
         """
-        for row, entries in self.items():
-            for info in entries:
-                add_info(infos, info, int(rows[row]), num_rows, int(env_ids[row]))
+        for row, info in self.items():
+            add_info(infos, info, int(rows[row]), num_rows, int(env_ids[row]))
 
 
 def keep_info(
     infos: dict[int, Any], info: Any, index: int, num_envs: int, env_id: int | None = None
 ) -> None:
     """Keep an info as `add_info` does, but unbatched."""
-    infos.setdefault(index, []).append(copy_value(info))
+    infos[index] = copy_value(info)
 
 
 def take_infos(infos: dict[str, Any], env_ids: np.ndarray) -> dict[str, Any]:

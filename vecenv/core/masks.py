@@ -249,8 +249,7 @@ class LatestMasks:
         self.is_used = True
         self.is_over[rows] = is_over
         count = len(self.is_over[rows])
-        if self.is_apart:  # an entry before the last belongs to the episode that has ended
-            infos = {row: entries[-1] for row, entries in infos.items()}
+        if self.is_apart:
             each = [infos.get(row, {}).get(MASK_KEY) for row in range(count)]
             given: Any = np.array([mask is not None for mask in each])
             found = as_objects(each) if given.any() else None

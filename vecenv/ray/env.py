@@ -172,7 +172,7 @@ class RayVectorEnv(GymVecEnv):
         self._seeds: list[int | None] = [None] * self.num_envs  # of the latest resets
         self.restarts = np.zeros(self.num_envs, np.int64)
         self.busy_ns = np.zeros(self.num_workers, np.int64)
-        self._ready: deque[tuple[int, Sequence[Any]]] = deque()  # envs that are back, their infos
+        self._ready: deque[tuple[int, Any]] = deque()  # envs that are back, and their infos
         pool.left_by_fork = partial(setattr, self._calls, "parent_pid")
         if on_error == "restart":
             pool.after_loss = self._start_after
@@ -284,11 +284,11 @@ class RayVectorEnv(GymVecEnv):
                 *results, told, ids = reply.result
                 ids = np.array(envs) if ids is None else ids + envs.start
                 rows.put(ids, results)
-                ready.extend((k, told.get(k - envs.start, ())) for k in ids.tolist())
+                ready.extend((k, told.get(k - envs.start)) for k in ids.tolist())
             taken = [ready.popleft() for _ in range(min(most, len(ready)))]
             env_ids, infos = np.array([env_id for env_id, _ in taken]), {}
-            for row, (env_id, entries) in enumerate(taken):
-                for info in entries:
+            for row, (env_id, info) in enumerate(taken):
+                if info:
                     add_info(infos, info, row, len(taken), env_id)
             return self._batch_of(env_ids, infos)
 

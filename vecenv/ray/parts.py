@@ -24,9 +24,9 @@ def infos_by_env(envs: VecEnv, infos: dict[Any, Any], env_ids: np.ndarray) -> In
         env_ids: int64 (B,), counted from the actor's first env.
     """
     if isinstance(envs, SyncVectorEnv):
-        return InfosApart({int(env_ids[row]): entries for row, entries in infos.items()})
+        return InfosApart({int(env_ids[row]): info for row, info in infos.items()})
     found = ((env_id, _row_of(infos, row)) for row, env_id in enumerate(env_ids.tolist()))
-    return InfosApart({env_id: [info] for env_id, info in found if info})
+    return InfosApart({env_id: info for env_id, info in found if info})
 
 
 def _row_of(infos: dict[str, Any], row: int) -> dict[str, Any]:

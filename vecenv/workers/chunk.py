@@ -73,7 +73,7 @@ class Answer(NamedTuple):
 
     Attributes:
         result: Result of a message; None for a step.
-        infos: Per index in the chunk, the infos to be entered, mostly one.
+        infos: The infos by index in the chunk.
         objects: Observations of leaves without fixed shape, one list per leaf.
         errors: Faults of single envs.
     """
@@ -196,7 +196,7 @@ class Chunk:
         self.group.mark_done(chosen[-1])
         if not (infos or faults or self._objects):
             return None
-        infos = {k - chosen[0]: entries for k, entries in infos.items()}
+        infos = {k - chosen[0]: info for k, info in infos.items()}
         objects = [[leaf.target[k] for k in chosen] for leaf in self._objects]
         return Answer(None, infos, objects, faults)
 

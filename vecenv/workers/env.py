@@ -395,12 +395,11 @@ class AsyncVectorEnv(GymVecEnv):
         if faults := [fault for *_, answer in found for fault in answer.errors]:
             raise_faults(faults, pool.steps)
         for *_, row, answer in found:
-            entries.update((row + index, parts) for index, parts in answer.infos.items())
+            entries.update((row + index, info) for index, info in answer.infos.items())
         if len(entries) == len(env_ids) and (batch := _columns(list(entries.values()))):
             return batch
         for row in sorted(entries):  # in order: the first env that has a key decides its dtype
-            for info in entries[row]:
-                add_info(infos, info, row, len(env_ids), env_ids[row])
+            add_info(infos, entries[row], row, len(env_ids), env_ids[row])
         return infos
 
     def _guarded(self, wait: Callable[..., None], *args: Any) -> None:
@@ -646,15 +645,14 @@ def _note_cut(calls: CallProtocol, pool: Pool) -> None:
     calls.give_up(RuntimeError(told))
 
 
-def _columns(entries: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
+def _columns(infos: Sequence[Any]) -> dict[str, Any] | None:
     """Batch infos if each row has one with the same keys, all numbers of the same types, else None.
 
     The result equals that of `add_info`, in a third of the time. Batching infos is most of what the
     caller does in a step.
     """
-    infos, batch = [parts[0] for parts in entries], dict[str, Any]()
-    keys, count = infos[0], sum(map(len, entries))
-    if {*map(type, infos)} != {dict} or {*map(len, infos)} != {len(keys)} or count > len(infos):
+    keys, batch = infos[0], dict[str, Any]()
+    if {*map(type, infos)} != {dict} or {*map(len, infos)} != {len(keys)}:
         return None
     for key, kind in zip(keys, map(type, keys.values()), strict=True):
         values = [info.get(key) for info in infos]
