@@ -42,7 +42,6 @@ EnvFactory = Callable[[], Env]
 EnvSource = str | EnvSpec | EnvFactory | Sequence[EnvFactory]
 Wrapper = Callable[[Env], Env]
 
-_VECTOR_OPTIONS = {"num_envs", "vectorization_mode", "vector_kwargs", "wrappers"}
 _CLASSIC = "CartPole-v1 Pendulum-v1 MountainCar-v0 MountainCarContinuous-v0 Acrobot-v1 "
 _TOY_TEXT = "FrozenLake-v1 FrozenLake8x8-v1 CliffWalking-v1 CliffWalkingSlippery-v1 Taxi-v4"
 # Ids whose compiled vector envs have ids of their own: equal rules, other random numbers.
@@ -77,21 +76,20 @@ def make_vec(
     """Make a vector env.
 
     Args:
-        env: A registered id (also "module:id"), an `EnvSpec` (also that of a vector env), a factory
-            (called once per env), a list of factories (one env each), the `EnvKernels` of a
-            compiled env, or "module:name" of a factory or of kernels.
+        env: A registered id (also "module:id"), an `EnvSpec`, a factory (called once per env), a
+            list of factories (one env each), the `EnvKernels` of a compiled env, or "module:name"
+            of a factory or of kernels.
         num_envs: Number of envs; 1 if not given, or the length of the list.
         backend: "sync" steps the envs in this process, "async" in worker processes; "jit" uses the
             compiled vector env of the id, a `JitVectorEnv` that its entry point makes; "ray" puts
             vector envs into actors of a Ray cluster, the compiled one of the id if there is one and
             no wrappers are given; "cuda" steps compiled envs on a CUDA device, see `device`. None
-            is "async" if an argument is given that only `AsyncVectorEnv` has; else the backend of
-            the vector env whose spec is given; else "jit" if there is one; else "sync". "auto" is
-            as None, but of several envs made by factories it chooses "sync" or "async" by a trial:
-            it makes and steps an env in a short-lived process, which may leave traces (files,
-            videos, games on a server), and the log gives the reason of the choice. If the envs then
-            can't be made together, each gets a worker. All other backends make exactly `num_envs`
-            envs, and step none before the caller does.
+            is "async" if an argument is given that only `AsyncVectorEnv` has; else "jit" if there
+            is one; else "sync". "auto" is as None, but instead of "sync" it may choose "async" for
+            several envs, by a trial: it makes and steps an env in a short-lived process, which may
+            leave traces (files, videos, games on a server), and the log gives the reason of the
+            choice. If the envs then can't be made together, each gets a worker. All other backends
+            make exactly `num_envs` envs, and step none before the caller does.
         num_workers: Number of worker processes (backend "async"), or of actors ("ray").
         device: Device of compiled envs: "cuda" or another CUDA device makes a `CudaVectorEnv` with
             results that are tensors (docs/gpu.md); "cpu" is this process. For other envs it is an
@@ -169,7 +167,6 @@ class _Source(NamedTuple):
     spec: EnvSpec | None  # with the env's kwargs only
     wrappers: tuple[Wrapper, ...]
     options: dict[str, Any]  # for the vector env
-    backend: str | None = None  # the backend of the vector env whose spec was given
     kernels: Any = None  # the EnvKernels, if given
 
     @property
@@ -209,10 +206,7 @@ def _decide(source: _Source, backend: str | None, device: Any, env: Any) -> tupl
 
     Raises if that backend can't run these envs, or does not take these options.
     """
-    is_open = backend in (None, "auto")
-    if device is None and source.backend == "cuda" and is_open:  # the spec of a vector env
-        backend = "cuda"
-    elif device is not None:
+    if device is not None:
         backend = "cuda" if is_on_device(backend, device) else "jit"
         source.options.update({"device": device} if backend == "cuda" else {})
     may_be_compiled = backend in (None, "auto") or BACKENDS[backend].takes != "factories"
@@ -220,7 +214,14 @@ def _decide(source: _Source, backend: str | None, device: Any, env: Any) -> tupl
     is_compiled = is_kit and not source.wrappers
     choice = Choice(backend or "", {}, "it is named")
     if backend in (None, "auto"):
-        choice = _choose(source, backend, can_be_compiled=is_compiled)
+        if named := sorted(_of_workers() & source.options.keys()):
+            choice = Choice("async", {}, f"only AsyncVectorEnv takes {', '.join(named)}")
+        elif is_compiled:
+            choice = Choice("jit", {}, "it is compiled")
+        elif backend is None:
+            choice = Choice("sync", {}, 'it is the default, and "auto" would try out workers')
+        else:
+            choice = choose_backend(source.wrapped_factories())
         source.options.update(choice.options)
         chooser = "make_vec" if backend is None else "backend 'auto'"
         _logger.info("%s chose %r for %s: %s", chooser, choice.backend, env, choice.reason)
@@ -251,21 +252,6 @@ def _decide(source: _Source, backend: str | None, device: Any, env: Any) -> tupl
             "AsyncVectorEnv does, whose workers it is about (backend='async')"
         )
     return choice, is_compiled
-
-
-def _choose(source: _Source, backend: str | None, *, can_be_compiled: bool) -> Choice:
-    """Decide what "auto" or None means for these envs and options."""
-    takes = BACKENDS[source.backend].takes if source.backend in BACKENDS else None
-    named = sorted(_of_workers() & source.options.keys())
-    if takes == "either" or (takes == "factories" and not named):
-        return Choice(source.backend or "", {}, "its spec says so")
-    if named:
-        return Choice("async", {}, f"only AsyncVectorEnv takes {', '.join(named)}")
-    if can_be_compiled:
-        return Choice("jit", {}, "it is compiled")
-    if backend is None:
-        return Choice("sync", {}, 'it is the default, and "auto" would try out workers')
-    return choose_backend(source.wrapped_factories())
 
 
 def _parameters(backend: str) -> set[str]:
@@ -335,16 +321,7 @@ def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:
         own, rest = _split(options, _parameters(name))
         rest.setdefault("num_threads", max(1, int(options.get("cpus_per_worker", 1))))
         envs = backend.load()(_compiled_maker(source, rest), num_envs=num_envs, **own)
-    if source.spec is not None:  # from which `make_vec`, here or in Gymnasium, makes them again
-        mode = "vector_entry_point" if name == "jit" else name
-        stored = {
-            "num_envs": num_envs if num_envs != 1 else None,
-            "vector_kwargs": source.options,
-            "wrappers": source.wrappers,
-        }
-        kwargs = {**source.spec.kwargs, "vectorization_mode": mode}
-        kwargs.update({key: value for key, value in stored.items() if value})
-        envs.spec = dataclasses.replace(source.spec, kwargs=kwargs)
+    envs.spec = source.spec
     return envs
 
 
@@ -406,18 +383,14 @@ def _read_source(
             if kwargs and not _is_kernels(spec):
                 spec, kwargs = functools.partial(spec, **kwargs), {}
             return _read_source(spec, count, kwargs, wrappers)
-        # The spec of a vector env contains its options too, see `_make`.
-        stored, kwargs = _split({**spec.kwargs, **kwargs}, _VECTOR_OPTIONS)
-        spec.kwargs = {}
-        count = count if num_envs is not None else read_count("num_envs", stored.get("num_envs", 1))
+        kwargs, spec.kwargs = {**spec.kwargs, **kwargs}, {}
         first = _MakeSpec(spec, kwargs)
         others = _MakeSpec(spec, {"disable_env_checker": True, **kwargs})
         return _Source(
             [first, *[others] * (count - 1)],
             dataclasses.replace(spec, kwargs=kwargs),
-            wrappers or tuple(stored.get("wrappers") or ()),
-            dict(stored.get("vector_kwargs") or {}),
-            stored.get("vectorization_mode"),
+            wrappers,
+            {},
         )
     if kwargs:
         rest = ", ".join(sorted(kwargs.keys() - _vector_parameters()))

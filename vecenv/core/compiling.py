@@ -281,10 +281,11 @@ class _Walk:
             elif not (self._visit_function(found) or self._visit_constant(found)):
                 self.unknown.append(f"{type(found).__module__}.{type(found).__qualname__}")
 
-    def _visit_function(self, value: Any) -> bool:
+    def _visit_function(self, found: Any) -> bool:
         """Visit a compiled or plain function, or an intrinsic; return whether it was one."""
+        value: Any = found
         is_new = id(value) not in self._seen
-        if is_jitted(value):
+        if is_jitted(found):
             if is_new:
                 self._add("options", sorted(map(str, value.targetoptions.items())))
                 for name, kind in sorted(value.locals.items()):  # types of local variables

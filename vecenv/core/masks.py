@@ -329,8 +329,9 @@ class LatestMasks:
                         raise ActionMaskError(f"{self.name(env_ids[row])}: {error}") from None
                     found[row] = False
         if len(missing := np.flatnonzero(~(found | is_over))):
+            name = self.name(int(env_ids[missing[0]]))
             raise ActionMaskError(
-                f"{self.name(env_ids[missing[0]])} gave no infos['action_mask'] with its latest "
+                f"{name} gave no infos['action_mask'] with its latest "
                 "results, as it or others did before; return one from every reset and step"
             )
         if allowed is not None:

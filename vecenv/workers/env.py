@@ -344,7 +344,8 @@ class AsyncVectorEnv(GymVecEnv):
         pool.post(Kind.STEP, own, payloads)
 
     def _finish_step(self, infos: dict[str, Any]) -> StepResult:
-        return self._results(*self._out, infos)
+        out, slot = self._out
+        return self._results(out, slot, infos)
 
     # -- first-ready -------------------------------------------------------------------------
 
