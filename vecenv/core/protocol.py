@@ -15,6 +15,7 @@ from gymnasium.error import (
 )
 
 from vecenv.core.actions import as_array
+from vecenv.core.arguments import read_count
 from vecenv.core.errors import ForkedEnvError
 
 __all__ = ["CallProtocol", "told"]
@@ -239,23 +240,14 @@ class CallProtocol:
         self.require_open("recv")
         if self.num_in_flight == 0:
             raise NoAsyncCallError("`recv` was called without a pending `send`", "recv")
-        for name, given in (("max_envs", max_envs), ("min_envs", min_envs)):
-            if isinstance(given, bool) or not isinstance(given, int | np.integer | None):
-                raise TypeError(f"{name} is {given!r}, expected an integer")
-        if max_envs is not None and max_envs < 1:
-            raise ValueError(f"max_envs is {max_envs}, expected at least 1")
-        most = self.num_in_flight if max_envs is None else min(int(max_envs), self.num_in_flight)
-        if min_envs is None:
-            return most, most
-        if not 1 <= min_envs <= self.num_in_flight:
-            raise ValueError(
-                f"min_envs is {min_envs}, expected 1 to {self.num_in_flight}, the envs in flight"
-            )
-        if min_envs > most:
+        there = self.num_in_flight
+        most = there if max_envs is None else min(read_count("max_envs", max_envs), there)
+        least = most if min_envs is None else read_count("min_envs", min_envs, 1, there)
+        if least > most:
             raise ValueError(
                 f"min_envs is {min_envs} and max_envs {max_envs}, expected min_envs <= max_envs"
             )
-        return int(min_envs), most
+        return least, most
 
 
 def told(fault: BaseException | None) -> str:
