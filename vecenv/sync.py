@@ -83,8 +83,8 @@ class SyncVectorEnv(GymVecEnv):
             raise
         first = self.envs[0]
         self._set_up(len(self.envs), spaces, mode, first.metadata, first.render_mode)
-        self._group = EnvGroup(self.envs, mode)
         rows = StepRows.make(self.single_observation_space, self.num_envs)
+        self._group = EnvGroup(self.envs, mode, rows)
         self._bind_rows(rows, self._group.ended)
         self._sent: deque[tuple[int, Any]] = deque()
         # Not in `__del__`: copies that share everything (EzPickle's) would then close each other's
@@ -99,7 +99,7 @@ class SyncVectorEnv(GymVecEnv):
         seeds = seed_per_env(seed, self.num_envs)
         if self._calls.num_in_flight == 0:
             self._sent.clear()  # a full reset gives up what was in flight
-        infos = self._group.reset(seeds, options, reset_mask, self._rows.obs)
+        infos = self._group.reset(seeds, options, reset_mask)
         every = range(self.num_envs)
         self._note_reset(infos, every if reset_mask is None else np.flatnonzero(reset_mask))
         return self._observations(), infos
@@ -107,7 +107,7 @@ class SyncVectorEnv(GymVecEnv):
     def _step(self, actions: Any, out: Any) -> StepResult:
         slot = self._slot(out)
         self._refuse_ended(self._group.ended)
-        infos = self._group.step(self._actions.each(actions), self._rows)
+        infos = self._group.step(self._actions.each(actions))
         return self._results(out, slot, infos)
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
@@ -123,7 +123,7 @@ class SyncVectorEnv(GymVecEnv):
             enter(infos, info, indices.index(index), count, index)
 
         try:
-            infos = self._group.step(actions, self._rows, indices, enter=enter_row)
+            infos = self._group.step(actions, indices, enter=enter_row)
         except Exception as error:
             # Some envs have been stepped and others not: give up all in flight.
             self._sent.clear()

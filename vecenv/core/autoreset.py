@@ -16,7 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info, copy_value
-from vecenv.core.rows import NEEDS_CONVERSION, ObservationRows, StepRows
+from vecenv.core.rows import NEEDS_CONVERSION, StepRows
 from vecenv.core.spaces import short
 from vecenv.timing.stamps import EnvStamps, StampedEnv, stamped
 
@@ -34,6 +34,7 @@ class EnvGroup:
     Args:
         envs: The envs.
         autoreset_mode: When envs are reset.
+        rows: Rows for the results; row i is env i's.
         enter: Enters an env's info into the infos that `reset` and `step` return, as `add_info`
             does. Arguments: infos so far, the info, index of the env, number of envs. Called once
             per env and call, in the envs' order.
@@ -47,10 +48,10 @@ class EnvGroup:
         self,
         envs: list[Env],
         autoreset_mode: AutoresetMode,
+        rows: StepRows,
         enter: Callable[[Any, Any, int, int], None] = add_info,
     ) -> None:
-        self.envs = envs
-        self.enter = enter
+        self.envs, self._rows, self.enter = envs, rows, enter
         self._steppers: Sequence[Any] = envs  # the envs, or stand-ins that stamp their steps
         self.autoreset_mode = autoreset_mode
         self.ended: set[int] = set()
@@ -61,7 +62,6 @@ class EnvGroup:
         seeds: Sequence[int | None],
         options: dict[str, Any] | None,
         reset_mask: np.ndarray | None,
-        rows: ObservationRows,
     ) -> dict[Any, Any]:
         """Reset all envs or those of `reset_mask`, write their rows, return the batched infos.
 
@@ -70,16 +70,11 @@ class EnvGroup:
         """
         infos: dict[Any, Any] = {}
         for index in self._indices if reset_mask is None else np.flatnonzero(reset_mask).tolist():
-            self.reset_env(index, seeds[index], options, rows, infos)
+            self.reset_env(index, seeds[index], options, infos)
         return infos
 
     def reset_env(
-        self,
-        index: int,
-        seed: int | None,
-        options: dict[str, Any] | None,
-        rows: ObservationRows,
-        infos: dict[Any, Any],
+        self, index: int, seed: int | None, options: dict[str, Any] | None, infos: dict[Any, Any]
     ) -> None:
         """Reset one env, write its row, enter its info; errors have its index as `env_index`."""
         try:
@@ -91,7 +86,7 @@ class EnvGroup:
                     "`obs, {}`",
                     index,
                 )
-            rows.write(index, result[0])
+            self._rows.obs.write(index, result[0])
             self.ended.discard(index)
             if result[1]:
                 self.enter(infos, result[1], index, len(self.envs))
@@ -108,7 +103,6 @@ class EnvGroup:
     def step(
         self,
         actions: Iterable[Any],
-        rows: StepRows,
         indices: Sequence[int] | None = None,
         enter: Callable[[Any, Any, int, int], None] | None = None,
     ) -> dict[Any, Any]:
@@ -116,14 +110,13 @@ class EnvGroup:
 
         Args:
             actions: One per env stepped, in order.
-            rows: Rows for the results; row i is env i's.
             indices: The envs to step; None for all.
             enter: Used for this step instead of the group's own.
 
         An env's exception is raised with its index as `env_index`; later envs are not stepped.
         """
-        keys, envs, enter = rows.obs.keys, self._steppers, enter or self.enter
-        ended = self.ended
+        rows, ended, enter = self._rows, self.ended, enter or self.enter
+        keys, envs = rows.obs.keys, self._steppers
         if indices is not None:
             keys, envs = [keys[i] for i in indices], [envs[i] for i in indices]
         cleared: Any = slice(None) if indices is None else list(indices)
@@ -148,7 +141,7 @@ class EnvGroup:
                         terminated, truncated, info = _write_converted(rows, index, result)
                     if terminated or truncated:
                         rows.terminations[index], rows.truncations[index] = terminated, truncated
-                        info = self._end_episode(index, result[0], info, rows)
+                        info = self._end_episode(index, result[0], info)
                 if info:
                     enter(infos, info, index, len(self.envs))
         except BaseException as error:
@@ -156,7 +149,7 @@ class EnvGroup:
             raise
         return infos
 
-    def _end_episode(self, index: int, obs: Any, info: Any, rows: StepRows) -> Any:
+    def _end_episode(self, index: int, obs: Any, info: Any) -> Any:
         """Apply the autoreset mode to the step that ends an episode; return the info to report."""
         if self.autoreset_mode is not AutoresetMode.SAME_STEP:
             self.ended.add(index)
@@ -164,7 +157,7 @@ class EnvGroup:
         # `reset` may reuse the memory of the env's observation and info, so copy them before.
         final = {"final_obs": deepcopy(obs), "final_info": copy_value(info)}
         obs, info = self._steppers[index].reset()
-        rows.obs.write(index, obs)
+        self._rows.obs.write(index, obs)
         if isinstance(info, Mapping):
             return {**final, **info}
         return info or final  # which is no dict: reported when it is entered

@@ -157,7 +157,7 @@ class Chunk:
     ) -> None:
         self.worker, self.num_envs = worker, layout.num_envs
         self.first, self.last = first, first + len(envs)
-        self.group = EnvGroup(envs, layout.autoreset_mode, keep_info)
+        self.group = EnvGroup(envs, layout.autoreset_mode, tables.rows, keep_info)
         self._every, self._place, self._layout = range(len(envs)), place, layout
         self._spaces = layout.observation_space, layout.action_space
         for env in map(without_restarts, envs):
@@ -185,7 +185,7 @@ class Chunk:
         while left:  # envs after one that raises are stepped all the same
             some = None if len(left) == len(self._every) else left  # None is quicker
             try:
-                infos = self.group.step(self._announced(actions, left), self._rows, some)
+                infos = self.group.step(self._announced(actions, left), some)
                 break
             except BaseException as error:
                 k = getattr(error, "env_index", left[0]) - left[0]  # place of the env in `left`
@@ -262,7 +262,7 @@ class Chunk:
         infos: dict[int, Any] = {}
 
         def reset(index: int) -> None:
-            self.group.reset_env(index, seeds[index], options, self._rows.obs, infos)
+            self.group.reset_env(index, seeds[index], options, infos)
             self.group.mark_done(index)
 
         chosen = None if reset_mask is None else np.flatnonzero(reset_mask).tolist()
