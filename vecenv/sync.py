@@ -85,7 +85,7 @@ class SyncVectorEnv(GymVecEnv):
         self._set_up(len(self.envs), spaces, mode, first.metadata, first.render_mode)
         rows = StepRows.make(self.single_observation_space, self.num_envs)
         self._group = EnvGroup(self.envs, mode, rows)
-        self._bind_rows(rows, self._group.ended)
+        self._bind_rows(rows)
         self._sent: deque[tuple[int, Any]] = deque()
         # Not in `__del__`: copies that share everything (EzPickle's) would then close each other's
         # envs.
@@ -100,18 +100,17 @@ class SyncVectorEnv(GymVecEnv):
         if self._calls.num_in_flight == 0:
             self._sent.clear()  # a full reset gives up what was in flight
         infos = self._group.reset(seeds, options, reset_mask)
-        every = range(self.num_envs)
-        self._note_reset(infos, every if reset_mask is None else np.flatnonzero(reset_mask))
+        self._note_reset(infos, slice(None) if reset_mask is None else np.flatnonzero(reset_mask))
         return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         slot = self._slot(out)
-        self._refuse_ended(self._group.ended)
+        self._refuse_ended()
         infos = self._group.step(self._actions.each(actions))
         return self._results(out, slot, infos)
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        self._refuse_ended(env_ids.tolist())
+        self._refuse_ended(env_ids)
         self._sent.extend(zip(env_ids.tolist(), self._actions.snapshot(actions), strict=True))
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
@@ -134,7 +133,7 @@ class SyncVectorEnv(GymVecEnv):
     def _keep_infos_apart(self) -> None:
         """Return unbatched infos from now on, see `InfosApart`; used in actors."""
         self._group.enter = keep_info
-        self._masks.is_apart = self._masks.is_used = True
+        self._masks.is_apart = True
 
     def _begin_stamps(self) -> EnvStamps | None:
         self._calls.require_open("timing.enable")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -43,6 +43,7 @@ from vecenv.timing.stamps import EnvStamps, WorkerProcess
 __all__ = ["GymVecEnv", "StepBatch", "StepResult", "StepSlot", "VecEnv"]
 
 _NOT_LOGGED: AbstractContextManager[None] = nullcontext()
+_ALL = slice(None)
 _MASK_DTYPES = (np.dtype(np.int8), np.dtype(np.bool_))
 
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
@@ -406,31 +407,26 @@ class GymVecEnv(VecEnv):
 
     copy: bool = True
 
-    def _bind_rows(self, rows: StepRows, ended: set[int] | None = None) -> None:
-        """Set the rows for results; `ended` are the envs whose episode has ended, if known."""
+    def _bind_rows(self, rows: StepRows) -> None:
+        """Set the rows for results."""
         self._rows = rows
-        self._ended: set[int] = set() if ended is None else ended  # kept if autoreset is disabled
-        self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
         if not hasattr(self, "_masks"):  # lazy vector envs call this twice
             self._masks = LatestMasks(self.num_envs, self.single_action_space)
         self._mask_method: str | None = None  # of the single envs, once it has been found
 
-    def _refuse_ended(self, env_ids: Iterable[int]) -> None:
+    def _refuse_ended(self, env_ids: np.ndarray | slice = _ALL) -> None:
         """Raise ResetNeeded if autoreset is disabled and an episode of these envs has ended."""
-        if self._is_disabled and (stuck := sorted(self._ended.intersection(env_ids))):
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._is_over(env_ids).any():
+            stuck = np.arange(self.num_envs)[env_ids][self._is_over(env_ids)].tolist()
             raise ResetNeeded(
-                f"The episodes of envs {stuck} have ended and autoreset is disabled; reset them "
-                "with reset(options={'reset_mask': mask}) before the next step. "
+                f"The episodes of envs {sorted(stuck)} have ended and autoreset is disabled; reset "
+                "them with reset(options={'reset_mask': mask}) before the next step. "
                 "Nothing was stepped."
             )
 
-    def _note_ended(self, env_ids: np.ndarray | None = None) -> None:
-        """Record whose episode the latest results of these envs, or all, have ended."""
-        if self._is_disabled:
-            is_over = self._rows.terminations | self._rows.truncations
-            is_asked = is_over if env_ids is None else is_over[env_ids]
-            rows = np.flatnonzero(is_asked)
-            self._ended.update((rows if env_ids is None else env_ids[rows]).tolist())
+    def _is_over(self, env_ids: np.ndarray | slice = _ALL) -> np.ndarray:
+        """Return whose latest result has ended the episode, bool (B,); False after a reset."""
+        return self._rows.terminations[env_ids] | self._rows.truncations[env_ids]
 
     def _slot(self, out: Any) -> StepRows | None:
         """Check `out` of a step before anything is stepped; return its rows."""
@@ -446,9 +442,7 @@ class GymVecEnv(VecEnv):
     def _results(self, out: Any, slot: StepRows | None, infos: dict[str, Any]) -> StepResult:
         """Return the results of `step`; copy them to `out`, whose rows are `slot`, if given."""
         rows = self._rows
-        self._note_ended()
-        if self._masks.is_used or (infos and MASK_KEY in infos):
-            self._masks.note(infos, rows.terminations | rows.truncations)
+        self._masks.note(infos)
         if slot is None:
             ends = rows.terminations.copy(), rows.truncations.copy()
             return self._observations(), rows.rewards.copy(), *ends, infos
@@ -457,22 +451,16 @@ class GymVecEnv(VecEnv):
         return out.obs, out.rewards, out.terminations, out.truncations, infos
 
     def _batch_of(self, env_ids: np.ndarray, infos: dict[str, Any]) -> StepBatch:
-        """Return the results of `recv` from the own rows."""
+        """Return the results of `recv` from the rows."""
         rows = self._rows
-        self._note_ended(env_ids)
+        self._masks.note(infos, env_ids)
         ends = rows.terminations[env_ids], rows.truncations[env_ids]
-        batch = StepBatch(rows.obs.take(env_ids), rows.rewards[env_ids], *ends, infos, env_ids)
-        if self._masks.is_used or (batch.infos and MASK_KEY in batch.infos):
-            is_over = batch.terminations | batch.truncations
-            self._masks.note(batch.infos, is_over, batch.env_ids)
-        return batch
+        return StepBatch(rows.obs.take(env_ids), rows.rewards[env_ids], *ends, infos, env_ids)
 
-    def _note_reset(self, infos: dict[Any, Any], env_ids: Sequence[int] | np.ndarray) -> None:
+    def _note_reset(self, infos: dict[Any, Any], env_ids: np.ndarray | slice) -> None:
         """Record a reset of these envs, and masks in its infos, which have rows of all envs."""
-        self._ended.difference_update(env_ids if isinstance(env_ids, range) else map(int, env_ids))
-        if self._masks.is_used or MASK_KEY in infos:
-            is_full = len(env_ids) == self.num_envs
-            self._masks.note_reset(infos, None if is_full else np.asarray(env_ids, np.int64))
+        self._rows.terminations[env_ids] = self._rows.truncations[env_ids] = False
+        self._masks.note_reset(infos, env_ids)
 
     @cached_property
     def _observes_masks(self) -> bool:
@@ -489,17 +477,15 @@ class GymVecEnv(VecEnv):
         )
 
     def _action_masks(self, env_ids: np.ndarray | None, out: np.ndarray | None) -> np.ndarray:
-        rows = slice(None) if env_ids is None else env_ids
-        masks = self._masks
-        if not masks.is_used:
-            masks.is_used = True
-            masks.is_over[:] = self._rows.terminations | self._rows.truncations
+        rows = _ALL if env_ids is None else env_ids
+        masks, is_over = self._masks, self._is_over(rows)
         if self._observes_masks:
-            found = masks.checked(self._rows.obs.batch()[MASK_KEY][rows], rows)
+            found = masks.checked(self._rows.obs.batch()[MASK_KEY][rows], rows, is_over)
         elif masks.values is not None:
-            found = masks.read(rows)
+            found = masks.read(rows, is_over)
         else:
-            found = masks.checked(self._masks_of_envs(np.arange(self.num_envs)[rows]), rows)
+            ids = np.arange(self.num_envs)[rows]
+            found = masks.checked(self._masks_of_envs(ids), rows, is_over)
         if out is None:
             return found
         out[...] = found
@@ -535,7 +521,7 @@ class GymVecEnv(VecEnv):
 
     def _notes(self) -> tuple[Any, ...]:
         """Return what the state needs beside observations, for `_take_notes`."""
-        return self._rows.terminations | self._rows.truncations, self._masks.state()
+        return self._is_over(), self._masks.state()
 
     def _take_notes(self, is_over: np.ndarray, masks: tuple[Any, ...]) -> None:
         """Restore what `_notes` returned."""

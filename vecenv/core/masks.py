@@ -220,18 +220,15 @@ class LatestMasks:
     """The masks that came with the infos of each env's latest reset or step.
 
     Attributes:
-        is_used: Whether infos have had masks, or masks have been requested; before, nothing is
-            recorded.
         is_apart: Whether infos are unbatched, as `InfosApart`.
         values: Masks (num_envs, ...) as the infos had them; None if there have been none.
-        is_over: bool (num_envs,), whether the latest step has ended the episode.
     """
 
     def __init__(self, num_envs: int, space: Space) -> None:
         self._num_envs, self._space = num_envs, space
-        self.is_used = self.is_apart = False
+        self.is_apart = False
         self.values: np.ndarray | None = None
-        self._is_given, self.is_over = np.zeros((2, num_envs), np.bool_)
+        self._is_given = np.zeros(num_envs, np.bool_)
 
     @cached_property
     def _width(self) -> int:
@@ -241,26 +238,21 @@ class LatestMasks:
         """Return the name of a row in errors."""
         return f"env {row}"
 
-    def note(self, infos: dict[Any, Any], is_over: Any, rows: Any = slice(None)) -> None:
-        """Record the masks of the results of the envs `rows`, int64 (B,) or a slice.
-
-        `is_over`, bool (B,) or False, says whether their episodes have ended.
-        """
-        self.is_used = True
-        self.is_over[rows] = is_over
-        count = len(self.is_over[rows])
+    def note(self, infos: dict[Any, Any], rows: Any = slice(None)) -> None:
+        """Record the masks in the infos of the envs `rows`, int64 (B,) or a slice."""
         if self.is_apart:
-            each = [infos.get(row, {}).get(MASK_KEY) for row in range(count)]
+            each = [infos.get(row, {}).get(MASK_KEY) for row in range(len(self._is_given[rows]))]
             given: Any = np.array([mask is not None for mask in each])
             found = as_objects(each) if given.any() else None
         else:
             found, given = infos.get(MASK_KEY), infos.get(_GIVEN_KEY)
+        values = self.values
         if found is None:
-            self._is_given[rows] = False
+            if values is not None:
+                self._is_given[rows] = False
             return
         if not isinstance(found, np.ndarray):  # masks that are dicts are batched as one
-            found = as_objects([found] * count)
-        values = self.values
+            found = as_objects([found] * len(self._is_given[rows]))
         if values is None:
             values = np.zeros((self._num_envs, *found.shape[1:]), found.dtype)
         elif values.dtype != found.dtype or values.shape[1:] != found.shape[1:]:
@@ -268,34 +260,34 @@ class LatestMasks:
         self.values = values
         values[rows], self._is_given[rows] = found, given
 
-    def note_reset(self, infos: dict[Any, Any], env_ids: np.ndarray | None) -> None:
-        """Record the masks of a reset of some envs, int64 (B,), from infos with rows of all."""
-        if env_ids is not None and self.is_apart:
-            rows = enumerate(env_ids.tolist())
-            infos = {row: infos[env_id] for row, env_id in rows if env_id in infos}
-        elif env_ids is not None:
+    def note_reset(self, infos: dict[Any, Any], rows: Any) -> None:
+        """Record the masks of a reset of the envs `rows`, from infos with rows of all envs."""
+        if isinstance(rows, np.ndarray) and self.is_apart:
+            pairs = enumerate(rows.tolist())
+            infos = {row: infos[env_id] for row, env_id in pairs if env_id in infos}
+        elif isinstance(rows, np.ndarray):
             known = {key: infos[key] for key in (MASK_KEY, _GIVEN_KEY) if key in infos}
-            infos = take_infos(known, env_ids)
-        self.note(infos, False, slice(None) if env_ids is None else env_ids)
+            infos = take_infos(known, rows)
+        self.note(infos, rows)
 
     def state(self) -> tuple[Any, ...]:
         """Return the arguments of `restore`: no copies."""
-        return self.is_used, self.values, self._is_given, self.is_over
+        return self.values, self._is_given
 
-    def restore(self, is_used: bool, values: Any, is_given: np.ndarray, is_over: Any) -> None:
+    def restore(self, values: Any, is_given: np.ndarray) -> None:
         """Restore what `state` returned, for the same number of envs."""
-        self.is_used, self.values = is_used, values
-        self._is_given[:], self.is_over[:] = is_given, is_over
+        self.values, self._is_given[:] = values, is_given
 
-    def read(self, rows: Any) -> np.ndarray:
+    def read(self, rows: Any, is_over: np.ndarray) -> np.ndarray:
         """Return the masks of these envs, see `checked`."""
         assert self.values is not None
-        return self.checked(self.values[rows], rows, self._is_given[rows])
+        return self.checked(self.values[rows], rows, is_over, self._is_given[rows])
 
     def checked(
         self,
         values: np.ndarray,
         rows: Any,
+        is_over: np.ndarray,
         is_given: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> np.ndarray:
@@ -307,6 +299,7 @@ class LatestMasks:
         Args:
             values: Masks as the envs gave them.
             rows: Which envs these are: int64 (B,), or a slice.
+            is_over: bool (B,), whose episode has ended.
             is_given: bool (B,), which envs gave a mask; None if all did.
             allowed: bool (B, width), what a mask can allow at all; None for everything.
 
@@ -314,7 +307,7 @@ class LatestMasks:
             ActionMaskError: A mask does not fit the action space, or is missing; names the env.
         """
         width, space = self._width, self._space
-        env_ids, is_over = np.arange(self._num_envs)[rows], self.is_over[rows]
+        env_ids = np.arange(self._num_envs)[rows]
         bits = np.zeros((len(env_ids), width), np.bool_)
         found = np.ones(len(env_ids), np.bool_) if is_given is None else is_given.copy()
         is_fast = values.dtype.kind in "biuf" and values.shape[1:] == (width,)

@@ -19,7 +19,6 @@ from vecenv.core.deadline import Deadline
 from vecenv.core.errors import InfoError
 from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults, retold
 from vecenv.core.infos import add_info
-from vecenv.core.masks import MASK_KEY
 from vecenv.core.replacing import mixed_seed
 from vecenv.core.rows import StepRows, slot_rows
 from vecenv.core.seeding import Seed, seed_per_env
@@ -235,7 +234,7 @@ class RayVectorEnv(GymVecEnv):
             return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
-        self._refuse_ended(self._ended)
+        self._refuse_ended()
         rows, slot = self._rows, self._slot(out)
         space, deadline = self.single_action_space, self._deadline(None)
         with self._call(keeps_late=True):
@@ -259,7 +258,7 @@ class RayVectorEnv(GymVecEnv):
     # -- send and recv ---------------------------------------------------------------------
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        self._refuse_ended(env_ids.tolist())
+        self._refuse_ended(env_ids)
         self._calls.unfinished = self._give_up
         self._steps += 1
         for part in self._starts():
@@ -414,9 +413,7 @@ class RayVectorEnv(GymVecEnv):
         for _, (envs, by_step) in sorted(found.items()):
             for t, told in by_step.items():
                 told.enter(infos.setdefault(t, {}), envs, self.num_envs, envs)
-        last_infos = infos.get(num_steps - 1, {})
-        if self._masks.is_used or MASK_KEY in last_infos:
-            self._masks.note(last_infos, rows[-1].terminations | rows[-1].truncations)
+        self._masks.note(infos.get(num_steps - 1, {}))
         return dict(sorted(infos.items()))
 
     # -- the actors ------------------------------------------------------------------------

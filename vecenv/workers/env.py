@@ -232,7 +232,7 @@ class AsyncVectorEnv(GymVecEnv):
             self._pool, pool.left_by_fork = pool, partial(setattr, self._calls, "parent_pid")
             self.published, self.restarts = pool.tables.published, pool.tables.restarts
             self._out: Any = (None, None)  # `out` of the pending step, and its rows
-            self._resetting: Sequence[int] = ()  # the envs of the pending reset
+            self._resetting: Any = slice(None)  # the envs of the pending reset
             self._shared_stamps: EnvStamps | None = None
             self._on_cut = partial(_note_cut, self._calls, pool)
             self._calls.is_started = True
@@ -286,8 +286,8 @@ class AsyncVectorEnv(GymVecEnv):
         seeds = seed_per_env(seed, self.num_envs)
         if not self._calls.is_started:
             self._start()
-        chosen = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
-        self._resetting, is_full = chosen, len(chosen) == self.num_envs
+        is_full = mask is None or bool(mask.all())
+        self._resetting = slice(None) if is_full else np.flatnonzero(mask)
 
         def request(i: int, j: int) -> tuple[Any, ...]:
             return seeds[i:j], options, None if mask is None else mask[i:j]
@@ -329,7 +329,7 @@ class AsyncVectorEnv(GymVecEnv):
     def _begin_step(self, actions: Any, out: Any) -> None:
         """Give all workers the actions; then the step is pending."""
         pool, calls = self._pool, self._calls
-        self._refuse_ended(self._ended)
+        self._refuse_ended()
         slot = self._slot(out)
         payloads, own = None, None if pool.own is None else pool.own.step
         shared = pool.tables.actions
@@ -351,7 +351,7 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         pool, ids = self._pool, env_ids.tolist()
-        self._refuse_ended(ids)
+        self._refuse_ended(env_ids)
         shared, each, payloads = pool.tables.actions, None, []
         if shared is None or not shared.write(actions, env_ids):
             each = self._actions.snapshot(actions)
@@ -523,8 +523,6 @@ class AsyncVectorEnv(GymVecEnv):
             self._calls.forget_reset(error)
             raise error
         self._take_notes(*notes)
-        self._ended.clear()
-        self._ended.update(np.flatnonzero(found).tolist())  # matters if autoreset is disabled
         self._calls.mark_reset()
 
     # -- pending calls -----------------------------------------------------------------------
