@@ -289,13 +289,9 @@ class PPO(Trainer):
         # As many steps as fit the processor's cache; on a device, as many as keep it busy.
         size = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // count)
         parts = [slice(t, min(t + size, end)) for t in range(0, end, size)]
-        num_threads = min(self.gradient.num_threads, len(parts))
-        with quick_products(size * count, device=rollout.device):
-            if num_threads > 1:  # each computes with one thread of torch, as the gradient's do
-                with ThreadPoolExecutor(num_threads, "fill", torch.set_num_threads, (1,)) as pool:
-                    list(pool.map(self.fill, parts))
-            else:
-                list(map(self.fill, parts))
+        spare = ThreadPoolExecutor(2, "fill", torch.set_num_threads, (1,))  # as the gradient's
+        with quick_products(size * count, device=rollout.device), spare as pool:
+            list((pool.map if self.gradient.num_threads > 1 else map)(self.fill, parts))
         rollout.count_episodes()  # with the original rewards
 
     def act(self, t: int) -> Any:
