@@ -118,8 +118,6 @@ def test_workers_are_chosen_where_sharing_a_step_pays_for_handing_it_over(
 
 @pytest.mark.parametrize("step_s", [0.0, 1e-3])
 def test_envs_of_which_a_process_holds_one_get_a_worker_each(step_s, monkeypatch):
-    """Whether the trial finds them cheap, or dear, so that a worker would get several."""
-
     class Only(QuickEnv):
         count = 0
 
