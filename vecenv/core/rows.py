@@ -116,14 +116,12 @@ class ObservationRows:
     """
 
     def __init__(
-        self,
-        space: Space,
-        num_envs: int,
-        allocate: Allocate = aligned_zeros,
-        leaves: list[Any] | None = None,
+        self, space: Space, num_envs: int, allocate: Allocate = aligned_zeros, leaves: Any = None
     ) -> None:
         self._space, self.num_envs = space, num_envs
         self.leaves: list[_ArrayLeaf | _ObjectLeaf] = leaves or []
+        if leaves is not None:  # of `over`: whole batches are put, no rows are written
+            return
 
         def add(part: Space) -> None:
             if isinstance(part, ARRAY_SPACES):
@@ -132,8 +130,7 @@ class ObservationRows:
             else:
                 self.leaves.append(_ObjectLeaf(part, num_envs))
 
-        if leaves is None:
-            by_space(add, space)
+        by_space(add, space)
         self._parts = [
             (path, leaf, leaf.target, leaf.keys)
             for path, leaf in zip(_paths(space), self.leaves, strict=True)
@@ -193,7 +190,7 @@ class ObservationRows:
         return by_space(lambda _: next(left).take(env_ids), self._space)
 
     def over(self, batch: Any) -> ObservationRows:
-        """Return rows that write into `batch`, the caller's; raise SlotError if it doesn't fit."""
+        """Return rows to `put` batches into `batch`, the caller's; raise SlotError if it misfits."""
         left, leaves = iter(self.leaves), []
         try:
             by_space(lambda _, part: leaves.append(next(left).over(part)), self._space, batch)
@@ -212,20 +209,24 @@ def _paths(space: Space) -> list[tuple[Any, ...]]:
 
 
 class _ArrayLeaf:
-    """Rows of one array, (num_envs, *shape); `slices` are those of other rows of this space."""
+    """Rows of one array, (num_envs, *shape); with `is_whole` only batches are put."""
 
-    def __init__(self, space: Space, array: np.ndarray, slices: list[slice] | None = None) -> None:
+    target: Any
+    keys: Sequence[Any]
+
+    def __init__(self, space: Space, array: np.ndarray, *, is_whole: bool = False) -> None:
         self._space, self.array = space, array
+        if is_whole:
+            return
         num_envs, *shape = array.shape
         self._row_shape, width = tuple(shape), math.prod(shape)
-        self._slices = slices or [slice(i * width, (i + 1) * width) for i in range(num_envs)]
+        self._slices = [slice(i * width, (i + 1) * width) for i in range(num_envs)]
         # Memoryviews can't assign items of other dtypes, and can't be cast if they are empty.
         is_simple = array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative and array.size
         flat: Any = memoryview(array.reshape(-1)) if is_simple else None  # type: ignore[arg-type]  # typeshed before 3.12
         self._flat = flat
-        is_row = flat is not None and len(shape) == 1
-        self.keys: Sequence[Any] = self._slices if is_row else range(num_envs)
-        self.target: Any = self if flat is None or len(shape) > 1 else flat
+        self.keys = self._slices if flat is not None and len(shape) == 1 else range(num_envs)
+        self.target = self if flat is None or len(shape) > 1 else flat
 
     def __setitem__(self, index: int, obs: Any) -> None:
         """Write an observation of two or more dimensions, or of a dtype unknown to memoryviews."""
@@ -258,7 +259,7 @@ class _ArrayLeaf:
 
     def over(self, batch: Any) -> _ArrayLeaf:
         batch = check_slot_array("obs", batch, self.array.shape, (self.array.dtype,))
-        return _ArrayLeaf(self._space, batch, self._slices)
+        return _ArrayLeaf(self._space, batch, is_whole=True)
 
 
 class _ObjectLeaf:
