@@ -190,7 +190,7 @@ class ObservationRows:
         return by_space(lambda _: next(left).take(env_ids), self._space)
 
     def over(self, batch: Any) -> ObservationRows:
-        """Return rows to `put` batches into `batch`, the caller's; raise SlotError if it misfits."""
+        """Return rows to `put` batches into the caller's `batch`; raise SlotError if it misfits."""
         left, leaves = iter(self.leaves), []
         try:
             by_space(lambda _, part: leaves.append(next(left).over(part)), self._space, batch)
