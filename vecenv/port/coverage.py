@@ -165,9 +165,12 @@ class Coverage:
         self.near: dict[Goal, float] = {}
         self._unseen: dict[types.CodeType, set[int]] = {}
         self._open: dict[types.CodeType, dict[int, list[_Comparison]]] = {}
-        for author in (getattr(kernels, name) for name in ARGUMENTS):
+        self._seeing: set[types.CodeType] = set()  # functions that write observations
+        for name in ("observe", *ARGUMENTS):
+            author = getattr(kernels, name)
             for one in author.values() if isinstance(author, Mapping) else [author]:
                 self._add(one)
+            self._seeing = self._seeing or set(self._unseen)
         self._traces = {code: self._trace_of(code) for code in self._unseen}
         self.num_lines = sum(map(len, self._unseen.values()))
 
@@ -175,6 +178,11 @@ class Coverage:
     def is_complete(self) -> bool:
         """Whether all lines ran, and all comparisons had all outcomes."""
         return not self._traces
+
+    @property
+    def has_seen_observations(self) -> bool:
+        """Whether there is nothing new in functions that write observations."""
+        return not self._seeing & self._traces.keys()
 
     def _add(self, kernel: Any) -> None:
         for function in reached(kernel) if kernel is not None else ():

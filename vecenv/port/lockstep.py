@@ -29,8 +29,8 @@ STYLES = {
 _CONTINUED = 60  # most steps from a state that was kept
 _MOST_KEPT = 400  # rare states
 _NUM_LEVELS, _MOST_ALIKE = 4, 24  # highest returns, and most states of one return or distance
-_ALIKE = 0.1  # chance that a state is kept which is no better than others
-_COPIED = 5  # steps between copies of a run, for ends of episodes
+_ALIKE = 0.2  # chance that a state is kept which is no better than others
+_COPIED = 8  # steps between copies of a run
 _TWIN_SHARE = 0.4  # of the time of all calls
 _FAR = 1e3  # replaces infinite action bounds
 
@@ -277,8 +277,8 @@ class Lockstep:
         tolerance: See `compare`.
         seed: Seed of all draws here.
         policies: The user's policies.
-        twin: The kernels as plain Python, if `kernels` are compiled. It takes some of their steps,
-            for the coverage.
+        make_twin: Makes the kernels as plain Python, with or without observations, if `kernels` are
+            compiled. It takes some of their steps, for the coverage.
 
     Attributes:
         counts: Numbers of equal steps, resets, draws and values.
@@ -295,10 +295,12 @@ class Lockstep:
         tolerance: float,
         seed: int,
         policies: Sequence[Callable[[Any], Any]] = (),
-        twin: KernelSide | None = None,
+        make_twin: Callable[[bool], KernelSide] | None = None,
     ) -> None:
         self._python, self._kernels, self._tolerance = python, kernels, tolerance
-        self._twin, self._twin_seconds, self._call_seconds = twin, 0.0, 0.0
+        self._make_twin = make_twin
+        self._twin = None if make_twin is None else make_twin(True)
+        self._twin_seconds = self._call_seconds = 0.0
         self._rng = np.random.default_rng(seed)
         self._actions = Actions(kernels.envs.single_action_space, self._rng, policies)
         self._has_policies = bool(policies)
@@ -400,6 +402,10 @@ class Lockstep:
         if twin is not None:
             coverage.is_new, coverage.near = False, {}
         if twin is not None and is_turn:
+            if self._make_twin is not None and coverage.has_seen_observations:
+                twin = self._twin = self._make_twin(False)  # most of the time of many envs
+                twin(RESET, 0)
+                self._make_twin = None
             middle = time.perf_counter()
             try:
                 if before is not None:
@@ -453,16 +459,22 @@ class Lockstep:
         fresh = [one for one in features if self._visits[one] == 1][: _MOST_KEPT - len(self._rare)]
         is_over = self._python.is_over(seen)
         pools = [] if is_over else [*self._pools(now.total), *self._near_pools()]
+        if latest is not None and not is_over and len(now.actions) - len(latest.actions) >= _COPIED:
+            self._add(self._best.get(round(latest.total, 6)), latest)  # the run has gone on since
         if not is_over and (pools or fresh or len(now.actions) % _COPIED == 0):
             latest = self._kept(now) or latest
         if latest is not None:
             self._rare |= dict.fromkeys(fresh, latest)
             for pool in pools:
-                if len(pool) < _MOST_ALIKE:
-                    pool.append(latest)
-                else:
-                    pool[self._rng.integers(len(pool))] = latest
+                self._add(pool, latest)
         return latest
+
+    def _add(self, pool: list[Start] | None, start: Start) -> None:
+        """Add a state to a list, or replace another one."""
+        if pool is not None and len(pool) < _MOST_ALIKE:
+            pool.append(start)
+        elif pool:
+            pool[self._rng.integers(len(pool))] = start
 
     def _kept(self, now: Start) -> Start | None:
         """Return a state to continue from; None if too much time went into copies."""
@@ -473,12 +485,13 @@ class Lockstep:
         return now._replace(actions=list(now.actions), python=python, kernels=kernels)
 
     def _pools(self, total: float) -> Iterator[list[Start]]:
-        """Yield the list of states with this return, if it is among the highest."""
+        """Yield the new list of states with this return, if it is among the highest."""
         level = round(total, 6)
-        if level in self._best:
-            if self._rng.random() < _ALIKE:
-                yield self._best[level]
-        elif level > 0.0 and (len(self._best) < _NUM_LEVELS or level > min(self._best)):
+        if (
+            level not in self._best
+            and level > 0.0
+            and (len(self._best) < _NUM_LEVELS or level > min(self._best))
+        ):
             if len(self._best) == _NUM_LEVELS:
                 del self._best[min(self._best)]
             yield self._best.setdefault(level, [])

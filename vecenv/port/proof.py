@@ -21,10 +21,13 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.kernels import EnvKernels
 from vecenv.port.deadline import time_limit
 from vecenv.port.hidden import Hidden, find_hidden
 from vecenv.port.locate import locate
@@ -107,6 +110,13 @@ class Proof:
         told = asdict(self) | {"is_proven": self.is_proven}
         told |= {name: [x._asdict() for x in getattr(self, name)] for name in ("hidden", "means")}
         path.write_text(json.dumps(told, indent=1, default=lambda array: array.tolist()) + "\n")
+
+
+def _twin(make_envs: Any, kernels: Any, limit: int | None, has_observations: bool) -> KernelSide:
+    """Return the kernels as plain Python, without observations if that is possible."""
+    if isinstance(kernels, EnvKernels) and not has_observations:
+        make_envs = partial(JitVectorEnv, replace(kernels, observe=lambda *_: None))
+    return KernelSide(make_envs, limit, debug=True)
 
 
 def _ranges(lines: Mapping[str, Sequence[int]]) -> list[str]:
@@ -199,8 +209,10 @@ def prove(
             proof.seconds = time.perf_counter() - began
             return proof
         say("playing both in lockstep")
-        twin = None if debug else KernelSide(make_envs, limit, debug=True)
-        steps = Lockstep(python, side, tolerance=tolerance, seed=seed, policies=policies, twin=twin)
+        make_twin = None if debug else partial(_twin, make_envs, kernels, limit)
+        steps = Lockstep(
+            python, side, tolerance=tolerance, seed=seed, policies=policies, make_twin=make_twin
+        )
         found = proof.difference = steps.play(60.0 * minutes * (0.6 if has_free_runs else 1.0))
         proof.counts, proof.styles = dict(steps.counts), dict(steps.styles)
         proof.largest_errors = steps.errors
