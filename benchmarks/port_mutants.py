@@ -6,9 +6,9 @@
 them); each is compared with its Python env until a difference is found, for two minutes at most.
 Those that are not found have no effect, or are listed as missed: which of the two, a reader must
 say. *Variants* are correct: the same kernels with names, forms and orders of statements changed
-(`VARIANTS`, and pairs of these); none may be found different. Kernels run as plain Python, so that
-nothing is compiled. Seconds of comparing are those of one processor, so other programs do not
-matter. A mutant that does not return is found after `STUCK_S` seconds.
+(`VARIANTS`, and pairs of these); none may be found different. Kernels run as plain Python for
+`FIRST_S` seconds, and are compiled for the rest. Seconds of comparing are those of one processor,
+so other programs do not matter. A mutant that does not return is found after `STUCK_S` seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import mutants as changes  # noqa: E402  # from this folder
 
 from vecenv.port import lockstep, prove  # noqa: E402
 
-STUCK_S = 20.0
+STUCK_S, FIRST_S = 20.0, 8.0
 lockstep.time = types.SimpleNamespace(perf_counter=time.process_time)  # of this process alone
 
 PORTS = ("taxi", "pendulum", "breakout", "lava_gap", "foraging")
@@ -104,16 +104,19 @@ def try_one(name: str, source: str, seconds: float, has_policies: bool, answer: 
     begin = time.process_time()
     try:
         module = load(name, source)
-        proof = prove(
-            module.make,
-            module.KERNELS,
-            fields=module.FIELDS,
-            policies=getattr(module, "POLICIES", ()) if has_policies else (),
-            minutes=seconds / 60.0,
-            debug=True,
-            timeout=STUCK_S,
-            has_free_runs=False,
-        )
+        for debug, share in ((True, FIRST_S), (False, seconds - FIRST_S)):
+            proof = prove(
+                module.make,
+                module.KERNELS,
+                fields=module.FIELDS,
+                policies=getattr(module, "POLICIES", ()) if has_policies else (),
+                minutes=share / 60.0,
+                debug=debug,
+                timeout=STUCK_S,
+                has_free_runs=False,
+            )
+            if proof.difference is not None or seconds <= FIRST_S:
+                break
         found = "" if proof.difference is None else proof.difference.what
         lines = "" if proof.difference is None else proof.difference.kernel_line
     except Exception as error:  # refused when they are made, by the kit's dry run for one
@@ -154,7 +157,7 @@ def try_mutants(options: argparse.Namespace, rng: random.Random) -> list[dict]:
         source = (ROOT / file).read_text()
         possible = [x for x in changes.find_mutants(file) if is_in_kernel(source, x.line)]
         some = rng.sample(possible, min(len(possible), options.count // len(PORTS)))
-        chosen += [(name, source, x) for x in (possible if options.lines else some)]
+        chosen += [(name, source, x) for x in some][options.skip :]
     for name, source, mutant in chosen:
         if name not in options.ports or (options.lines and mutant.line not in options.lines):
             continue
@@ -195,6 +198,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=110.0, help="of comparing (110)")
     parser.add_argument("--policies", action="store_true", help="play POLICIES of the ports, too")
     parser.add_argument("--variants", type=int, default=50, help="correct ones (50)")
+    parser.add_argument("--skip", type=int, default=0, help="mutants of each port to leave out")
     parser.add_argument("--lines", nargs="*", type=int, help="only mutants of these lines")
     parser.add_argument("--ports", nargs="*", default=PORTS)
     parser.add_argument("--output", type=Path, help="write the results as JSON")

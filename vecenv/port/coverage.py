@@ -254,11 +254,12 @@ class Coverage:
     def outcomes_not_seen(self) -> list[str]:
         """Return the comparisons that ran and were always, or never, true."""
         told = {True: "never true", False: "always true"}
-        return [
+        found = [
             f"{_short(one.file)}:{one.line}: {one.text} was {told[outcome]}"
-            for code, found in self._open.items()
-            for line, some in found.items()
+            for code, comparisons in self._open.items()
+            for line, some in comparisons.items()
             for one in some
             for outcome in (True, False)
             if outcome in one.missing and line not in self._unseen[code]
         ]
+        return list(dict.fromkeys(found))

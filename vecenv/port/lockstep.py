@@ -58,6 +58,8 @@ class Difference:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        if not self.actions:
+            return f"{self.what}: {self.python or self.kernels}"
         step = self.actions[::-1].index(RESET)
         when = f"step {step} of an episode" if step else "a reset"
         told = f"{self.what} differs in {when}, {len(self.actions)} calls after seed {self.seed}"

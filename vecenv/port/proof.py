@@ -60,6 +60,7 @@ class Proof:
         means: Comparisons of means, from free runs and policies.
         speeds: Steps per second of the Python env and of the kernels; None if not measured.
         seconds: Duration of the proof.
+        is_interrupted: Whether Ctrl-C has cut it short; the rest is what was found before.
     """
 
     python: str
@@ -76,12 +77,14 @@ class Proof:
     means: list[Equivalence] = field(default_factory=list)
     speeds: tuple[float, float] | None = None
     seconds: float = 0.0
+    is_interrupted: bool = False
 
     @property
     def is_proven(self) -> bool:
         """Whether there is no difference, nothing fatal is hidden, and all means agree."""
         apart = any(one.verdict == "different" for one in self.means)
-        return self.difference is None and not apart and not any(x.is_fatal for x in self.hidden)
+        is_fatal = self.is_interrupted or any(one.is_fatal for one in self.hidden)
+        return self.difference is None and not apart and not is_fatal
 
     def __str__(self) -> str:
         lines = [f"{self.python} and {self.kernels}, {self.seconds:.0f} s"]
@@ -102,7 +105,10 @@ class Proof:
             lines.append(f"steps per second: {told}")
         if self.difference is not None:
             lines.append(f"DIFFERENT: {self.difference}")
-        lines.append("no difference was found" if self.is_proven else "NOT PROVEN")
+        if self.is_interrupted:
+            lines.append("interrupted: no difference was found so far")
+        else:
+            lines.append("no difference was found" if self.is_proven else "NOT PROVEN")
         return "\n".join(lines)
 
     def to_json(self, path: Path) -> None:
@@ -110,6 +116,14 @@ class Proof:
         told = asdict(self) | {"is_proven": self.is_proven}
         told |= {name: [x._asdict() for x in getattr(self, name)] for name in ("hidden", "means")}
         path.write_text(json.dumps(told, indent=1, default=lambda array: array.tolist()) + "\n")
+
+
+def _report(steps: Lockstep, proof: Proof) -> None:
+    """Write what was compared into the proof."""
+    proof.counts, proof.styles = dict(steps.counts), dict(steps.styles)
+    proof.largest_errors = steps.errors
+    proof.lines_not_run = steps.coverage.lines_not_run()
+    proof.outcomes_not_seen = steps.coverage.outcomes_not_seen()
 
 
 def _twin(make_envs: Any, kernels: Any, limit: int | None, has_observations: bool) -> KernelSide:
@@ -160,6 +174,8 @@ def prove(
 ) -> Proof:
     """Compare a Python env with its kernels, draw by draw.
 
+    Ctrl-C ends it with what was found so far.
+
     Args:
         make_python: Makes the Python env: a `gymnasium.Env` (Tuple spaces mean a game), or a
             PettingZoo parallel env.
@@ -208,32 +224,32 @@ def prove(
         if any(one.is_fatal for one in proof.hidden):
             proof.seconds = time.perf_counter() - began
             return proof
-        say("playing both in lockstep")
         make_twin = None if debug else partial(_twin, make_envs, kernels, limit)
         steps = Lockstep(
             python, side, tolerance=tolerance, seed=seed, policies=policies, make_twin=make_twin
         )
-        found = proof.difference = steps.play(60.0 * minutes * (0.6 if has_free_runs else 1.0))
-        proof.counts, proof.styles = dict(steps.counts), dict(steps.styles)
-        proof.largest_errors = steps.errors
-        proof.lines_not_run = steps.coverage.lines_not_run()
-        proof.outcomes_not_seen = steps.coverage.outcomes_not_seen()
-        if found is not None and found.what != "deadline":
-            say("looking for the lines of the difference")
-            replay = PythonSide(make_python, python.paths), KernelSide(make_envs, limit, debug=True)
-            locate(found, *replay, tolerance)
-        elif found is None and has_free_runs:
-            say("comparing free runs")
-            proof.means = free_runs(
-                make_python,
-                make_envs,
-                limit=limit or _LONGEST,
-                debug=debug,
-                seconds=60.0 * minutes * 0.4,
-                margin=margin,
-                seed=seed,
-                policies=policies,
-            )
-            proof.speeds = None if debug else speeds(make_python, make_envs)
+        with contextlib.suppress(KeyboardInterrupt):
+            proof.is_interrupted = True
+            say("playing both in lockstep")
+            found = proof.difference = steps.play(60.0 * minutes * (0.6 if has_free_runs else 1.0))
+            if found is not None and found.what != "deadline":
+                say("looking for the lines of the difference")
+                replay = KernelSide(make_envs, limit, debug=True)
+                locate(found, PythonSide(make_python, python.paths), replay, tolerance)
+            elif found is None and has_free_runs:
+                say("comparing free runs")
+                proof.means = free_runs(
+                    make_python,
+                    make_envs,
+                    limit=limit or _LONGEST,
+                    debug=debug,
+                    seconds=60.0 * minutes * 0.4,
+                    margin=margin,
+                    seed=seed,
+                    policies=policies,
+                )
+                proof.speeds = None if debug else speeds(make_python, make_envs)
+            proof.is_interrupted = False
+        _report(steps, proof)
     proof.seconds = time.perf_counter() - began
     return proof
