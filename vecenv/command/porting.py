@@ -11,7 +11,7 @@ from vecenv.compare.source import read_source
 from vecenv.core.importing import import_module, import_object
 from vecenv.jit.kernels import EnvKernels
 from vecenv.port import Difference, Proof, prove
-from vecenv.port.deadline import guarded, time_limit
+from vecenv.port.deadline import INTERRUPTED, guarded, time_limit
 from vecenv.port.sides import call_again, read_kernels
 from vecenv.port.skeleton import write_skeleton
 
@@ -26,11 +26,14 @@ def python_env(name: str, kwargs: Mapping[str, Any] | None = None) -> Callable[[
 def _kernels(name: str) -> Any:
     """Return EnvKernels, or a maker of a JitVectorEnv, for "module:name" or a registered id."""
     module, _, attribute = name.partition(":")
-    if attribute and hasattr(found := import_module(module), attribute.partition(".")[0]):
-        kernels = import_object("kernels", name)
-        if isinstance(kernels, EnvKernels) or callable(kernels):
-            return kernels
-        raise TypeError(f"kernels is {name!r}, which is {found!r}; expected EnvKernels")
+    if attribute.isidentifier():
+        own = vars(import_module(module))
+        found = own.get(attribute)
+        if isinstance(found, EnvKernels) or callable(found):
+            return found
+        told = f"{found!r}" if attribute in own else "missing"
+        there = ", ".join(k for k, one in own.items() if isinstance(one, EnvKernels)) or "none"
+        raise TypeError(f"kernels {name!r} is {told}; EnvKernels in {module}: {there}")
     from vecenv.make import make_vec
 
     def make(num_envs: int = 1, **options: Any) -> Any:
@@ -113,15 +116,17 @@ def run_port(
             return 130
         return 0 if proof.is_proven else 1
 
-    def on_end(what: str, inputs: Any) -> int:
+    def on_end(what: str, ending: str, inputs: Any) -> int:
         """Tell that the process was ended in a call."""
-        told = ""
+        told = f"{what} {ending}"
+        if ending == INTERRUPTED:
+            say(told)
+            return tell(Proof(env, kernels, is_interrupted=True))
         if inputs is not None:
             with time_limit(options["timeout"]):
                 make = read_kernels(_kernels(kernels))
-                told = call_again(make, options["max_episode_steps"], inputs)
-        is_python = "Python env" in what
-        values = (what, "") if is_python else ("", f"{what}; {told}")
+                told += "; " + call_again(make, options["max_episode_steps"], inputs)
+        values = (told, "") if "Python env" in what else ("", told)
         return tell(Proof(env, kernels, Difference("deadline", *values)))
 
     def work() -> int:

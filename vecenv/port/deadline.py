@@ -25,13 +25,14 @@ from typing import Any
 
 from vecenv.port.coverage import is_kernel_file, line_text
 
-__all__ = ["Clock", "StuckError", "guarded", "time_limit", "within"]
+__all__ = ["INTERRUPTED", "Clock", "StuckError", "guarded", "time_limit", "within"]
 
 _HEAD = struct.Struct("dqq")  # time at which the call is late, length of its name, of its inputs
 _SIZE = 1 << 26  # of the shared memory, which takes room only where it is written
 _GRACE = 5.0  # seconds that the alarm gets before the process is ended
 _BETWEEN = 600.0  # longest time between two calls of users' code
 _PAUSE = 0.1
+INTERRUPTED = "was interrupted"
 _limit: ContextVar[float] = ContextVar("limit", default=30.0)
 
 
@@ -65,12 +66,19 @@ class Clock:
         self._memory[_HEAD.size : _HEAD.size + len(rest)] = rest
         self._memory[: _HEAD.size] = _HEAD.pack(late, len(name), len(body))
 
-    def read(self) -> tuple[float, str, Any]:
-        """Return the seconds left, the name of the call, and its inputs, None if there are none."""
-        late, length, more = _HEAD.unpack(self._memory[: _HEAD.size])
+    def time_left(self) -> float:
+        """Return the seconds until the call is late."""
+        return _HEAD.unpack(self._memory[: _HEAD.size])[0] - time.monotonic()
+
+    def read(self) -> tuple[str, Any]:
+        """Return the call of a process that has ended, and its inputs, None without any."""
+        _, length, more = _HEAD.unpack(self._memory[: _HEAD.size])
         end = _HEAD.size + length
-        inputs = pickle.loads(self._memory[end : end + more]) if more else None
-        return late - time.monotonic(), self._memory[_HEAD.size : end].decode(), inputs
+        try:
+            inputs = pickle.loads(self._memory[end : end + more]) if more else None
+        except Exception:  # the process ended while it wrote them
+            inputs = None
+        return self._memory[_HEAD.size : end].decode(errors="replace"), inputs
 
 
 _clock: ContextVar[Clock | None] = ContextVar("clock", default=None)  # of a guarded process
@@ -129,15 +137,15 @@ class within:  # a context manager
         raise StuckError(told)
 
 
-def guarded(work: Callable[[], int], on_end: Callable[[str, Any], int]) -> int:
+def guarded(work: Callable[[], int], on_end: Callable[[str, str, Any], int]) -> int:
     """Do work in a forked process, which is ended if a call in it does not return.
 
     The child returns from here, too, with the result of `work`: its callers must end the process.
 
     Args:
         work: The work; returns the exit status.
-        on_end: Called in the parent if the child was ended or died: with what happened and the
-            inputs of the call; returns the exit status.
+        on_end: Called in the parent if the child was ended or has died: with the call, what became
+            of it, and its inputs; returns the exit status.
     """
     clock = Clock()
     if (child := os.fork()) == 0:
@@ -146,21 +154,23 @@ def guarded(work: Callable[[], int], on_end: Callable[[str, Any], int]) -> int:
     interrupts: list[float] = []
     old = signal.signal(signal.SIGINT, lambda *_: interrupts.append(time.monotonic()))
     try:
-        while True:
+        ending = ""
+        while not ending:
             pid, status = os.waitpid(child, os.WNOHANG)
-            left, what, inputs = clock.read()
             if pid and os.WIFEXITED(status):
                 return os.WEXITSTATUS(status)
             if pid:
-                name = signal.Signals(os.WTERMSIG(status)).name
-                return on_end(f"{what} ended the process with {name}", inputs)
-            is_stopped = bool(interrupts) and time.monotonic() > interrupts[0] + _GRACE
-            if left < 0.0 or is_stopped:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-                if is_stopped:
-                    return on_end(f"interrupted in {what}", None)
-                return on_end(f"{what} did not return in time", inputs)
-            time.sleep(_PAUSE)
+                ending = f"ended the process with {signal.Signals(os.WTERMSIG(status)).name}"
+            elif interrupts and time.monotonic() > interrupts[0] + _GRACE:
+                ending = INTERRUPTED
+            elif clock.time_left() < 0.0:
+                ending = "did not return in time"
+            else:
+                time.sleep(_PAUSE)
+        if not pid:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        what, inputs = clock.read()
+        return on_end(what, ending, inputs)
     finally:
         signal.signal(signal.SIGINT, old)

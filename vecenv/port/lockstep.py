@@ -62,7 +62,9 @@ class Difference:
             return f"{self.what}: {self.python or self.kernels}"
         step = self.actions[::-1].index(RESET)
         when = f"step {step} of an episode" if step else "a reset"
-        told = f"{self.what} differs in {when}, {len(self.actions)} calls after seed {self.seed}"
+        verb = {"draws": "draws differ", "deadline": "a call did not return"}
+        told = verb.get(self.what, f"{self.what} differs")
+        told += f" in {when}, call {len(self.actions)} after seed {self.seed}"
         own = f"Python:  {self.python}   {self.python_line}"
         other = f"kernels: {self.kernels}   {self.kernel_line}"
         return "\n  ".join([told, own, other, *self.notes])

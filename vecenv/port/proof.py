@@ -115,7 +115,11 @@ class Proof:
         """Write everything as JSON."""
         told = asdict(self) | {"is_proven": self.is_proven}
         told |= {name: [x._asdict() for x in getattr(self, name)] for name in ("hidden", "means")}
-        path.write_text(json.dumps(told, indent=1, default=lambda array: array.tolist()) + "\n")
+        text = json.dumps(told, indent=1, default=lambda array: array.tolist()) + "\n"
+        try:
+            path.write_text(text)
+        except OSError as error:  # that of a full disk has no name
+            raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _report(steps: Lockstep, proof: Proof) -> None:
