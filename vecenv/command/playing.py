@@ -199,9 +199,11 @@ def _load_run(
 def _trained_by(home: Path) -> str:
     """Return the bundled trainer that a run names as its own."""
     from vecenv.learn import load_checkpoint
-    from vecenv.train.policy import LIBRARY, POLICY_FILE
+    from vecenv.train.policy import LAST, LIBRARY, POLICY_FILE
 
     if not (home / POLICY_FILE).exists():
+        if not (home / LAST).exists():
+            raise FileNotFoundError(f"{home} has no policy yet: its training has saved nothing")
         raise ValueError(f"{home} does not say what trained it: name the trainer, by --algo")
     trainer = str(load_checkpoint(home / POLICY_FILE)["trainer"])
     if (name := trainer.removeprefix(LIBRARY)) not in ALGORITHMS:
