@@ -103,6 +103,7 @@ def _train(words: Sequence[str]) -> int:
         tyro.cli(Train, prog="vecenv train", args=words[:1] if helps else [])
     own = [word for word in words if word not in helps]
     given, rest = tyro.cli(Train, prog="vecenv train", args=own, return_unknown_args=True)
+    rest = list(_in_pairs(rest))
     from vecenv.command import trainers
 
     config, values = given.config, dict[str, Any]()
@@ -131,6 +132,16 @@ def _train(words: Sequence[str]) -> int:
     with trainers.sent_to(given.track, options):
         module.main(options)
     return 0
+
+
+def _in_pairs(words: Sequence[str]) -> Iterator[str]:
+    """Yield words; after `--env-kwargs` or `--vector-kwargs`, NAME=VALUE becomes two words."""
+    option = ""
+    for word in words:
+        option = word if word.startswith("--") else option
+        name, equals, value = word.partition("=")
+        is_pair = option in {"--env-kwargs", "--vector-kwargs"} and equals and name.isidentifier()
+        yield from (name, value) if is_pair else (word,)
 
 
 def _env_kwargs_in(words: Sequence[str]) -> list[str]:
