@@ -243,7 +243,7 @@ def test_groups_that_fit_no_game_are_refused(groups, message):
 
 
 def test_games_of_different_agents_are_refused():
-    with pytest.raises(RuntimeError, match="expected that of env 0") as raised:
+    with pytest.raises(RuntimeError, match="that of env 0") as raised:
         make_vec_agents([runners, functools.partial(runners, 4)], backend="sync")
     assert "An env here is a game of several agents." in raised.value.__notes__
     renamed = functools.partial(Tag, 1, with_catcher=False, late=False)

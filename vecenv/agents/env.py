@@ -156,8 +156,8 @@ class GroupMasks(LatestMasks):
             alive: bool (num_rows,), which agents act next.
         """
         if not self._is_observed:
-            if self._can_be_masked and (self.is_used or MASK_KEY in infos):
-                self.note(infos, ~alive[rows], rows)
+            if self._can_be_masked:
+                self.note(infos, rows)
             return
         part = obs[MASK_KEY].reshape(-1, self._width)
         if not isinstance(rows, slice):
@@ -193,23 +193,19 @@ class GroupMasks(LatestMasks):
             values, is_given = self.values[ids], self._is_given[ids]
         if allowed is not None:
             allowed = allowed[ids % len(self._members.agents)]
-        self.is_over[:] = ~alive
-        masks = self.checked(values, ids, is_given, allowed)
+        masks = self.checked(values, ids, ~alive[ids], is_given, allowed)
         masks[~alive[ids]] = 1
         return masks
 
     def state(self) -> tuple[Any, ...]:
         """Return copies for `restore`."""
-        is_used, *arrays = super().state()
-        found = (*arrays, self._observed)
-        return is_used, *(None if array is None else array.copy() for array in found)
+        found = (*super().state(), self._observed)
+        return tuple(None if array is None else array.copy() for array in found)
 
-    def restore(
-        self, is_used: bool, values: Any, is_given: Any, is_over: Any, observed: Any = None
-    ) -> None:
+    def restore(self, values: Any, is_given: Any, observed: Any = None) -> None:
         """Restore what `state` returned."""
         self._observed = observed
-        super().restore(is_used, values, is_given, is_over)
+        super().restore(values, is_given)
 
 
 class AgentGroup:
@@ -245,7 +241,7 @@ class AgentGroup:
         self.checks = ActionBatcher(self.single_action_space, self.action_space, self.num_envs)
         self.masks = GroupMasks(members, self.num_games)
         self._allowed = members.allowed
-        self._rows = ObservationRows.make(self.single_observation_space, self.num_envs)
+        self._rows = ObservationRows(self.single_observation_space, self.num_envs)
 
     def __repr__(self) -> str:
         return f"AgentGroup({self.name!r}, {self.num_games} games x {list(self.agents)})"

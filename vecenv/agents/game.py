@@ -344,7 +344,7 @@ class _Columns:
         self.has_ends = False  # whether a flag may be set
         self._spaces = [(observed[agent], acted[agent]) for agent in members.agents]
         self._agent_indicator = agent_indicator
-        self._bind(ObservationRows.make(members.observation_space, count))
+        self._bind(ObservationRows(members.observation_space, count))
 
     def _bind(self, rows: ObservationRows) -> None:
         """Make the views and functions for observations, actions and masks."""
@@ -369,7 +369,7 @@ class _Columns:
     def __setstate__(self, state: dict[str, Any]) -> None:
         kept = state.pop("_kept")
         vars(self).update(state)
-        self._bind(ObservationRows.make(self.members.observation_space, len(self.rewards)))
+        self._bind(ObservationRows(self.members.observation_space, len(self.rewards)))
         for leaf, values in zip(self._leaves, kept, strict=True):
             leaf[...] = values
 

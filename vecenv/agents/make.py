@@ -353,7 +353,8 @@ def _module(name: str) -> types.ModuleType:
                 name=root,
             ) from None
         if error.name == name:
-            error.add_note(f"env is {name!r}, and the package {root} has no such module")
+            told = f"env is {name!r}, but {root} has no such module"
+            raise ModuleNotFoundError(told, name=name) from None
         raise
 
 

@@ -15,6 +15,7 @@ import sysconfig
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -44,6 +45,7 @@ _USER_ERRORS = (
     *(ValueError, TypeError, OSError, ImportError, RuntimeError, GymnasiumError),
     FloatingPointError,  # of a loss
 )
+_is_program: ContextVar[bool] = ContextVar("is_program", default=False)  # the process runs `main`
 # Options of trainers that must be at least 1.
 _COUNTS = "num_envs", "num_games", "num_steps", "num_epochs", "num_minibatches", "num_workers"
 _COUNTS += "batch_size", "hidden", "hold", "torch_threads", "eval_episodes"
@@ -101,6 +103,7 @@ def _train(words: Sequence[str]) -> int:
         tyro.cli(Train, prog="vecenv train", args=words[:1] if helps else [])
     own = [word for word in words if word not in helps]
     given, rest = tyro.cli(Train, prog="vecenv train", args=own, return_unknown_args=True)
+    rest = list(_in_pairs(rest))
     from vecenv.command import trainers
 
     config, values = given.config, dict[str, Any]()
@@ -129,6 +132,16 @@ def _train(words: Sequence[str]) -> int:
     with trainers.sent_to(given.track, options):
         module.main(options)
     return 0
+
+
+def _in_pairs(words: Sequence[str]) -> Iterator[str]:
+    """Yield words; after `--env-kwargs` or `--vector-kwargs`, NAME=VALUE becomes two words."""
+    option = ""
+    for word in words:
+        option = word if word.startswith("--") else option
+        name, equals, value = word.partition("=")
+        is_pair = option in {"--env-kwargs", "--vector-kwargs"} and equals and name.isidentifier()
+        yield from (name, value) if is_pair else (word,)
 
 
 def _env_kwargs_in(words: Sequence[str]) -> list[str]:
@@ -651,6 +664,7 @@ def port(
     max_episode_steps: int | None = None,
     seed: int = 0,
     debug: bool = False,
+    timeout: float = 30.0,
     json: Path | None = None,
 ) -> int:
     """Prove that kernels do what a Python env does, draw by draw, or show the first difference.
@@ -671,6 +685,7 @@ def port(
         max_episode_steps: Limit of the kernels' episodes; by default that of ENV's registration.
         seed: Seed of runs and actions.
         debug: Run the kernels as plain Python: nothing is compiled.
+        timeout: Seconds for one reset or step; one that does not return is a difference.
         json: File to write the report to.
     """
     from vecenv.command import porting
@@ -686,7 +701,11 @@ def port(
         raise ValueError(f"minutes is {minutes}, expected a number above 0")
     if json is not None:
         require_writable(json)
-    found = porting.prove_port(
+    if timeout <= 0:
+        raise ValueError(f"timeout is {timeout}, expected a number above 0")
+    options = {"max_episode_steps": max_episode_steps, "timeout": timeout}
+    prove = functools.partial(
+        porting.prove_port,
         env,
         kernels,
         fields=fields,
@@ -695,15 +714,14 @@ def port(
         minutes=minutes,
         tolerance=tolerance,
         margin=margin,
-        max_episode_steps=max_episode_steps,
         seed=seed,
         debug=debug,
-        say=lambda text: print(f"{text} ...", flush=True),
+        **options,
     )
-    print(found)
-    if json is not None:
-        found.to_json(json)
-    return 0 if found.is_proven else 1
+    say = functools.partial(print, flush=True)
+    return porting.run_port(
+        env, kernels, prove, json, is_guarded=_is_program.get(), say=say, **options
+    )
 
 
 @contextlib.contextmanager
@@ -744,6 +762,7 @@ def main(args: Sequence[str] | None = None) -> int:
         "port": port,
     }
     words = _words_of_process() if args is None else list(args)
+    _is_program.set(args is None)
     _tell_sdl_of_no_display()
     if words == ["--version"]:
         print(f"vecenv {importlib.metadata.version('vecenv')}")

@@ -93,9 +93,9 @@ def infos_by_env(envs: VecEnv, infos: dict[Any, Any], env_ids: np.ndarray) -> In
         env_ids: int64 (B,), counted from the actor's first env.
     """
     if isinstance(envs, SyncVectorEnv):
-        return InfosApart({int(env_ids[row]): entries for row, entries in infos.items()})
+        return InfosApart({int(env_ids[row]): info for row, info in infos.items()})
     found = ((env_id, _row_of(infos, row)) for row, env_id in enumerate(env_ids.tolist()))
-    return InfosApart({env_id: [info] for env_id, info in found if info})
+    return InfosApart({env_id: info for env_id, info in found if info})
 
 
 def _row_of(infos: dict[str, Any], row: int) -> dict[str, Any]:
@@ -419,19 +419,19 @@ class Successors:
         flags = (rows.rewards, rows.terminations, rows.truncations)
         return (rows.obs.take(env_ids), *(column[env_ids] for column in flags), infos, env_ids)
 
-    def _report(self, env_id: int) -> list[dict[str, Any]]:
+    def _report(self, env_id: int) -> dict[str, Any]:
         """Report the lost episode of an env, begin its new one, or both; return the infos."""
-        mode, told, was_lost = self._envs.autoreset_mode, [], self.phases[env_id] == _LOST
+        mode, told, was_lost = self._envs.autoreset_mode, {}, self.phases[env_id] == _LOST
         if was_lost:
             info = {"restarts": int(self._restarts[env_id]), "restart_reason": self._reason}
             if mode is not AutoresetMode.SAME_STEP:
                 self.phases[env_id] = _IS_DUE if mode is AutoresetMode.NEXT_STEP else _LIVE
-                return [info]
+                return info
             last_obs = take_row(self._space, self._rows.obs.take(np.array([env_id])), 0)
-            told = [{"final_obs": last_obs, "final_info": info}]
+            told = {"final_obs": last_obs, "final_info": info}
         self.phases[env_id] = _LIVE
         self._rows.obs.write(env_id, take_row(self._space, self._first_obs, env_id))
-        return [*told, *self._first_infos.get(env_id, ())]
+        return {**told, **self._first_infos.get(env_id, {})}
 
 
 def _itself(env: Any) -> Any:

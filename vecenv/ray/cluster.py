@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vecenv.core.deadline import Deadline
-from vecenv.core.faults import shorten
 
 __all__ = ["ActorGoneError", "Cluster", "Demand", "about_here"]
 
@@ -314,7 +313,7 @@ def _require_head(address: str) -> None:
 
 def _no_cluster(address: Any, why: str) -> ConnectionError:
     return ConnectionError(
-        f"there is no Ray cluster at {address!r} for this process: {shorten(why, 400)}. Start one "
+        f"there is no Ray cluster at {address!r} for this process: {why:.400}. Start one "
         "with `ray start --head`, or leave the address out for one on this machine; `ray status` "
         "on the head's machine names the address, 'host:port' (or 'ray://host:port', 'auto')"
     )
@@ -324,4 +323,4 @@ def _cause(text: str) -> str:
     """Return the cause from Ray's long message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith(("class_name", "actor_id", "namespace"))]
-    return shorten(" ".join(said), 400)
+    return " ".join(said)[:400]

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -18,7 +19,6 @@ from vecenv.core.deadline import Deadline
 from vecenv.core.errors import InfoError
 from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults, retold
 from vecenv.core.infos import add_info
-from vecenv.core.masks import MASK_KEY
 from vecenv.core.replacing import mixed_seed
 from vecenv.core.rows import StepRows, slot_rows
 from vecenv.core.seeding import Seed, seed_per_env
@@ -26,7 +26,6 @@ from vecenv.core.spaces import (
     ObservationMode,
     batch_env_spaces,
     chunk_bounds,
-    take_range,
     take_rows,
 )
 from vecenv.ray.actor import Reply, Start, checked_rows
@@ -163,8 +162,8 @@ class RayVectorEnv(GymVecEnv):
         self._seeds: list[int | None] = [None] * self.num_envs  # of the latest resets
         self.restarts = np.zeros(self.num_envs, np.int64)
         self.busy_ns = np.zeros(self.num_workers, np.int64)
-        self._ready: deque[tuple[int, Sequence[Any]]] = deque()  # envs that are back, their infos
-        pool.left_by_fork = self._calls.leave_to_parent
+        self._ready: deque[tuple[int, Any]] = deque()  # envs that are back, and their infos
+        pool.left_by_fork = partial(setattr, self._calls, "parent_pid")
         if on_error == "restart":
             pool.after_loss = self._start_after
         self.closed = False
@@ -179,7 +178,7 @@ class RayVectorEnv(GymVecEnv):
             keeps_late: Whether late answers can still be waited for.
         """
         calls = self._calls
-        calls.unfinished, calls.is_ready = self._give_up, False
+        calls.unfinished = self._give_up
         try:
             yield
         except (StepTimeoutError, InfoError) as error:
@@ -188,7 +187,6 @@ class RayVectorEnv(GymVecEnv):
             calls.unfinished = None
             raise
         calls.unfinished = None
-        calls.is_ready = calls.has_reset and not calls.num_in_flight
 
     def _give_up(self, error: BaseException | None = None) -> None:
         """Forget all requests; because of this error, refuse all calls but `reset` and `close`."""
@@ -203,7 +201,6 @@ class RayVectorEnv(GymVecEnv):
         seeds = seed_per_env(seed, self.num_envs)
         mask = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
         with self._call():
-            self._own_rows()
             if mask.all():  # a full reset gives up what was in flight
                 self._pool.forget()
                 self._ready.clear()
@@ -224,24 +221,21 @@ class RayVectorEnv(GymVecEnv):
                 self._rows.obs.put(rows + envs.start, obs)
                 reply.result[1].enter(infos, envs, self.num_envs, envs)
             chosen = np.flatnonzero(mask)
-            self._ended.ended.difference_update(chosen.tolist())
             self._note_reset(infos, chosen)
             return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
-        if self._is_disabled:
-            self._ended.require_reset_ended(range(self.num_envs))
-        rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
+        self._refuse_ended()
+        rows, slot = self._rows, self._slot(out)
         space, deadline = self.single_action_space, self._deadline(None)
         with self._call(keeps_late=True):
             self._steps += 1
             for part in self._starts():
-                own_actions = take_range(space, actions, part.envs.start, part.envs.stop)
+                own_actions = take_rows(space, actions, part.envs)
                 self._pool.ask(part.worker, "step", own_actions, None)
             try:
                 replies = self._wait("step", self.num_envs, deadline, f"step {self._steps}")
             except StepTimeoutError as error:
-                self._own_rows()
                 self._calls.mark_sent(np.arange(self.num_envs))
                 error.args = (f"{error.args[0]}. All envs are in flight: `recv` them, or `reset`",)
                 raise
@@ -250,16 +244,13 @@ class RayVectorEnv(GymVecEnv):
             for envs, reply in self._in_order(replies):
                 rows.put(envs, reply.result)
                 reply.result[4].enter(infos, envs, self.num_envs, envs)
-            if self._is_disabled:
-                self._note_ended(rows.terminations | rows.truncations)
-            return self._results(rows, out, infos)
+            return self._results(out, slot, infos)
 
     # -- send and recv ---------------------------------------------------------------------
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        self._ended.require_reset_ended(env_ids.tolist())
+        self._refuse_ended(env_ids)
         self._calls.unfinished = self._give_up
-        self._own_rows()
         self._steps += 1
         for part in self._starts():
             first = part.envs.start
@@ -283,15 +274,12 @@ class RayVectorEnv(GymVecEnv):
                 *results, told, ids = reply.result
                 ids = np.array(envs) if ids is None else ids + envs.start
                 rows.put(ids, results)
-                ready.extend((k, told.get(k - envs.start, ())) for k in ids.tolist())
+                ready.extend((k, told.get(k - envs.start)) for k in ids.tolist())
             taken = [ready.popleft() for _ in range(min(most, len(ready)))]
             env_ids, infos = np.array([env_id for env_id, _ in taken]), {}
-            for row, (env_id, entries) in enumerate(taken):
-                for info in entries:
+            for row, (env_id, info) in enumerate(taken):
+                if info:
                     add_info(infos, info, row, len(taken), env_id)
-            if self._is_disabled:
-                is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
-                self._note_ended(is_over, env_ids)
             return self._batch_of(env_ids, infos)
 
     # -- fragments -------------------------------------------------------------------------
@@ -396,7 +384,6 @@ class RayVectorEnv(GymVecEnv):
         deadline: Deadline,
     ) -> dict[int, dict[str, Any]]:
         pool, num_steps = self._pool, len(rows)
-        self._own_rows()
         reference = None if weights is None else pool.cluster.put(weights)
         for part in self._starts():
             own_inputs = [array[:, part.rows] for array in inputs]
@@ -411,16 +398,14 @@ class RayVectorEnv(GymVecEnv):
                 fragment.copy_fields(fields, envs)
                 for t, step in enumerate(rows):
                     step.put(envs, fragment.slot(t))
-                self._rows.obs.put(envs, fragment.slot(last).obs)
+                self._rows.put(envs, fragment.slot(last))
                 found[envs.start] = envs, fragment.infos
         self._steps += num_steps
         infos: dict[int, dict[str, Any]] = {}
         for _, (envs, by_step) in sorted(found.items()):
             for t, told in by_step.items():
                 told.enter(infos.setdefault(t, {}), envs, self.num_envs, envs)
-        last_infos = infos.get(num_steps - 1, {})
-        if self._masks.is_used or MASK_KEY in last_infos:
-            self._masks.note(last_infos, rows[-1].terminations | rows[-1].truncations)
+        self._masks.note(infos.get(num_steps - 1, {}))
         return dict(sorted(infos.items()))
 
     # -- the actors ------------------------------------------------------------------------
@@ -447,7 +432,7 @@ class RayVectorEnv(GymVecEnv):
         try:
             replies = self._pool.wait(method, count, deadline, doing, replaces_late)
         except WorkerDiedError as error:
-            self._calls.note_fault(retold(error))
+            self._calls.fault = self._calls.fault or retold(error)
             self.close(terminate=True)
             error.args = (f"{error.args[0]} The vector env is closed.",)
             raise
@@ -501,7 +486,7 @@ class RayVectorEnv(GymVecEnv):
         if self._calls.has_reset:
             pairs = zip(self._seeds[rows], restarts.tolist(), strict=True)
             seeds = [None if seed is None else mixed_seed(seed, k) for seed, k in pairs]
-            loss = reason, self._latest.take(np.array(start.envs)), seeds
+            loss = reason, self._rows.obs.take(np.array(start.envs)), seeds
         return start._replace(restarts=restarts, loss=loss)
 
     # -- methods of the envs ---------------------------------------------------------------

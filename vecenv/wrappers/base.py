@@ -135,7 +135,7 @@ class VecWrapper(VecEnv):
         self._out: Any = None  # of the latest step, see `step_wait`
         self._fault: BaseException | None = None  # raised after the env's step
         self._set_spaces(single_observation_space, single_action_space)
-        self._rows = ObservationRows.make(self.single_observation_space, self.num_envs)
+        self._rows = ObservationRows(self.single_observation_space, self.num_envs)
         self._has_agents = getattr(env, "valid", None) is not None
         self._alive = np.zeros(self.num_envs, np.bool_)  # whether the next action counts
         self._converts_actions = type(self).actions is not VecWrapper.actions
