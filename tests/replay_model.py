@@ -8,7 +8,8 @@ from gymnasium.spaces import Box, Dict, Discrete
 from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
 
 OBS = Box(-np.inf, np.inf, (3,), np.float32)
-NESTED = Dict({"image": Box(0, 255, (2, 2), np.uint8), "speed": Box(-np.inf, np.inf, (1,))})
+NESTED = Dict({"image": Box(0, 255, (2, 2), np.uint8), "speed": Box(-np.inf, np.inf, (1,), float)})
+# Between its parts there are four bytes of nothing.
 ACTIONS = Discrete(5)
 RINGS = [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer]
 
@@ -35,7 +36,7 @@ def encode(numbers, space=OBS):
         return np.stack([numbers, -numbers, numbers % 7], 1).astype(np.float32)
     image = np.stack([numbers % 251, numbers // 251, numbers % 3, numbers % 5], 1)
     image = image.reshape(-1, 2, 2).astype(np.uint8)
-    return {"image": image, "speed": numbers[:, None].astype(np.float32)}
+    return {"image": image, "speed": numbers[:, None].astype(np.float64)}
 
 
 def decode(obs):

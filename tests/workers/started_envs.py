@@ -118,10 +118,6 @@ class Starting(Calling):
         self.started = start()
 
 
-def first_of(factories):
-    return factories[0]()
-
-
 def hang():
     time.sleep(60)
 

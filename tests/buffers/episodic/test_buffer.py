@@ -3,45 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from episodes import fill, make_buffer, make_episode
+from episodes import fill, make_buffer, make_episode, slow_bound
 from gymnasium.spaces import Box, Discrete
+from replay_model import check_law
 
 from buffers import BufferMemoryError, BufferMisuseError, EpisodicReplayBuffer
-
-
-def slow_bound(length, boundaries, t):
-    ahead = [place for place in sorted(boundaries) if place >= t]
-    return [length - 1, *ahead[:1], *ahead[1:2]][min(len(ahead), 2)]
-
-
-def chi_square_fits(counts, probabilities):
-    """Whether counts are within five standard deviations of what the law gives."""
-    counts, probabilities = np.asarray(counts, float), np.asarray(probabilities, float)
-    assert counts[probabilities == 0].sum() == 0
-    counts, probabilities = counts[probabilities > 0], probabilities[probabilities > 0]
-    expected = counts.sum() * probabilities / probabilities.sum()
-    assert expected.min() > 5
-    freedom = len(counts) - 1
-    return ((counts - expected) ** 2 / expected).sum() < freedom + 5 * np.sqrt(2 * freedom)
 
 
 @pytest.fixture(params=[False, True], ids=["compiled", "staged"])
 def staged(request):
     return request.param
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_bound_is_the_second_next_boundary_else_the_next_else_the_last_step(seed, staged):
-    rng = np.random.default_rng(seed)
-    buffer = make_buffer(staged=staged)
-    expected = []
-    for number in range(20):
-        length = int(rng.integers(1, 30))
-        boundaries = np.flatnonzero(rng.random(length) < rng.choice([0, 0.1, 0.5, 1]))
-        buffer.add_episode(make_episode(number, length, boundaries))
-        expected.append([slow_bound(length, boundaries, t) for t in range(length)])
-    found = [buffer.episode(i)["bounds"].tolist() for i in range(20)]
-    assert found == expected
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.6, 0.95, 1.0])
@@ -64,9 +35,9 @@ def test_offsets_follow_the_truncated_geometric_law(discount, staged):
             law[len(chosen) * law / law.sum() < 6] = 0  # too rare to test, but possible
             counts = np.bincount(chosen - 1, minlength=room)
             assert len(counts) == room
-            assert chi_square_fits(counts[law > 0], law[law > 0])
+            check_law(counts[law > 0], law[law > 0])
     eligible = np.array([slow_bound(length, boundaries, t) > t for t in range(length)])
-    assert chi_square_fits(np.bincount(steps, minlength=length), eligible)
+    check_law(np.bincount(steps, minlength=length), eligible)
 
 
 def lengths_by_number(buffer):
@@ -103,7 +74,7 @@ def test_overlapping_windows_are_uniform_and_know_what_to_learn_from(burn_in, ov
         for step in range(0, length, size - overlap):
             if length - step >= size or (pad and (step == 0 or length - step > burn_in)):
                 law[20 * number + step] = 1
-    assert chi_square_fits(np.bincount((20 * numbers + first).numpy(), minlength=80), law)
+    check_law(np.bincount((20 * numbers + first).numpy(), minlength=80), law)
     is_late = torch.arange(size) >= torch.where(first == 0, 0, burn_in)[:, None]
     assert torch.equal(batch.learn_mask, batch.mask & is_late)
     assert batch.learn_mask.any(1).all()

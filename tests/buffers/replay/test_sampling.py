@@ -160,14 +160,3 @@ def test_states_of_other_buffers_are_refused_and_change_nothing(options, message
         other.load(tmp_path / "a") if way == "file" else other.load_state_dict(made.state_dict())
     after = other.state_dict()
     assert all(torch.equal(after[k], v) for k, v in before.items() if torch.is_tensor(v))
-
-
-DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
-
-
-WITH_DTYPES = [(dtype, True, False) for dtype in DTYPES]
-WITH_DTYPES += [
-    (dtype, store_next, staged)
-    for dtype in ("bool", "float64")
-    for store_next, staged in ((True, True), (False, True), (False, False))
-]
