@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
@@ -170,6 +171,17 @@ def check_against(buffer, model, num_steps=1, gamma=None):
         np.testing.assert_allclose(batch.discounts, discounts, rtol=1e-6)
     if batch.env_ids is not None:
         assert batch.env_ids.tolist() == [made.env for made in live]
+
+
+def assert_equal_batches(one, other):
+    """Require the same bytes, but of the rows, which differ between kinds of buffers."""
+    names = {*one._asdict(), "env_ids"} - {"indices", "weights", "drawn_from", "extras"}
+    for name in names | set(one.extras):
+        left, right = getattr(one, name), getattr(other, name)
+        assert torch.is_tensor(left) == torch.is_tensor(right), name
+        if torch.is_tensor(left):
+            assert (left.dtype, left.shape) == (right.dtype, right.shape), name
+            assert left.numpy().tobytes() == right.numpy().tobytes(), name
 
 
 def check_law(counts, probabilities):

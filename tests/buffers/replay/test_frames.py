@@ -1,14 +1,14 @@
-"""Frames of stacked observations that are stored once; `fuzz.frames` tries what is not listed."""
+"""Frames of stacked observations that are stored once; `fuzz.replays` tries what is not listed."""
 
 import functools
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from fuzz.frames import compare
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import FrameStackObservation, TransformObservation
+from replay_model import assert_equal_batches
 
 from buffers import (
     BufferMisuseError,
@@ -111,8 +111,8 @@ def test_stacks_of_running_envs_are_those_that_were_returned(mode, env, options)
             obs, _ = envs.reset(options={"reset_mask": over})
             for writer in writers:
                 writer.reset(obs, over)
-        compare(*(buffer.get(buffer.order()) for buffer in pair))
-    compare(*(buffer.get(buffer.order()) for buffer in pair))
+        assert_equal_batches(*(buffer.get(buffer.order()) for buffer in pair))
+    assert_equal_batches(*(buffer.get(buffer.order()) for buffer in pair))
     assert pair[0].get(pair[0].order()).obs.shape == (40, *space.shape)
 
 
