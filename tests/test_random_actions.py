@@ -67,10 +67,6 @@ def test_a_check_steps_with_allowed_actions(backend, form, parts, mode):
     assert "the same seed gives the same run" in report.passed
 
 
-def test_the_check_command_steps_with_allowed_actions(capsys):
-    assert main(["check", WHERE, "--num-steps", "50"]) == 0, capsys.readouterr()
-
-
 def test_watch_steps_with_allowed_actions(tmp_path, capsys):
     path = tmp_path / "a.gif"
     assert main(["watch", WHERE, "--gif", str(path), "--steps", "30"]) == 0, capsys.readouterr()
@@ -120,27 +116,6 @@ def test_a_single_game_is_stepped_with_allowed_actions_of_its_agents(form, pad, 
         obs, _, terminated, truncated, info = env.step(actions)
         draw.see(*(env.reset() if terminated or truncated else (obs, info)))
     assert seen == set(range(values))
-
-
-@pytest.mark.parametrize(
-    ("backend", "form", "pad", "parts"),
-    [
-        ("sync", "info", True, None),
-        ("async", "obs", False, [2, 3]),
-        ("gymnasium-sync", "info", False, [2, 2]),
-        ("gymnasium-async", None, True, None),
-    ],
-)
-def test_games_are_stepped_with_allowed_actions_of_their_agents(backend, form, pad, parts):
-    envs = BACKENDS[backend]([functools.partial(make_game, form, pad, parts)] * 3)
-    try:
-        draw = RandomActions(envs, seed=1)
-        draw.see(*envs.reset(seed=1))
-        for _ in range(60):
-            obs, *_, infos = envs.step(draw())
-            draw.see(obs, infos)
-    finally:
-        envs.close()
 
 
 GAME = "agents:masked_envs:ForbiddingGame"

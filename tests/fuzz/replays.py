@@ -89,9 +89,9 @@ class Case:
         self.buffer, self.held, self.writers = self.make(), [], []
         if isinstance(self.buffer, MultiprocessReplayBuffer):
             self.writers = [self.buffer.writer(n) for n in range(self.num_writers)]
-        self.names = ["add", "add", "add", "sample", "sample_columns"]
+        self.names = ["add", "add", "add", "sample", "sample_columns", "cut"]
         if self.where != "writers":
-            self.names += ["cut", "reload"]
+            self.names += ["reload"]
         if self.where != "writers" and self.cls is PrioritizedReplayBuffer:
             self.names += ["hold", "update", "update"]
         self.told = (
@@ -205,9 +205,10 @@ class Case:
 
     def cut(self):
         ids = self.rng.permutation(self.num_envs)[: self.rng.integers(1, self.num_envs + 1)]
-        self.buffer.cut_episodes(ids)
+        writer = int(self.rng.integers(self.num_writers))
+        (self.writers[writer] if self.writers else self.buffer).cut_episodes(ids)
         for env in ids.tolist():
-            self.envs.cut(env)
+            self.envs.cut(writer * self.num_envs + env)
 
     def sample(self):
         size = int(self.rng.choice([1, 7, 33]))

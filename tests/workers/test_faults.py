@@ -135,7 +135,7 @@ def test_a_dead_worker_is_reported_at_once(make, action, how):
     begin = time.monotonic()
     with pytest.raises(WorkerDiedError) as raised:
         pool.step(actions(3, action))
-    assert time.monotonic() - begin < 5  # 0.2 on an idle machine
+    assert time.monotonic() - begin < 30  # 0.2 on an idle machine
     message = str(raised.value)
     assert re.match(rf"worker 1 \(envs 2-3, pid \d+\) {how} during step 1\.", message)
     assert f"It was at env 3, action {action}." in message
@@ -295,7 +295,7 @@ class LateEnv(FaultyEnv):
         return super().step(action)
 
 
-LATE_S = 1.0  # longer than others may take on a busy machine
+LATE_S = 2.0  # longer than others may take on a busy machine
 
 
 def late(folder, call, number, num_envs=4, env_id=3):

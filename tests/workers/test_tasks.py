@@ -240,7 +240,7 @@ def test_a_start_that_takes_long_is_told(lazy, capfd, caplog, monkeypatch):
     envs.reset()
     envs.close()
     told = capfd.readouterr().err.splitlines() if lazy else caplog.messages
-    waits = r"0 of 2 envs are made \(\d s\), still waiting for worker 0 to make env 0"
+    waits = r"0 of 2 envs are made \(\d+ s\), still waiting for worker 0 to make env 0"
     assert re.fullmatch(f"vecenv: {waits}" if lazy else waits, told[0])
     assert not lazy or told[-1].startswith("vecenv: 2 of 2 envs are made (")
 

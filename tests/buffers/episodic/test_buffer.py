@@ -8,6 +8,7 @@ from gymnasium.spaces import Box, Discrete
 from replay_model import check_law
 
 from buffers import BufferMemoryError, BufferMisuseError, EpisodicReplayBuffer
+from buffers.core.kernels import random_word, unit_float
 
 
 @pytest.fixture(params=[False, True], ids=["compiled", "staged"])
@@ -38,6 +39,34 @@ def test_offsets_follow_the_truncated_geometric_law(discount, staged):
             check_law(counts[law > 0], law[law > 0])
     eligible = np.array([slow_bound(length, boundaries, t) > t for t in range(length)])
     check_law(np.bincount(steps, minlength=length), eligible)
+
+
+@pytest.mark.parametrize("over", ["steps", "episodes"])
+@pytest.mark.parametrize("discount", [0.0, 0.5, 0.99995, 1.0])
+def test_pairs_equal_those_of_a_slow_twin(discount, over):
+    """Number by number of the random stream, of a ring whose end is within an episode."""
+    buffer, boundaries, starts = make_buffer(20), [2, 5], []
+    for number, length in enumerate((9, 8, 7, 1, 3)):
+        own = [place for place in boundaries if place < length]
+        buffer.add_episode(make_episode(number, length, own))
+        rooms = [(number, t, slow_bound(length, own, t) - t) for t in range(length)]
+        starts.append([start for start in rooms if start[2] > 0])
+    starts, count = [found for found in starts[1:] if found], 300  # the first was overwritten
+    key, counter = buffer._generator.words.copy()
+    with np.errstate(over="ignore"):
+        words = [random_word(key, counter + np.uint64(k)) for k in range(3 * count)]
+    uniforms = [unit_float(np.uint64(word)) for word in words]
+    flat, expected = [start for found in starts for start in found], []
+    for b in range(count):
+        start, place = flat[int(uniforms[b] * len(flat))], uniforms[count + b]
+        if over == "episodes":
+            found = starts[int(uniforms[b] * len(starts))]
+            start, place = found[int(place * len(found))], uniforms[2 * count + b]
+        law = discount ** np.arange(start[2])
+        offset = 1 + int(np.searchsorted(np.cumsum(law / law.sum()), place, side="right"))
+        expected.append([*start[:2], start[1] + offset])
+    batch = buffer.sample(count, discount, over=over)
+    assert torch.cat([batch.obs, batch.future_obs[:, 1:]], 1).tolist() == expected
 
 
 def lengths_by_number(buffer):

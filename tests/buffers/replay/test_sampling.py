@@ -1,7 +1,5 @@
 """Drawing from replay buffers: laws, reproducibility, caller's memory, checkpoints."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -113,29 +111,6 @@ def test_the_global_generators_are_left_alone_and_a_seed_decides(kind, staged):
     assert not drawn[0].equal(filled(kind, seed=6, staged=staged).sample(50).indices)
     assert torch.get_rng_state().equal(before[0])
     assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002  # the global one
-
-
-@STAGED
-@pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize(("rows", "way"), [(7, "file"), (50, "state")])
-def test_a_restored_buffer_goes_on_bit_for_bit(kind, rows, way, staged, tmp_path):
-    options = {"store_next": False, "n_step": 2, "gamma": 0.9, "staged": staged}
-    first, second = filled(kind, rows, **options), filled(kind, 0, seed=9, **options)
-    if kind == "prioritized":
-        first.update_priorities([0, 3], [5.0, 0.0])
-    first.sample(10)
-    if way == "file":
-        first.save(tmp_path / "a")
-        second.load(tmp_path / "a")
-    else:
-        second.load_state_dict(copy.deepcopy(first.state_dict()))
-    envs = CountingEnvs(2, seed=4)
-    for _ in range(4):
-        assert_same(first.sample(20), second.sample(20))
-        columns = columns_of(envs.random_steps([0, 1] * 3))
-        first.add(**columns)
-        second.add(**columns)
-    assert first.order().equal(second.order())
 
 
 OTHERS = {

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from staged_rollouts import make_rollout
 
 from buffers import BufferMemoryError, BufferMisuseError
+from buffers.rollout import minibatches
 
 NESTED = Dict(
     {
@@ -233,3 +234,15 @@ def test_a_batch_that_does_not_fit_is_refused(set_free_bytes):
     set_free_bytes(100)
     with pytest.raises(BufferMemoryError, match=r"a batch of 12 rows needs 432 bytes .* 100 bytes"):
         rollout.minibatches(1)
+
+
+def test_shuffle_is_fair():
+    """Each of 4 numbers is as often in each place: 24 000 draws, five standard deviations."""
+    generator, counts = np.zeros(2, np.uint64), np.zeros((4, 4), int)
+    rows = np.empty(4, np.int64)
+    draws = 24_000
+    for _ in range(draws):
+        rows[:] = range(4)
+        minibatches.shuffle(rows, generator)
+        counts[np.arange(4), rows] += 1
+    assert np.abs(counts - draws / 4).max() < 5 * np.sqrt(draws * 3 / 16)
