@@ -150,3 +150,28 @@ def test_what_is_no_stack_or_not_the_next_is_refused_and_changes_nothing(changes
 def test_constructors_refuse(shape, stack, message):
     with pytest.raises(BufferMisuseError, match=message):
         made(stack, space=spaces.Box(0, 255, shape, np.uint8))
+
+
+def test_each_frame_is_stored_once():
+    buffer = made(capacity=500)
+    for t in range(4, 204):
+        buffer.add(**step(t))
+    assert buffer.memory()["frames"] < 1000  # 400 stacks have 9600 bytes
+
+
+def test_an_add_that_is_interrupted_at_its_end_loses_no_slot_of_frames(monkeypatch):
+    buffer = made(capacity=9)
+    for t in range(4, 12):
+        buffer.add(**step(t))
+    once = buffer._table.once
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(once, "commit", interrupt)
+        buffer.add(**step(12))
+    buffer.add(**step(20))
+    assert buffer.get(buffer.order()).obs[-2:, -1, 0, 0].tolist() == [20, 20]
+    used = once._used(*buffer._table.kept_links()).tolist()
+    assert sorted([0, *used, *once.free[: int(once.num_free[0])]]) == [*range(once.num_slots)]
