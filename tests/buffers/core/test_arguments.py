@@ -135,27 +135,10 @@ def test_actions_that_their_dtype_cannot_hold_are_not_put():
 
 # Numbers that no integer of the machine holds, or that only look like one.
 ODD = [
-    2**31,
-    2**32,
-    2**53,
-    2**63 - 1,
-    2**63,
-    2**64,
-    2**200,
-    -1,
-    -(2**31),
-    -(2**63),
-    -(2**64),
-    1e300,
-]
-ODD += [1e300, np.nan, np.inf, 1.5, None, "3", b"3", [], [2], {}, np.array([1, 2]), np.array("x")]
-ODD += [
-    np.uint64(2**63),
-    np.datetime64("2020"),
-    torch.tensor([3, 4]),
-    object(),
-    np.zeros(2, object),
-]
+    2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 2**200, -1, -(2**31), -(2**63), -(2**64), 1e300,
+    np.nan, np.inf, 1.5, None, "3", b"3", [], [2], {}, np.array([1, 2]), np.array("x"), 3j, int,
+    np.uint64(2**63), np.datetime64("2020"), torch.tensor([3, 4]), object(), np.zeros(2, object),
+]  # fmt: skip
 NUMBERS = {
     "ring": (add_to_ring(PrioritizedReplayBuffer, track_episodes=True), {
         "sample": lambda b, n: b.sample(n),
