@@ -165,10 +165,20 @@ def check_batches(rollout, games, valid):
                 torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
             check_states(batch, games)
         assert sorted(seen) == rows
-    seen = []
-    length = min(3, rollout.num_steps)
+    for length in {1, min(3, rollout.num_steps), rollout.num_steps}:
+        check_sequences(rollout, games, length, rows)
+
+
+def check_sequences(rollout, games, length, rows):
+    """Sequences have the valid rows once each, and what the policy remembered."""
+    firsts, seen = torch.stack([rollout.is_first_at(t) for t in range(rollout.num_steps)]), []
     number = min(2, -(-rollout.num_steps // length) * rollout.num_envs)
     for batch in rollout.sequences(number, length=length, initial_states=["hidden"]):
+        times, envs = batch.indices // rollout.num_envs, batch.indices % rollout.num_envs
+        assert (times[0] % length == 0).all() and (envs == envs[0]).all()
+        last = torch.tensor(rollout.num_steps - 1)
+        assert times.equal((times[0] + torch.arange(length)[:, None]).minimum(last))
+        assert batch.is_first.equal(firsts[times, envs])
         seen += batch.indices[batch.weights > 0].tolist()
         check_states(batch, games)
         memory = batch.initial_states["hidden"].numpy()
@@ -306,3 +316,21 @@ def test_game_columns_have_a_row_per_game_and_are_no_initial_states():
     rollout.compute_advantages(torch.zeros(6))
     with pytest.raises(BufferMisuseError, match=r"initial_states has 's', expected names of extra"):
         rollout.sequences(1, initial_states="s")
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        ((0,), {}, "num_minibatches must be a positive integer, got 0"),
+        ((5,), {}, "num_minibatches is 5, but the rollout has 4 sequences of 6 steps"),
+        ((9,), {"length": 3}, "num_minibatches is 9, but the rollout has 8 sequences"),
+        ((1,), {"length": 7}, "length is 7, but the rollout has 6 steps"),
+        ((1,), {"length": 0}, "length must be a positive integer, got 0"),
+        ((1,), {"initial_states": ["state"]}, r"'state', expected .* \['hidden'\]"),
+    ],
+)
+def test_mistakes_of_sequences_are_named_at_the_call(args, options, message):
+    rollout = filled(made(num_steps=6, num_envs=4, extra_columns={"hidden": OBS}))
+    rollout.compute_advantages(torch.zeros(4))
+    with pytest.raises(BufferMisuseError, match=message):
+        rollout.sequences(*args, **options)

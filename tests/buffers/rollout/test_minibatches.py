@@ -147,27 +147,6 @@ def test_fixed_batches_have_one_size_whatever_is_valid(num_steps, num_envs, seed
 
 
 @pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("fixed", [False, True])
-@pytest.mark.parametrize("parts", [1, 5, 12])
-def test_advantages_are_normalised_by_the_rows_of_each_batch(parts, fixed, staged):
-    valid = np.ones((4, 4), bool)
-    valid[1, 2] = valid[3] = False
-    rollout = filled(4, 4, valid=valid, staged=staged)
-    kept, count = rollout.advantages.clone(), 0
-    for batch in rollout.minibatches(parts, fixed=fixed, normalize_advantages=True):
-        rows = batch.indices.numpy()
-        is_own = np.ones(len(rows), bool) if batch.weights is None else batch.weights.numpy() > 0
-        raw = kept.flatten().numpy().astype(np.float64)[rows]
-        deviation = raw[is_own].std(ddof=1) if is_own.sum() > 1 else 0.0
-        expected = (raw - raw[is_own].mean()) / (deviation + 1e-8)
-        np.testing.assert_allclose(batch.advantages, expected, rtol=1e-5, atol=1e-6)
-        assert batch.returns.equal(rollout.returns.flatten()[batch.indices])
-        count += is_own.sum()
-    assert count == valid.sum()
-    assert rollout.advantages.equal(kept)
-
-
-@pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize(
     "action_space",
     [Discrete(1000), MultiDiscrete([100, 100]), MultiBinary(3), Box(-1, 1, (2, 2), np.float64)],
