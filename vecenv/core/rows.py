@@ -419,11 +419,10 @@ def slot_arrays(out: Any, num_envs: int) -> Outputs:
     return Outputs(obs, rewards, terminations, truncations)
 
 
-def slot_outputs(out: Any, obs_shape: tuple[int, ...], obs_dtype: Any) -> Outputs:
+def slot_outputs(out: Any, obs_shape: tuple[int, ...], obs_dtypes: tuple[np.dtype, ...]) -> Outputs:
     """Return the arrays of a slot whose observations are one array, see `slot_arrays`."""
-    found = slot_arrays(out, obs_shape[0])
-    obs = check_slot_array("obs", found.obs, obs_shape, (np.dtype(obs_dtype),))
-    return found._replace(obs=obs)
+    obs, *others = slot_arrays(out, obs_shape[0])
+    return Outputs(check_slot_array("obs", obs, obs_shape, obs_dtypes), *others)
 
 
 def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:
@@ -440,9 +439,12 @@ def check_slot_array(
     Raises:
         SlotError: The array can't be written into as it is.
     """
-    if not isinstance(array, np.ndarray):
+    if type(array) is np.ndarray and array.shape == shape and array.dtype in dtypes:
+        if array.flags.carray:
+            return array
+    elif not isinstance(array, np.ndarray):
         raise SlotError(f"out.{name} must be a NumPy array, got {type(array).__name__}")
-    plain = array if type(array) is np.ndarray else np.asarray(array)
+    plain = np.asarray(array)
     if plain.shape != shape or plain.dtype not in dtypes:
         raise SlotError(
             f"out.{name} has shape {plain.shape} and dtype {plain.dtype}, "

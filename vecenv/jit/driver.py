@@ -113,13 +113,6 @@ def publish(control, jobs, bounds, actions, obs, rewards, terminations, truncati
     job.rewards64 = 0 if is_float32 else address_of(rewards)
     job.terminations = address_of(terminations)
     job.truncations = address_of(truncations)
-    return open_job(control, jobs)
-
-
-@njit
-def open_job(control, jobs):
-    """Open a job to all threads; return the helpers to wake, as `publish` does."""
-    job = jobs[0]
     store(control, ENDED, 0)
     for part in range(job.num_parts):
         store(control, FIRST_PART + part * LINE, part * job.num_rows // job.num_parts)
