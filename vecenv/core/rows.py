@@ -389,7 +389,7 @@ class Outputs(NamedTuple):
     truncations: np.ndarray
 
 
-def slot_arrays(out: Any, num_envs: int) -> Outputs:
+def slot_arrays(out: Any, num_envs: int) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray]:
     """Return a slot's observations unchanged, and its other arrays, checked, as plain arrays.
 
     Args:
@@ -411,12 +411,13 @@ def slot_arrays(out: Any, num_envs: int) -> Outputs:
     rewards = check_slot_array("rewards", rewards, shape, _REWARD_DTYPES)
     terminations = check_slot_array("terminations", terminations, shape, FLAG_DTYPES)
     truncations = check_slot_array("truncations", truncations, shape, FLAG_DTYPES)
-    if np.may_share_memory(terminations, truncations):
+    is_shared = terminations.base is truncations.base  # else they don't; this is asked every step
+    if is_shared and np.may_share_memory(terminations, truncations):
         raise SlotError(
             "out.terminations and out.truncations share memory, so one would overwrite the other; "
             "give each an array of its own"
         )
-    return Outputs(obs, rewards, terminations, truncations)
+    return obs, rewards, terminations, truncations
 
 
 def slot_outputs(out: Any, obs_shape: tuple[int, ...], obs_dtypes: tuple[np.dtype, ...]) -> Outputs:

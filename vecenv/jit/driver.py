@@ -21,7 +21,16 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from vecenv.core.atomics import address_of, array_at, exchange, fetch_add, load, pause, store
+from vecenv.core.atomics import (
+    address_of,
+    array_at,
+    exchange,
+    fetch_add,
+    keep_branch,
+    load,
+    pause,
+    store,
+)
 from vecenv.jit.arrays import find_invalid_row
 from vecenv.jit.episodes import STEP, Batch
 
@@ -167,6 +176,18 @@ def settle(control, num_spins):
 def leave(control):
     """Count out a helper that left a job by a kernel's exception."""
     fetch_add(control, ACTIVE, -1)
+
+
+@njit
+def own_params(params, env):
+    """Return what `episodes.own_params` returns: a processor guesses this branch.
+
+    Else it would compute the record's address before each step: 4 % of the time of CAGE 2's.
+    """
+    if params.shape[0] > 1:
+        keep_branch()
+        return params[env]
+    return params[0]
 
 
 @njit
