@@ -2,7 +2,6 @@
 
 import numpy as np
 from equality import assert_same
-from gymnasium.vector import VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -50,11 +49,6 @@ INFO = st.fixed_dictionaries(
         ),
     },
 )
-
-
-class Reference(VectorEnv):
-    def __init__(self, num_envs):
-        self.num_envs = num_envs
 
 
 @settings(max_examples=15)

@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import re
 import signal
 
 import gymnasium as gym
@@ -229,17 +230,19 @@ def test_so_many_workers_make_envs_at_once(tmp_path, at_once, most, lazy):
     envs.close()
 
 
-def test_a_start_that_takes_long_is_told_on_standard_error(capfd):
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_start_that_takes_long_is_told(lazy, capfd, caplog, monkeypatch):
+    """By the log, or on standard error if it is in the middle of a program."""
+    monkeypatch.setattr("vecenv.workers.pool._FIRST_NOTE_S", 0.2)
     slow = [functools.partial(Task, k, load_s=1.1) for k in range(2)]
-    envs = AsyncVectorEnv(slow, num_workers=2, start_concurrency=1, **LAZY)
+    options = {"num_workers": 2, "start_concurrency": 1, **(LAZY if lazy else {})}
+    envs = AsyncVectorEnv(slow, **options)
     envs.reset()
-    told = capfd.readouterr().err.splitlines()
-    assert told[0].startswith("vecenv: ")
-    assert " of 2 envs are made (" in told[0]
-    assert told[-1].startswith("vecenv: 2 of 2 envs are made (")
     envs.close()
-    quick = AsyncVectorEnv(tasks(0, 1), num_workers=2, context="fork", **LAZY)
-    quick.close()
+    told = capfd.readouterr().err.splitlines() if lazy else caplog.messages
+    waits = r"0 of 2 envs are made \(\d+ s\), still waiting for worker 0 to make env 0"
+    assert re.fullmatch(f"vecenv: {waits}" if lazy else waits, told[0])
+    assert not lazy or told[-1].startswith("vecenv: 2 of 2 envs are made (")
 
 
 # -- tasks that can't be loaded -----------------------------------------------------------------
@@ -254,8 +257,12 @@ def test_a_task_that_fails_to_load_is_named(lazy):
         envs = AsyncVectorEnv(factories, num_workers=2, **options)
         envs.reset()
 
-    with pytest.raises(EnvCreationError, match=r"env 2 of 4 .*no assets for pick-and-place"):
+    with pytest.raises(
+        EnvCreationError, match=r"env 2 of 4 .*no assets for pick-and-place"
+    ) as told:
         begin()
+    assert isinstance(told.value.__cause__, OSError)
+    assert "raise OSError(told)" in str(told.value.__cause__.__cause__)
     assert not children()
 
 
