@@ -373,7 +373,8 @@ def test_damaged_defenders_are_refused(tmp_path):
 
 def test_an_episode_becomes_pictures():
     options = {"steps": 25, "phishing_rate": 0.5, "render_mode": "rgb_array"}
-    frames = list(seated("decoy-restore", **options).pictures(0))
+    with seated("decoy-restore", **options) as seat:
+        frames = [seat.envs.render()[0] for _ in seat.play(0)]
     assert len(frames) == 25 and frames[0].dtype == np.uint8
     assert frames[0].shape == (640, 1000, 3) and (frames[0] != frames[-1]).any()
 

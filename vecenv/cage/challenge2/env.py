@@ -23,7 +23,7 @@ from vecenv.cage.challenge2.options import (
     read_step_infos,
 )
 from vecenv.cage.challenge2.rules import codes
-from vecenv.cage.challenge2.snapshot import Snapshot, overview, take_snapshot, to_text
+from vecenv.cage.challenge2.snapshot import Snapshot, take_snapshot, to_text
 from vecenv.cage.identity import describe_identity, warn_of_other
 from vecenv.core.arguments import check_choice
 from vecenv.core.base import StepBatch, StepResult
@@ -286,7 +286,7 @@ class Cage2VectorEnv(JitVectorEnv):
         check_choice("mode", mode, RENDER_MODES)
         snapshot = self.in_words(env_id)
         if mode == "ansi":
-            return to_text(overview(snapshot))
+            return to_text(snapshot)
         from vecenv.cage.challenge2.picture import draw_snapshot
 
         return draw_snapshot(snapshot).to_array()

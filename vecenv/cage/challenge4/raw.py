@@ -92,22 +92,20 @@ class RawNetwork:
         for zone, nodes in enumerate(self._by_zone):
             left = list(range(1, 255))
             for node in nodes:
-                is_server = (
-                    node < FIRST_ROUTER and node % codes.HOSTS_PER_SUBNET >= codes.FIRST_SERVER
-                )
+                is_host = node < FIRST_ROUTER
+                is_server = is_host and node % codes.HOSTS_PER_SUBNET >= codes.FIRST_SERVER
                 place = -1 if is_server else int(rng.integers(len(left)))
                 self.addresses[node] = self.zones[zone][left.pop(place)]
                 steps = rng.integers(1, codes.MAX_PID_STEP + 1, 2).tolist()
-                if node < FIRST_ROUTER:
-                    services = [codes.SSH, codes.OT] if zone in (1, 3) else [codes.SSH]
-                    services += [4, 8, 16]
+                if is_host:
+                    services = [codes.SSH, *([codes.OT] if zone in (1, 3) else []), 4, 8, 16]
                     drawn = {service: next(pids) for service in services}
                     there = int(state["services"][node])
                     self.base_pids[node] = max(drawn[one] for one in services if there & one)
                 if zone != codes.CON:
                     self.base_pids[node] += steps[0]
                     self.blue_pids[node] = self.base_pids[node]
-                if node < FIRST_ROUTER and not is_server:
+                if is_host and not is_server:
                     self.base_pids[node] += steps[1]
         self.is_kali = rng.integers(2, size=_NUM_NODES)
         self.blue_idents = np.zeros(_NUM_NODES, np.int64)
@@ -118,15 +116,10 @@ class RawNetwork:
 
     def _list_nodes(self, state: Any) -> None:
         """List the existing nodes by zone and by agent."""
-        exists = state["exists"].astype(np.int64)
+        size, exists = codes.HOSTS_PER_SUBNET, state["exists"].tolist()
         self._by_zone = [
-            [FIRST_ROUTER + zone]
-            + [
-                zone * codes.HOSTS_PER_SUBNET + k
-                for k in range(codes.HOSTS_PER_SUBNET)
-                if exists[zone] >> k & 1
-            ]
-            for zone in range(codes.NUM_SUBNETS)
+            [FIRST_ROUTER + zone, *(zone * size + k for k in range(size) if hosts >> k & 1)]
+            for zone, hosts in enumerate(exists)
         ]
         self.nodes = [
             [node for zone in sorted(zones) for node in self._by_zone[zone]]
@@ -180,24 +173,22 @@ class RawNetwork:
         for node in self.nodes[agent]:
             pid, ident = int(self.blue_pids[node]), int(self.blue_idents[node])
             zone = node - FIRST_ROUTER if node >= FIRST_ROUTER else node // codes.HOSTS_PER_SUBNET
+            interface = {
+                "interface_name": "eth0",
+                "ip_address": self.addresses[node],
+                "Subnet": self.zones[zone],
+            }
+            session = {
+                "session_id": ident,
+                "username": "ubuntu",
+                "timeout": 0,
+                "PID": pid,
+                "Type": _UNKNOWN if ident else RawName("VELOCIRAPTOR_SERVER"),
+                "agent": codes.AGENT_NAMES[agent],
+            }
             observation[_node_name(node)] = {
-                "Interface": [
-                    {
-                        "interface_name": "eth0",
-                        "ip_address": self.addresses[node],
-                        "Subnet": self.zones[zone],
-                    }
-                ],
-                "Sessions": [
-                    {
-                        "session_id": ident,
-                        "username": "ubuntu",
-                        "timeout": 0,
-                        "PID": pid,
-                        "Type": _UNKNOWN if ident else RawName("VELOCIRAPTOR_SERVER"),
-                        "agent": codes.AGENT_NAMES[agent],
-                    }
-                ],
+                "Interface": [interface],
+                "Sessions": [session],
                 "Processes": [{"PID": pid, "username": "ubuntu"}],
                 "User Info": [
                     {"username": name, "Groups": [{"GID": group}]} for name, group in _USERS
@@ -245,22 +236,11 @@ def _add_outcome(observation: dict[str, Any], state: Any, network: RawNetwork, a
     if family not in (codes.SLEEP, codes.MONITOR, codes.ALLOW, codes.BLOCK):
         action = f"{action} {host_name(target)}"
     files, decoy = int(state["analysed"][agent]), int(state["new_decoy"][agent])
-    found = [one for one in _FILES if files & one]
-    if files & codes.CMD_IS_LAST:
-        found.reverse()
+    file = {"Path": "/tmp/", "Known Path": RawName("TEMP"), "Known File": _UNKNOWN, "Density": 0.9}
+    found = [{**file, "File Name": name} for one, name in _FILES.items() if files & one]
     if found:
-        observation[host_name(target)] = {
-            "Files": [
-                {
-                    "Path": "/tmp/",
-                    "Known Path": RawName("TEMP"),
-                    "File Name": _FILES[one],
-                    "Known File": _UNKNOWN,
-                    "Density": 0.9,
-                }
-                for one in found
-            ]
-        }
+        ordered = found[::-1] if files & codes.CMD_IS_LAST else found
+        observation[host_name(target)] = {"Files": ordered}
     if decoy != codes.NONE:
         service, has_properties = _DECOYS[decoy]
         process = {
@@ -269,8 +249,7 @@ def _add_outcome(observation: dict[str, Any], state: Any, network: RawNetwork, a
             "service_name": service,
             "username": "ubuntu",
         }
-        if has_properties:
-            process["Properties"] = ["rfi"]
+        process |= {"Properties": ["rfi"]} if has_properties else {}
         observation[host_name(target)] = {"Processes": [process]}
     observation["action"] = action
 

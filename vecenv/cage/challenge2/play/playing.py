@@ -108,8 +108,8 @@ def save_episode_gif(
     from vecenv.cage.canvas import require_gif, save_gif
 
     require_gif(path)
-    seat = seated(policy, seed=seed, render_mode="rgb_array", **options)
-    save_gif(seat.pictures(seed), path, fps=fps)
+    with seated(policy, seed=seed, render_mode="rgb_array", **options) as seat:
+        save_gif((seat.envs.render()[0] for _ in seat.play(seed)), path, fps=fps)
 
 
 def evaluate(

@@ -26,7 +26,7 @@ from vecenv.cage.challenge2.network.scenario import (
 from vecenv.cage.challenge2.remembering import BlueMemory
 from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST
 from vecenv.cage.identity import warn_of_other
-from vecenv.cage.playing import PolicyKinds, called
+from vecenv.cage.playing import called, found_policy
 from vecenv.cage.saved import is_sb3_file
 from vecenv.files import load_arrays, save_arrays
 
@@ -356,17 +356,16 @@ def find_policy(
         name: functools.partial(make, scenario, seed) for name, make in makers.items()
     }
     ready["defender"] = functools.partial(load_defender, TRAINED_DEFENDER, scenario)
-    kinds = PolicyKinds(
-        ready,
-        ("policy.npz", "checkpoint/last.pt"),
-        functools.partial(_policy_of_file, scenario=scenario),
-        functools.partial(called, scenario=scenario, seed=seed),
-        BatchedPolicy,
-        lambda found: _FunctionPolicy(found) if callable(found) else None,
+    return found_policy(
+        policy,
         "a name, a file, an object with `act` and `reset`, or a function from observations to "
         "actions",
+        ready=ready,
+        files=("policy.npz", "checkpoint/last.pt"),
+        load=functools.partial(_policy_of_file, scenario=scenario),
+        make=functools.partial(called, scenario=scenario, seed=seed),
+        convert=lambda found: _FunctionPolicy(found) if callable(found) else None,
     )
-    return kinds.find(policy)
 
 
 def _policy_of_file(path: Path, scenario: Scenario) -> BatchedPolicy:

@@ -26,7 +26,7 @@ from gymnasium.spaces import Discrete
 from vecenv.cage.challenge4.play.player import Cage4Memory, Cage4Player
 from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.identity import CAGE4_RULES_VERSION
-from vecenv.cage.playing import PolicyKinds, called
+from vecenv.cage.playing import called, found_policy
 
 __all__ = ["POLICY_NAMES", "TRAINED_DEFENDER", "Cage4Policy", "OriginalAgents", "find_policy"]
 
@@ -278,10 +278,13 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
         TypeError, ValueError: `policy` is none of these.
         OSError: The file can't be read.
     """
-    ready = {name: functools.partial(make, seed) for name, make in _READY.items()}
-    expected = (
+    return found_policy(
+        policy,
         "an object with reset(masks) and act(observations), a function of observations and masks, "
-        "or agents of the original, with get_action(observation, action_space)"
+        "or agents of the original, with get_action(observation, action_space)",
+        ready={name: functools.partial(make, seed) for name, make in _READY.items()},
+        files=("defender.npz",),
+        load=_load,
+        make=_made,
+        convert=_converted,
     )
-    kinds = PolicyKinds(ready, ("defender.npz",), _load, _made, Cage4Policy, _converted, expected)
-    return kinds.find(policy)
