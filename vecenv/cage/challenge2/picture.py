@@ -105,29 +105,24 @@ def _draw_panel(
 
 def _draw_host(canvas: Canvas, snapshot: Snapshot, host: HostView, x: float, y: float) -> None:
     size = (_CARD_WIDTH, _CARD_HEIGHT)
-    blue, red = snapshot.blue, snapshot.red
-    is_red_here = red is not None and red.target == host.name
-    is_blue_here = blue is not None and blue.target == host.name
+    sides = ((_RED, snapshot.red, x + size[0] - 8), (_BLUE, snapshot.blue, x + 14))
+    frames = [(color, deed, end) for color, deed, end in sides if deed and deed.target == host.name]
     canvas.box((x, y, 20, size[1]), _STRIPE_COLORS[host.access], radius=8)
     canvas.box((x + 12, y, size[0] - 12, size[1]), _CARD_COLORS[host.access], radius=8)
     canvas.box((x + 8, y, 16, size[1]), _CARD_COLORS[host.access])
     canvas.box((x, y, *size), outline=_STRIPE_COLORS[host.access], radius=8)
-    grow = 2
-    for color, is_here in ((_RED, is_red_here), (_BLUE, is_blue_here)):
-        if is_here:
-            place = (x - grow, y - grow, size[0] + 2 * grow, size[1] + 2 * grow)
-            canvas.box(place, outline=color, line=2, radius=9)
-            grow += 3
+    for number, (color, _, _) in enumerate(frames):
+        grow = 2 + 3 * number
+        place = (x - grow, y - grow, size[0] + 2 * grow, size[1] + 2 * grow)
+        canvas.box(place, outline=color, line=2, radius=9)
     _draw_name(canvas, snapshot, host, x + 18, y + 20)
     canvas.text(x + 18, y + 46, "true", _FAINT, size=11)
     canvas.pill(x + 46, y + 46, host.access.lower(), *_LEVEL_COLORS[host.access])
     canvas.text(x + 150, y + 46, "believed", _FAINT, size=11)
     canvas.pill(x + 202, y + 46, host.compromised.lower(), *_LEVEL_COLORS[host.compromised])
     _draw_traces(canvas, host, x + 18, y + 71)
-    if is_blue_here and blue is not None:
-        _draw_tag(canvas, x + 14, y - 1, blue, _BLUE, from_left=True)
-    if is_red_here and red is not None:
-        _draw_tag(canvas, x + size[0] - 8, y - 1, red, _RED)
+    for color, deed, end in frames:
+        _draw_tag(canvas, end, y - 1, deed, color)
 
 
 def _draw_name(canvas: Canvas, snapshot: Snapshot, host: HostView, x: float, y: float) -> None:
@@ -158,15 +153,13 @@ def _draw_traces(canvas: Canvas, host: HostView, x: float, y: float) -> None:
         end = canvas.pill(end, y, name, _GREEN, _DECOY_FILL, size=10, outline=_GREEN) + 4
 
 
-def _draw_tag(
-    canvas: Canvas, x: float, y: float, deed: Deed, color: str, *, from_left: bool = False
-) -> None:
-    """Draw an action on the upper edge of its target; x is the tag's left or right end."""
+def _draw_tag(canvas: Canvas, x: float, y: float, deed: Deed, color: str) -> None:
+    """Draw an action on the upper edge of its target; x is its left end, for red its right end."""
     words = _SHORT_NAMES.get(deed.action, deed.action.removeprefix("Decoy"))
     words = f"decoy {words}" if deed.action.startswith("Decoy") else words
     words += " failed" if deed.success == "false" else ""
-    width = canvas.text_width(words, size=11) + 11
-    canvas.pill(x if from_left else x - width, y, words, _WHITE, color)
+    left = x if color == _BLUE else x - canvas.text_width(words, size=11) - 11
+    canvas.pill(left, y, words, _WHITE, color)
 
 
 def _draw_deeds(canvas: Canvas, snapshot: Snapshot, top: float) -> None:

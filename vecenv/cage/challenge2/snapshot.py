@@ -39,10 +39,8 @@ class HostView:
         activity: Activity that blue saw in this step: "None", "Scan" or "Exploit".
         compromised: Blue's belief: "No", "Unknown", "User" or "Privileged".
         access: Red's highest access: "None", "User" or "Privileged".
-        num_sessions: Number of red's sessions.
         is_known: Whether red knows its address.
         is_scanned: Whether red has seen its ports.
-        has_malware: Whether a dropped tool is on disk.
         decoys: Names of the decoys in place.
     """
 
@@ -52,10 +50,8 @@ class HostView:
     activity: str
     compromised: str
     access: str
-    num_sessions: int
     is_known: bool
     is_scanned: bool
-    has_malware: bool
     decoys: tuple[str, ...]
 
 
@@ -124,8 +120,9 @@ def take_snapshot(state: Any, scenario: Scenario, length: int, total: float) -> 
         scenario: Scenario of the state.
         length, total: See `Snapshot`.
     """
-    has_begun = int(state["step"]) > 0
-    green = int(state["green_target"])
+    has_begun, green = int(state["step"]) > 0, int(state["green_target"])
+    action, outcome = blue_actions(scenario)[int(state["blue_action"])], int(state["blue_success"])
+    blue = Deed(action.name, action.host, codes.SUCCESS_NAMES[outcome])
     return Snapshot(
         scenario=scenario,
         length=length,
@@ -133,7 +130,7 @@ def take_snapshot(state: Any, scenario: Scenario, length: int, total: float) -> 
         step=int(state["step"]),
         reward=int(state["reward10"]) / 10,
         red_agent=codes.RED_AGENT_NAMES[int(state["red_agent"])],
-        blue=_blue_deed(state, scenario) if has_begun else None,
+        blue=blue if has_begun else None,
         red=_red_deed(state, scenario) if has_begun else None,
         green_target=scenario.hosts[green].name if has_begun and green >= 0 else None,
         is_service_running=bool(state["ot_running"]),
@@ -146,7 +143,6 @@ def take_snapshot(state: Any, scenario: Scenario, length: int, total: float) -> 
 
 def _host_views(state: Any, scenario: Scenario) -> Iterator[HostView]:
     true = decode(np.asarray(state), scenario)
-    sessions = true["n_removable"].astype(int) + true["n_stuck"] + true["n_priv"]
     for index, host in enumerate(scenario.hosts):
         seen = int(state["obs_bits"]) >> codes.BITS_PER_HOST * index
         decoys = int(true["decoys"][index])
@@ -157,17 +153,10 @@ def _host_views(state: Any, scenario: Scenario) -> Iterator[HostView]:
             activity=ACTIVITY_NAMES.get(seen & codes.ACTIVITY_BITS, "None"),
             compromised=BELIEF_NAMES[seen & codes.BELIEF_BITS],
             access=ACCESS_NAMES[true["access"][index]],
-            num_sessions=int(sessions[index]),
             is_known=bool(true["known_ip"][index]),
             is_scanned=bool(true["table_scanned"][index]),
-            has_malware=bool(true["malware"][index]),
             decoys=tuple(d.name for k, d in enumerate(scenario.decoys) if decoys >> k & 1),
         )
-
-
-def _blue_deed(state: Any, scenario: Scenario) -> Deed:
-    action = blue_actions(scenario)[int(state["blue_action"])]
-    return Deed(action.name, action.host, codes.SUCCESS_NAMES[int(state["blue_success"])])
 
 
 def _red_deed(state: Any, scenario: Scenario) -> Deed:

@@ -56,6 +56,7 @@ _USERS = (("root", 0), ("user", 1))
 # by decoy: service, type of the properties
 _DECOYS = (("apache2", True), ("tomcat", True), ("haraka", False), ("vsftpd", True))
 _FILES = {codes.CMD_FILE: "cmd.sh", codes.ESCALATE_FILE: "escalate.sh"}
+_ENDS = ("local", "remote")
 _NUM_NODES = FIRST_ROUTER + codes.NUM_SUBNETS + 1  # hosts, routers, the internet's
 
 
@@ -214,14 +215,12 @@ def raw_observations(state: Any, network: RawNetwork) -> list[dict[str, Any]]:
         observation: dict[str, Any] = {"success": _SUCCESS[success]}
         if success != codes.IN_PROGRESS:
             _add_outcome(observation, state, network, agent)
-        for node in network.nodes[agent]:
-            if node not in seen:
-                continue
-            name = _node_name(node)
-            entry = observation.setdefault(name, {})
-            entry["Processes"] = entry.get("Processes", []) + seen[node][0]
-            if seen[node][1]:
-                entry["Interface"] = [{"ip_address": one} for one in seen[node][1]]
+        for node in filter(seen.__contains__, network.nodes[agent]):
+            processes, addresses = seen[node]
+            entry = observation.setdefault(_node_name(node), {})
+            entry["Processes"] = entry.get("Processes", []) + processes
+            if addresses:
+                entry["Interface"] = [{"ip_address": one} for one in addresses]
             entry["System info"] = network.system_info(node)
         bits = state["messages"][np.arange(codes.NUM_BLUE) != agent]
         observation["message"] = list(bits[:, None] >> np.arange(codes.MESSAGE_BITS) & 1 == 1)
@@ -254,7 +253,7 @@ def _add_outcome(observation: dict[str, Any], state: Any, network: RawNetwork, a
     observation["action"] = action
 
 
-def _monitored(state: Any, network: RawNetwork) -> dict[int, tuple[list[Any], list[Any]]]:
+def _monitored(state: Any, network: RawNetwork) -> dict[int, tuple[list[Any], dict[Any, None]]]:
     """Return the monitor's report by node: processes, and addresses by their last mention."""
     num = int(state["num_events"])
     names = ("kind", "node", "local", "local_port", "remote", "remote_port", "pid")
@@ -262,25 +261,21 @@ def _monitored(state: Any, network: RawNetwork) -> dict[int, tuple[list[Any], li
     columns = [events[name].tolist() for name in names]
     # Users act in the order of their hosts, then red agents. Connections come first in the list.
     order = np.lexsort((events["actor"], events["kind"] != CONNECTION))
-    seen: dict[int, tuple[list[Any], list[Any]]] = {}
+    seen: dict[int, tuple[list[Any], dict[Any, None]]] = {}
     for index in order.tolist():
         kind, node, local, local_port, remote, remote_port, pid = (one[index] for one in columns)
-        processes, mentioned = seen.setdefault(node, ([], []))
+        processes, mentioned = seen.setdefault(node, ([], {}))
         if kind > ALARM:
             processes.append({"PID": int(network.base_pids[node] + pid)})
             continue
-        address, connection = network.addresses[local], {}
-        if local_port:
-            connection["local_port"] = local_port
-        if remote_port:
-            connection["remote_port"] = remote_port
+        address, ports = network.addresses[local], (local_port, remote_port)
+        connection = {f"{end}_port": p for end, p in zip(_ENDS, ports, strict=True) if p}
         connection["local_address"] = address
         if kind == CONNECTION:
             connection["remote_address"] = network.addresses[remote]
         processes.append({"Connections": [connection]})
-        if address in mentioned:
-            mentioned.remove(address)
-        mentioned.append(address)
+        mentioned.pop(address, None)
+        mentioned[address] = None
     return seen
 
 

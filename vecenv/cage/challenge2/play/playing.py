@@ -212,9 +212,8 @@ def cell_seed(seed: int, red_agent: str, episode_length: int) -> int:
         episode_length: Episode length of the column.
     """
     names = list(RED_AGENTS)
-    own = zlib.crc32(red_agent.encode()) + len(names)
-    number = names.index(red_agent) if red_agent in names else own
-    entropy = [seed, number, episode_length]
+    is_known, own = red_agent in names, zlib.crc32(red_agent.encode()) + len(names)
+    entropy = [seed, names.index(red_agent) if is_known else own, episode_length]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 2
 
 

@@ -112,39 +112,41 @@ class UniformPolicy(BluePolicy):
         return self._generator.integers(self._num_actions, size=len(obs))
 
 
-class _Cleaner(BluePolicy):
-    """Apply Remove or Restore to a suspicious host, but never to red's foothold.
+class ObservationPolicy(BluePolicy):
+    """Cleans the first host whose activity in the last observation is Exploit; else sleeps.
+
+    Red's foothold is never cleaned.
 
     Args:
         action: "Remove" or "Restore".
         scenario: See `BluePolicy`.
     """
 
+    otherwise = "Sleep"
+
     def __init__(self, action: str, scenario: Scenario | None = None) -> None:
         super().__init__(scenario)
         if action not in ("Remove", "Restore"):
             raise ValueError(f"action must be 'Remove' or 'Restore', got {action!r}")
-        self._first = action_index(self.scenario, action, self.scenario.hosts[0].name)
-        foothold = self.scenario.foothold
-        self._is_foothold = np.array([h.name == foothold for h in self.scenario.hosts])
-
-    def _clean(self, is_suspect: np.ndarray, otherwise: int) -> np.ndarray:
-        """Act on the first host of each row of is_suspect bool (N, hosts), or do `otherwise`."""
-        suspects = is_suspect & ~self._is_foothold
-        return np.where(suspects.any(axis=1), self._first + suspects.argmax(axis=1), otherwise)
-
-
-class ObservationPolicy(_Cleaner):
-    """Cleans the first host whose activity in the last observation is Exploit; else sleeps."""
+        hosts = [host.name for host in self.scenario.hosts]
+        self._first = action_index(self.scenario, action, hosts[0])
+        self._otherwise = action_index(self.scenario, self.otherwise)
+        self._may_clean = np.array([name != self.scenario.foothold for name in hosts])
 
     def act(self, obs: np.ndarray, alerts: np.ndarray) -> np.ndarray:
         """Choose by the observation alone."""
         num_values = BITS_PER_HOST * len(self.scenario.hosts)
-        is_exploit = (obs[:, 0:num_values:4] == 1) & (obs[:, 1:num_values:4] == 1)
-        return self._clean(is_exploit, action_index(self.scenario, "Sleep"))
+        return self._clean((obs[:, 0:num_values:4] == 1) & (obs[:, 1:num_values:4] == 1))
+
+    def _clean(self, is_suspect: np.ndarray) -> np.ndarray:
+        """Act on the first host of each row of is_suspect bool (N, hosts), if there is one."""
+        suspects = is_suspect & self._may_clean
+        return np.where(
+            suspects.any(axis=1), self._first + suspects.argmax(axis=1), self._otherwise
+        )
 
 
-class ReactivePolicy(_Cleaner):
+class ReactivePolicy(ObservationPolicy):
     """Monitors; cleans the host on which it saw a reverse shell while monitoring.
 
     The challenge's own reactive agents keep a queue of such hosts. Red acts on one host per step,
@@ -152,25 +154,21 @@ class ReactivePolicy(_Cleaner):
     never holds more than one host, which is cleaned at once.
     """
 
-    def __init__(self, action: str, scenario: Scenario | None = None) -> None:
-        super().__init__(action, scenario)
-        self._monitor = action_index(self.scenario, "Monitor")
-        self._has_monitored = np.zeros(0, bool)
+    otherwise = "Monitor"
+    _has_monitored: Any = False
 
     def act(self, obs: np.ndarray, alerts: np.ndarray) -> np.ndarray:
         """Choose by the alerts and the action chosen before."""
-        if len(self._has_monitored) != len(obs):
-            self._has_monitored = np.zeros(len(obs), bool)
-        actions = self._clean(alerts & self._has_monitored[:, None], self._monitor)
-        self._has_monitored = actions == self._monitor
+        actions = self._clean(alerts & self._has_monitored)
+        self._has_monitored = (actions == self._otherwise)[:, None]
         return actions
 
     def reset(self) -> None:
         """Forget the previous actions."""
-        self._has_monitored = np.zeros(0, bool)
+        self._has_monitored = False
 
 
-_MAKERS: dict[str, Callable[[Scenario | None, int | None], BluePolicy]] = {
+_MAKERS: dict[str, Callable[[Scenario, int | None], BluePolicy]] = {
     "sleep": lambda scenario, seed: SleepPolicy(scenario),
     "uniform": lambda scenario, seed: UniformPolicy(scenario, seed=seed),
     "react_remove": lambda scenario, seed: ReactivePolicy("Remove", scenario),
@@ -351,10 +349,8 @@ def find_policy(
         ImportError: There is no such module, or a library that a file needs is missing.
     """
     scenario = cage2_scenario() if scenario is None else scenario
-    makers = {**_MAKERS, "random": _MAKERS["uniform"]}
-    ready: dict[str, Any] = {
-        name: functools.partial(make, scenario, seed) for name, make in makers.items()
-    }
+    ready: Any = {name: functools.partial(f, scenario, seed) for name, f in _MAKERS.items()}
+    ready["random"] = ready["uniform"]
     ready["defender"] = functools.partial(load_defender, TRAINED_DEFENDER, scenario)
     return found_policy(
         policy,

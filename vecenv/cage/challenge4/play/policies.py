@@ -121,11 +121,9 @@ class React:
 
     def _act(self, agent: int, obs: np.ndarray, actions: np.ndarray) -> None:
         rows, size = np.arange(len(obs)), codes.HOSTS_PER_SUBNET * len(codes.BLUE_SUBNETS[agent])
-        parts = [
-            obs[:, start : start + codes.HOSTS_PER_SUBNET]
-            for start in range(_FIRST_BLOCK, _FIRST_BLOCK + size // 16 * _BLOCK, _BLOCK)
-        ]
-        alarms = np.concatenate(parts, axis=1).astype(bool)
+        blocks = _FIRST_BLOCK + _BLOCK * np.arange(size // codes.HOSTS_PER_SUBNET)
+        places = blocks[:, None] + np.arange(codes.HOSTS_PER_SUBNET)
+        alarms = obs[:, places.reshape(-1)].astype(bool)
         queued = self._queued[:, agent, :size]
         is_new = alarms & (queued == _NEVER)
         queued[is_new] = (self._step * _MAX_HOSTS + np.arange(size))[np.nonzero(is_new)[1]]
@@ -139,10 +137,10 @@ class React:
         if self._places_decoys:
             start = codes.NUM_ACTIONS[agent] - size
             wanted = self._masks[agent][:, start:] & ~self._has_decoy[:, agent, :size]
-            place = wanted.argmax(axis=1)
-            places = is_free & ~acts & wanted.any(axis=1)
-            actions[places, agent] = start + place[places]
-            self._has_decoy[rows[places], agent, place[places]] = True
+            places = np.flatnonzero(is_free & ~acts & wanted.any(axis=1))
+            chosen = wanted[places].argmax(axis=1)
+            actions[places, agent] = start + chosen
+            self._has_decoy[places, agent, chosen] = True
             self._left[places, agent] = codes.BLUE_TICKS[codes.DECOY]
         self._left[:, agent] = np.maximum(self._left[:, agent] - 1, 0)
 
@@ -163,7 +161,7 @@ class FunctionPolicy:
 
 
 class Rules:
-    """The defender, for many games at a time; see `policies` for what a policy is."""
+    """The rules of `Cage4Memory`, for many games at a time."""
 
     observation = "events"
 
