@@ -32,8 +32,8 @@ from vecenv.files import load_arrays, save_arrays
 
 __all__ = [
     "POLICY_NAMES", "TRAINED_DEFENDER", "BatchedPolicy", "BluePolicy", "DefenderPolicy",
-    "ObservationPolicy", "Policy", "ReactivePolicy", "SleepPolicy",
-    "UniformPolicy", "find_policy", "load_defender", "save_defender",
+    "ObservationPolicy", "Policy", "ReactivePolicy", "find_policy", "load_defender",
+    "save_defender",
 ]  # fmt: skip
 
 
@@ -84,32 +84,6 @@ class BluePolicy:
 
     def reset(self) -> None:
         """Forget the episodes: all envs are about to begin new ones."""
-
-
-class SleepPolicy(BluePolicy):
-    """Does nothing."""
-
-    def act(self, obs: np.ndarray, alerts: np.ndarray) -> np.ndarray:
-        """Choose Sleep."""
-        return np.zeros(len(obs), np.int64)
-
-
-class UniformPolicy(BluePolicy):
-    """Draws uniformly among all actions.
-
-    Args:
-        scenario: See `BluePolicy`.
-        seed: Seed of its generator.
-    """
-
-    def __init__(self, scenario: Scenario | None = None, *, seed: int | None = None) -> None:
-        super().__init__(scenario)
-        self._num_actions = len(blue_actions(self.scenario))
-        self._generator = np.random.default_rng(seed)
-
-    def act(self, obs: np.ndarray, alerts: np.ndarray) -> np.ndarray:
-        """Choose random actions."""
-        return self._generator.integers(self._num_actions, size=len(obs))
 
 
 class ObservationPolicy(BluePolicy):
@@ -168,9 +142,32 @@ class ReactivePolicy(ObservationPolicy):
         self._has_monitored = False
 
 
-_MAKERS: dict[str, Callable[[Scenario, int | None], BluePolicy]] = {
-    "sleep": lambda scenario, seed: SleepPolicy(scenario),
-    "uniform": lambda scenario, seed: UniformPolicy(scenario, seed=seed),
+class _FunctionPolicy:
+    """A function of the observations."""
+
+    def __init__(self, function: Callable[..., Any], observation: str = "bits") -> None:
+        self._function, self.uses_masks = function, getattr(function, "wants_masks", False)
+        self.observation = getattr(function, "observation", observation)
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def act(self, obs: np.ndarray, alerts: np.ndarray, *masks: np.ndarray) -> Any:
+        """Call the function."""
+        return self._function(obs, *masks)
+
+    def reset(self) -> None:
+        """Reset the function, if it has a `reset`."""
+        getattr(self._function, "reset", lambda: None)()
+
+
+def _uniform(scenario: Scenario, seed: int | None) -> _FunctionPolicy:
+    """Return a policy that draws uniformly among all actions."""
+    generator, num_actions = np.random.default_rng(seed), len(blue_actions(scenario))
+    return _FunctionPolicy(lambda obs: generator.integers(num_actions, size=len(obs)))
+
+
+_MAKERS: dict[str, Callable[[Scenario, int | None], BatchedPolicy]] = {
+    "sleep": lambda *_: _FunctionPolicy(lambda obs: np.zeros(len(obs), np.int64)),
+    "uniform": _uniform,
     "react_remove": lambda scenario, seed: ReactivePolicy("Remove", scenario),
     "react_restore": lambda scenario, seed: ReactivePolicy("Restore", scenario),
     "obs_remove": lambda scenario, seed: ObservationPolicy("Remove", scenario),
@@ -301,23 +298,6 @@ def _numbers(array: Any, ndim: int) -> np.ndarray:
     if not (np.abs(array) <= np.finfo(np.float32).max).all():
         raise ValueError("its numbers are not finite")
     return array.astype(np.float32)
-
-
-class _FunctionPolicy:
-    """A function of the observations."""
-
-    def __init__(self, function: Callable[..., Any], observation: str = "bits") -> None:
-        self._function, self.uses_masks = function, getattr(function, "wants_masks", False)
-        self.observation = getattr(function, "observation", observation)
-        self.__name__ = getattr(function, "__name__", type(function).__name__)
-
-    def act(self, obs: np.ndarray, alerts: np.ndarray, *masks: np.ndarray) -> Any:
-        """Call the function."""
-        return self._function(obs, *masks)
-
-    def reset(self) -> None:
-        """Reset the function, if it has a `reset`."""
-        getattr(self._function, "reset", lambda: None)()
 
 
 def find_policy(

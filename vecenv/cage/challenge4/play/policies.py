@@ -64,17 +64,6 @@ class Cage4Policy(Protocol):
         """
 
 
-class Sleep:
-    """Always choose Sleep."""
-
-    def reset(self, masks: Sequence[np.ndarray]) -> None:
-        """Begin episodes."""
-
-    def act(self, observations: Sequence[np.ndarray]) -> np.ndarray:
-        """Return Sleep for all five agents of each game."""
-        return np.tile(codes.SLEEPS, (len(observations[0]), 1))
-
-
 class Random:
     """Draw uniformly, in every step, among the actions whose mask is true."""
 
@@ -216,7 +205,9 @@ class OriginalAgents:
 
 
 _READY = {
-    "sleep": lambda seed: Sleep(),
+    "sleep": lambda seed: FunctionPolicy(
+        lambda observations, masks: np.tile(codes.SLEEPS, (len(masks[0]), 1))
+    ),
     "random": Random,
     "react_restore": lambda seed: React(codes.RESTORE),
     "react_remove": lambda seed: React(codes.REMOVE),
