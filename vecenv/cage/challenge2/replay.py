@@ -172,8 +172,8 @@ class Replay:
             )
         apply_rows(self.states, self._inputs, self._obs, self._errors, self._tables)
         names = ("reward10", "blue_success", "red_success")
-        flags = (self.states[name].copy() for name in names)
-        return ReplayedStep(self._obs, *flags, self._errors)
+        reward10, blue, red = (self.states[name].copy() for name in names)
+        return ReplayedStep(self._obs, reward10, blue, red, self._errors)
 
     def true_state(self) -> dict[str, np.ndarray]:
         """Return the compact true state of all episodes, see `state.decode`."""
