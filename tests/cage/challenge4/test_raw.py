@@ -67,7 +67,7 @@ def _hosts(told):
     ("change", "message"),
     [
         (lambda arrays, raw: raw[:-1], "raw is no list of 81 dicts"),
-        (lambda arrays, raw: [{}] * 81, "raw is no list of 81 dicts"),
+        (lambda arrays, raw: [{}] * 81, "raw of blue_agent_0 is no dict at place 0"),
         (lambda arrays, raw: arrays.pop("net_os") * 0 == 1, "lacks net_os"),
         (lambda arrays, raw: arrays.pop("tape_n") * 0 == 1, "lacks tape_n"),
         (put("net_os", 2), "net_os is 2 in row 3, expected 0 to 1"),
@@ -82,7 +82,7 @@ def _hosts(told):
         ),
         (
             lambda arrays, raw: raw[2].update(blue_agent_1=7),
-            "blue_agent_1 is 7 at place 2, expected a",
+            "raw of blue_agent_1 is no dict at place 2",
         ),
     ],
 )

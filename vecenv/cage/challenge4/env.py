@@ -17,13 +17,9 @@ from vecenv.core.arguments import take_options
 from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv
 
 __all__ = [
-    "Cage4AgentsVectorEnv",
-    "Cage4Env",
-    "Cage4VectorEnv",
-    "impossible_turns",
-    "overflows",
+    "Cage4AgentsVectorEnv", "Cage4Env", "Cage4VectorEnv", "impossible_turns", "overflows",
     "vectors_of",
-]
+]  # fmt: skip
 
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 2}
 
@@ -223,13 +219,11 @@ class Cage4VectorEnv(_Games):
         """
         state, found = self.states[0], {}
         for agent in range(codes.NUM_BLUE):
-            left = int(state["blue_left"][agent])
-            if left:
+            if left := int(state["blue_left"][agent]):
                 what = _short(host_name(int(state["blue_target"][agent])))
                 what = f"{codes.FAMILY_NAMES[int(state['blue_family'][agent])]} {what}"
-                found[f"blue {agent}"] = (
-                    f"busy with {what}, {left - 1} more" if left > 1 else f"finishes {what}"
-                )
+                busy = f"busy with {what}, {left - 1} more"
+                found[f"blue {agent}"] = busy if left > 1 else f"finishes {what}"
         return found
 
     def get_red_deeds(self) -> dict[str, str]:
@@ -237,9 +231,8 @@ class Cage4VectorEnv(_Games):
         state, found = self.states[0], {}
         for agent in np.flatnonzero(state["done_type"] != codes.NONE).tolist():
             kind, target = int(state["done_type"][agent]), int(state["done_target"][agent])
-            where = (
-                codes.SUBNET_NAMES[target] if kind == codes.DISCOVER else _short(host_name(target))
-            )
+            is_zone = kind == codes.DISCOVER
+            where = codes.SUBNET_NAMES[target] if is_zone else _short(host_name(target))
             outcome = "succeeded" if state["done_success"][agent] == codes.SUCCEEDED else "failed"
             found[f"red {agent}"] = f"{codes.RED_ACTION_NAMES[kind]} {where}, {outcome}"
         return found
