@@ -165,7 +165,7 @@ def test_random_copies_of_games_do_what_their_sources_would_have_done(mode):
         twin.reset(seed=1 + game)
     num_copies, actions = 0, [group.single_action_space.sample for _ in range(group.num_envs)]
     for step in range(60):
-        alive = np.flatnonzero(~envs.agents.games.envs.episode_over)
+        alive = np.flatnonzero(~envs.agents.games.episode_over)
         if step % 3 == 1 and len(alive):
             targets = rng.permutation(count)[: rng.integers(1, count + 1)]
             sources = rng.choice(alive, len(targets))
