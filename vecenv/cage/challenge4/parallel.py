@@ -79,6 +79,7 @@ class Cage4ParallelEnv:
             num_threads=1,
             render_mode=render_mode,
             debug=debug,
+            log=self._raw,
             **options,
         )
         self._sizes = (

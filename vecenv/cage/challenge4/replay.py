@@ -149,7 +149,7 @@ class Trace:
         steps = int(self.arrays["meta_steps"])
         rate = self.arrays.get("meta_phish", np.array(codes.PHISHING_RATE))
         try:
-            self.options = Cage4Options(steps=steps, red=red, phishing_rate=float(rate))
+            self.options = Cage4Options(steps, red, float(rate), log=True)
         except (TypeError, ValueError) as error:
             raise TraceError(f"{path}: {error}") from error
         if self.num_steps >= steps:

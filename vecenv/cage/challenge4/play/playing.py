@@ -161,8 +161,8 @@ def seated(policy: Any, num_envs: int = 1, *, seed: int | None = 0, **options: A
         raise TypeError("policies are played with vectors, or what they ask for: no `observation`")
     player = find_policy(policy, seed)
     asked = getattr(player, "observation", None)
-    asked = asked if isinstance(asked, str) and asked != "raw" else FLAT
-    options |= {"messages": True, "observation": asked, "autoreset_mode": "Disabled"}
+    options |= {"messages": True, "autoreset_mode": "Disabled", "log": asked == "raw"}
+    options["observation"] = asked if isinstance(asked, str) and asked != "raw" else FLAT
     return _Seat(player, Cage4VectorEnv(num_envs, **options))
 
 
