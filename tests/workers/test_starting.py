@@ -326,9 +326,6 @@ def function(name):
         layers = torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64)
         net = torch.nn.Sequential(*layers)
         return lambda x: net(torch.from_numpy(x).repeat(99, 1))[0].detach().numpy()
-    if name == "jax":
-        import jax
-        return jax.jit(lambda x: jax.numpy.tanh(jax.numpy.eye(64) @ x))
     return parallel if name == "numba" else np.tanh
 
 class Env(gym.Env):
@@ -365,14 +362,7 @@ for index in range(n):
     np.testing.assert_allclose([obs[index] for obs in found], expected, rtol=1e-4, atol=1e-5)
 print("done")
 """
-PLACES = [("torch", "nothing"), ("jax", "nothing"), ("numba", "nothing")]
-PLACES += [("nothing", "torch"), ("nothing", "jax"), ("nothing", "numba")]
-
-
-def drill(in_env, in_caller, how, folder):
-    if "jax" in (in_env, in_caller):
-        pytest.importorskip("jax")
-    assert run_script(DRILL, in_env, in_caller, how, folder=folder) == "done\n"
+PLACES = [("torch", "nothing"), ("numba", "nothing"), ("nothing", "torch"), ("nothing", "numba")]
 
 
 @pytest.mark.slow
@@ -381,7 +371,7 @@ def drill(in_env, in_caller, how, folder):
 @pytest.mark.parametrize(("in_env", "in_caller"), PLACES, ids="-".join)
 def test_libraries_with_threads_several_times(in_env, in_caller, how, tmp_path):
     for _ in range(3):
-        drill(in_env, in_caller, how, tmp_path)
+        assert run_script(DRILL, in_env, in_caller, how, folder=tmp_path) == "done\n"
 
 
 def test_fresh_interpreters_end_without_a_word_where_warnings_are_errors():

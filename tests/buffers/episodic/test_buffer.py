@@ -74,22 +74,6 @@ def lengths_by_number(buffer):
     return {int(e["obs"][0, 0]): len(e["rewards"]) for e in episodes}
 
 
-@pytest.mark.parametrize("length", [1, 4, 19])
-def test_sequences_are_contiguous_and_stay_in_one_episode(length, staged):
-    buffer = fill(make_buffer(150, staged=staged))
-    lengths = lengths_by_number(buffer)
-    batch = buffer.sample_sequences(300, length)
-    numbers, steps = batch.obs[..., 0], batch.obs[..., 1].long()
-    assert batch.mask.all()
-    assert (numbers == numbers[:, :1]).all()
-    assert (steps == steps[:, :1] + torch.arange(length)).all()
-    torch.testing.assert_close(batch.steps.long(), steps)
-    torch.testing.assert_close(batch.next_obs[..., 1].long(), steps + 1)
-    torch.testing.assert_close(batch.actions, steps)
-    ends = torch.tensor([lengths[int(n)] for n in numbers[:, 0]])[:, None]
-    torch.testing.assert_close(batch.terminations, steps == ends - 1)
-
-
 @pytest.mark.parametrize(("burn_in", "overlap", "pad"), [(0, 0, False), (2, 3, True), (3, 1, True)])
 def test_overlapping_windows_are_uniform_and_know_what_to_learn_from(burn_in, overlap, pad, staged):
     buffer = make_buffer(staged=staged)
