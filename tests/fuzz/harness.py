@@ -137,7 +137,7 @@ class Known:
 
     Args:
         rng: Draws sizes, options and actions.
-        target: "async", "cartpole" or "cage2".
+        target: "async" or "cartpole".
     """
 
     num_steps = 12  # that are known
@@ -169,10 +169,6 @@ class Known:
         if self.target == "async":
             factories = [functools.partial(Walk, self.pause_s)] * self.num_envs
             return AsyncVectorEnv(factories, **options)
-        if self.target == "cage2":
-            from vecenv.cage import Cage2VectorEnv
-
-            return Cage2VectorEnv(self.num_envs, red_agent="mixed", episode_length=7, **options)
         from vecenv.jit.cartpole import CartPoleVectorEnv
 
         return CartPoleVectorEnv(self.num_envs, max_episode_steps=9, **options)

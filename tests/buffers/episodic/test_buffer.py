@@ -69,6 +69,16 @@ def test_pairs_equal_those_of_a_slow_twin(discount, over):
     assert torch.cat([batch.obs, batch.future_obs[:, 1:]], 1).tolist() == expected
 
 
+def test_episodes_are_equally_likely_if_asked_for_whatever_their_lengths(staged):
+    buffer, lengths, law = make_buffer(staged=staged), (3, 9, 1, 2), np.zeros((4, 20))
+    for number, length in enumerate(lengths):
+        buffer.add_episode(make_episode(number, length))
+        law[number, : length - 1] = 1 / max(length - 1, 1)
+    batch = buffer.sample(6000, 1.0, over="episodes")
+    drawn = batch.obs.long().numpy()
+    check_law(np.bincount(20 * drawn[:, 0] + drawn[:, 1], minlength=80), law.reshape(-1))
+
+
 def lengths_by_number(buffer):
     episodes = map(buffer.episode, range(buffer.num_episodes))
     return {int(e["obs"][0, 0]): len(e["rewards"]) for e in episodes}
