@@ -289,17 +289,13 @@ print("done")
 
 
 @pytest.mark.slow
-def test_a_script_without_a_guard_runs_once_and_its_classes_come_back(tmp_path):
-    out = run_script(SCRIPT, "forkserver", folder=tmp_path)
-    assert out.split("\n")[:-1] == ["run", "caught None", "caught forkserver", "done"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [["-"], ["-m", "script"], ["-c", SCRIPT]])
-def test_code_from_anywhere_runs_once(tmp_path, command):
-    args = ["spawn"] if command != ["-c", SCRIPT] else []
-    out = run_script(SCRIPT, *args, folder=tmp_path, command=command)
-    assert out.count("run") == out.count("done") == 1
+@pytest.mark.parametrize("command", [None, ["-"], ["-m", "script"], ["-c", SCRIPT]])
+def test_code_from_anywhere_runs_once_and_its_classes_come_back(tmp_path, command):
+    method = {None: "forkserver"}.get(command and command[0], "spawn")
+    methods = [] if command == ["-c", SCRIPT] else [method]
+    out = run_script(SCRIPT, *methods, folder=tmp_path, command=command)
+    caught = [f"caught {context}" for context in (None, *methods)]
+    assert out.split("\n")[:-1] == ["run", *caught, "done"]
 
 
 # -- libraries with threads, in the caller and in envs --------------------------------------------
