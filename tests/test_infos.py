@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from vecenv.core.infos import add_info
 from vecenv.jit.cartpole import CartPoleVectorEnv
-from vecenv.ray.parts import infos_by_env
+from vecenv.ray.actor import infos_by_env
 
 NUM_ENVS = 4
 

@@ -8,11 +8,9 @@ import pytest
 from forked_runners import forked  # noqa: F401 - a fixture
 from gymnasium.vector import AutoresetMode
 from masked_envs import Forbidding, ForbiddingGame
-from PIL import Image
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv, check_vector_env
 from vecenv.agents import GameEnv
-from vecenv.choose import probe_env
 from vecenv.command.cli import main
 from vecenv.compare import Options, run_comparison
 from vecenv.core.random_actions import RandomActions
@@ -67,19 +65,6 @@ def test_a_check_steps_with_allowed_actions(backend, form, parts, mode):
     assert "the same seed gives the same run" in report.passed
 
 
-def test_watch_steps_with_allowed_actions(tmp_path, capsys):
-    path = tmp_path / "a.gif"
-    assert main(["watch", WHERE, "--gif", str(path), "--steps", "30"]) == 0, capsys.readouterr()
-    with Image.open(path) as picture:
-        assert picture.n_frames > 5
-
-
-@pytest.mark.parametrize("form", ["info", "obs", "action_masks"])
-def test_a_trial_steps_with_allowed_actions(form):
-    """Here in this process."""
-    assert probe_env([functools.partial(Forbidding, form)] * 8).step_s > 0
-
-
 @pytest.mark.parametrize("form", [pytest.param("obs", marks=pytest.mark.slow), "action_masks"])
 def test_a_comparison_steps_with_allowed_actions(form, forked):  # noqa: F811
     backends = ("loop", "sync", "async-first-ready", "gymnasium-sync")
@@ -116,6 +101,27 @@ def test_a_single_game_is_stepped_with_allowed_actions_of_its_agents(form, pad, 
         obs, _, terminated, truncated, info = env.step(actions)
         draw.see(*(env.reset() if terminated or truncated else (obs, info)))
     assert seen == set(range(values))
+
+
+@pytest.mark.parametrize(
+    ("backend", "form", "pad", "parts"),
+    [
+        ("sync", "info", True, None),
+        ("async", "obs", False, [2, 3]),
+        ("gymnasium-sync", "info", False, [2, 2]),
+        ("gymnasium-async", None, True, None),
+    ],
+)
+def test_games_are_stepped_with_allowed_actions_of_their_agents(backend, form, pad, parts):
+    envs = BACKENDS[backend]([functools.partial(make_game, form, pad, parts)] * 3)
+    try:
+        draw = RandomActions(envs, seed=1)
+        draw.see(*envs.reset(seed=1))
+        for _ in range(60):
+            obs, *_, infos = envs.step(draw())
+            draw.see(obs, infos)
+    finally:
+        envs.close()
 
 
 GAME = "agents:masked_envs:ForbiddingGame"

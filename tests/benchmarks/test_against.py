@@ -42,18 +42,6 @@ def test_what_the_control_does_too_is_no_finding(against):
     assert not found(against, A1=1.0, B1=1.02, B2=1.02, A2=1.0).is_slower
 
 
-def test_a_loop_is_the_second_half_of_the_steps_of_a_training(against, tmp_path):
-    (tmp_path / "run").mkdir()
-    points = [(10, 50.0), (60, 51.0), (90, 52.5), (110, 53.0)]
-    lines = [json.dumps({"steps": steps, "seconds": seconds}) for steps, seconds in points]
-    path = tmp_path / "run" / "metrics.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    assert against.loop_seconds(tmp_path) == pytest.approx((53.0 - 51.0) / (110 - 60))
-    path.write_text(lines[0] + "\n")
-    with pytest.raises(against.RowError, match=r"metrics\.jsonl has 1 lines"):
-        against.loop_seconds(tmp_path)
-
-
 @pytest.mark.slow
 def test_a_tree_against_itself(tmp_path):
     options = ["--rows", "sync NullEnv 8", "import vecenv", "--rounds", "2", "--generations", "1"]

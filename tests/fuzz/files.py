@@ -1,8 +1,8 @@
-"""Checkpoints of buffers and trainings, flipped, cut, swapped, and made to contradict themselves.
+"""Files of every kind the project reads, flipped, cut, swapped, and made to contradict themselves.
 
 Each must be refused with one of the project's errors, changing nothing, or load; then what was
-loaded must be of use. A process of its own reads those of a case, under a limit of memory. A third
-of the files are changed as bytes, the others by their parts.
+loaded must be of use. A process of its own reads those of a case, under a limit of memory; what is
+in a file must never be run. A third of the files are changed as bytes, the others by their parts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import copy
 import io
+import json
 import os
 import random
 import resource
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +49,8 @@ def warm_up():
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.chdir(folder)
-    _KINDS.extend([*buffer_kinds(folder), checkpoint_kind(folder)])
+    _KINDS.extend([*buffer_kinds(folder), policy_kind(folder), state_kind(folder)])
+    _KINDS.append(checkpoint_kind(folder))
     for kind in _KINDS:
         for source in kind.sources:
             (folder / "file.npz").write_bytes(source if isinstance(source, bytes) else b"")
@@ -67,6 +70,7 @@ def run_here(number, count):
             kind = rng.choice(_KINDS)
             sys.stderr.write(f"file {index} ({kind.name})\n")  # the last word of one that dies
             read_file(kind, rng, Path(name, "file.npz"))
+            assert not Path("was_run").exists(), "what was in the file was run"
     return count
 
 
@@ -180,6 +184,13 @@ def mutate_bytes(content, rng):
         else:
             del content[place : place + rng.randrange(1, 65)]
     return bytes(content)
+
+
+class Evil:
+    """What would leave a folder behind if it were unpickled."""
+
+    def __reduce__(self):
+        return os.mkdir, ("was_run",)
 
 
 class Unusable(Exception):
@@ -406,6 +417,79 @@ def change_state(state, rng):
         else:
             state[name] = copy.deepcopy(rng.choice(VALUES))
     return state
+
+
+def change_npz(content, rng):
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    name, file = rng.choice(list(arrays)), io.BytesIO()
+    array = arrays[name]
+    if array.dtype.kind == "U" and rng.random() < 0.8:
+        try:
+            text = json.dumps(mutate_tree(json.loads(str(array)), rng))
+        except ValueError:
+            text = str(array)[: rng.randrange(9)]
+        arrays[name] = np.array(rng.choice((text, text, text, "[" * 100_000)))
+    elif rng.random() < 0.05:
+        arrays[name] = np.array([Evil()], object)
+    elif rng.random() < 0.03:
+        del arrays[name]
+    elif array.dtype.names:
+        arrays[name] = mutate_array(array.reshape(-1).view(np.uint8), rng)
+        with contextlib.suppress(ValueError):
+            arrays[name] = arrays[name].view(array.dtype).reshape(array.shape)
+    else:
+        arrays[name] = mutate_array(array, rng)
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def policy_kind(folder):
+    """Policies of `save_defender`."""
+    from vecenv.cage import find_policy, save_defender
+
+    rng, path = np.random.default_rng(0), folder / "whole"
+    pairs = pairwise((152, 3, 44))
+    save_defender(path, [(rng.standard_normal(pair), rng.random(pair[1])) for pair in pairs])
+    policies = [path.read_bytes()]
+
+    def play(file):
+        policy = find_policy(file)
+        obs = np.ones((2, 52), np.uint8)
+        with being_used():
+            policy.reset()
+            for _ in range(2):
+                found = np.asarray(policy.act(obs, np.zeros((2, 13), np.bool_)))
+                assert found.min() >= 0 and found.max() < 145
+
+    return Kind("policy", policies, change_npz, play, (ValueError,))
+
+
+def state_kind(folder):
+    """States of compiled envs."""
+    from vecenv.cage import Cage2VectorEnv
+
+    envs = Cage2VectorEnv(2, red_agent="mixed", episode_length=(30, 50), num_threads=1)
+    envs.reset(seed=5)
+    actions = [np.array([t * 9 % 145, t * 7 % 145]) for t in range(12)]
+    for action in actions:
+        envs.step(action)
+    np.savez(folder / "state.npz", **envs.state_dict())
+
+    def load_state(file):
+        try:
+            found = np.load(file, allow_pickle=False)
+        except Exception:  # the caller's part
+            return
+        with contextlib.closing(found):
+            envs.load_state_dict(found)
+        with being_used():
+            envs.in_words(), envs.decoded_state(), envs.shell_alerts(), envs.state_dict()
+            for action in actions[:4]:
+                envs.step(action)
+
+    sources = [(folder / "state.npz").read_bytes()]
+    return Kind("env state", sources, change_npz, load_state, (ValueError, KeyError))
 
 
 def checkpoint_kind(folder):

@@ -226,17 +226,17 @@ def test_libraries_have_one_thread_in_workers_unless_told_otherwise(method, monk
 def test_a_trial_that_hangs_dies_exits_or_raises_is_an_error():
     begin = time.monotonic()
     with pytest.raises(StepTimeoutError):
-        try_out([hang], 0.2)
+        try_out(hang, 0.2)
     assert time.monotonic() - begin < 20
     with pytest.raises(WorkerDiedError, match="exited with code 3"):
-        try_out([lambda: os._exit(3)], 30)
+        try_out(lambda: os._exit(3), 30)
     with pytest.raises(EnvStepError, match="SystemExit"):
-        try_out([lambda: sys.exit(4)], 30)
+        try_out(lambda: sys.exit(4), 30)
     with pytest.raises(RuntimeError, match="ZeroDivisionError: division by zero"):
-        try_out([lambda: 1 / 0], 30)
+        try_out(lambda: 1 / 0, 30)
     interrupt = signal.default_int_handler  # an env's own, not the terminal's
     with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
-        try_out([lambda: interrupt(2, None)], 30)
+        try_out(lambda: interrupt(2, None), 30)
 
 
 # -- scripts --------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +25,7 @@ from gymnasium.error import Error as GymnasiumError
 from rich.console import Console
 
 from vecenv.backends import COMPARED
-from vecenv.command import progress_bar
+from vecenv.command import progress
 from vecenv.files import require_writable
 
 __all__ = ["main"]
@@ -44,6 +45,7 @@ _USER_ERRORS = (
     *(ValueError, TypeError, OSError, ImportError, RuntimeError, GymnasiumError),
     FloatingPointError,  # of a loss
 )
+_is_program: ContextVar[bool] = ContextVar("is_program", default=False)  # the process runs `main`
 # Options of trainers that must be at least 1.
 _COUNTS = "num_envs", "num_games", "num_steps", "num_epochs", "num_minibatches", "num_workers"
 _COUNTS += "batch_size", "hidden", "hold", "torch_threads", "eval_episodes"
@@ -101,6 +103,7 @@ def _train(words: Sequence[str]) -> int:
         tyro.cli(Train, prog="vecenv train", args=words[:1] if helps else [])
     own = [word for word in words if word not in helps]
     given, rest = tyro.cli(Train, prog="vecenv train", args=own, return_unknown_args=True)
+    rest = list(_in_pairs(rest))
     from vecenv.command import trainers
 
     config, values = given.config, dict[str, Any]()
@@ -129,6 +132,16 @@ def _train(words: Sequence[str]) -> int:
     with trainers.sent_to(given.track, options):
         module.main(options)
     return 0
+
+
+def _in_pairs(words: Sequence[str]) -> Iterator[str]:
+    """Yield words; after `--env-kwargs` or `--vector-kwargs`, NAME=VALUE becomes two words."""
+    option = ""
+    for word in words:
+        option = word if word.startswith("--") else option
+        name, equals, value = word.partition("=")
+        is_pair = option in {"--env-kwargs", "--vector-kwargs"} and equals and name.isidentifier()
+        yield from (name, value) if is_pair else (word,)
 
 
 def _env_kwargs_in(words: Sequence[str]) -> list[str]:
@@ -295,18 +308,10 @@ def bench() -> int:
     """Measure this machine for a minute: which backend suits which env, and why."""
     from vecenv.command.bench import run_bench
 
-    with _progress() as show:
-        found = run_bench(show)
+    with progress("starting", 1.0) as update:
+        found = run_bench(lambda what, done: update(description=what, completed=done))
     Console().print(found)
     return 0
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, float], Any]]:
-    """Yield a function to call with the current work and the share of all work done, 0 to 1."""
-    with progress_bar() as bar:
-        task = bar.add_task("starting", total=1.0)
-        yield lambda what, done: bar.update(task, description=what, completed=done)
 
 
 def evaluate(
@@ -392,9 +397,8 @@ def _evaluate_cage(
     red_agents: tuple[str, ...] | None, options: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Play by the protocol of a challenge; `options` are those of Challenge 2."""
-    with progress_bar() as bar, _warnings_in_one_line():
-        first = f"{policy} (the first time ever the simulator is compiled, 15 to 30 s)"
-        task = bar.add_task(first)
+    first = f"{policy} (the first time ever the simulator is compiled, 15 to 30 s)"
+    with progress(first) as update, _warnings_in_one_line():
         given: dict[str, Any] = {"episodes": episodes, "seed": seed}
         if challenge == 4:
             from vecenv.cage import evaluate_cage4
@@ -406,12 +410,9 @@ def _evaluate_cage(
             red = red_agents or ("fsm",)
             if len(red) != 1:
                 raise ValueError(f"red_agents has {len(red)} names, expected one in Challenge 4")
-            bar.update(task, total=499 * episodes)
-
-            def step(count: int) -> None:
-                bar.update(task, advance=count, description=policy)
-
-            return evaluate_cage4(policy, red=red[0], on_step=step, **given)
+            update(total=499 * episodes)
+            given["on_step"] = lambda count: update(advance=count, description=policy)
+            return evaluate_cage4(policy, red=red[0], **given)
         from vecenv.cage.challenge2.play import playing
 
         agents = red_agents or ("b_line", "meander", "sleep")
@@ -420,12 +421,9 @@ def _evaluate_cage(
         else:
             options["scenario"] = _find_scenario(options["scenario"])
             options["rules"] = None if options["rules"] == "faithful" else options["rules"]
-        bar.update(task, total=len(playing.EPISODE_LENGTHS) * len(agents))
-
-        def note(cell: Any) -> None:
-            bar.update(task, advance=1, description=policy)
-
-        return playing.evaluate(policy, red_agents=agents, on_cell=note, **given, **options)
+        update(total=len(playing.EPISODE_LENGTHS) * len(agents))
+        given["on_cell"] = lambda cell: update(advance=1, description=policy)
+        return playing.evaluate(policy, red_agents=agents, **given, **options)
 
 
 def _find_scenario(name: str) -> Any:
@@ -641,8 +639,10 @@ def compare(
         require_writable(path)
     if plot is not None:
         check_picture(plot)
-    with _progress() as show:
-        result = run_comparison(options, on_progress=show)
+    with progress("starting", 1.0) as update:
+        result = run_comparison(
+            options, on_progress=lambda what, done: update(description=what, completed=done)
+        )
     Console().print(result)
     if json is not None:
         result.to_json(json)
@@ -669,6 +669,7 @@ def port(
     max_episode_steps: int | None = None,
     seed: int = 0,
     debug: bool = False,
+    timeout: float = 30.0,
     json: Path | None = None,
 ) -> int:
     """Prove that kernels do what a Python env does, draw by draw, or show the first difference.
@@ -689,6 +690,7 @@ def port(
         max_episode_steps: Limit of the kernels' episodes; by default that of ENV's registration.
         seed: Seed of runs and actions.
         debug: Run the kernels as plain Python: nothing is compiled.
+        timeout: Seconds for one reset or step; one that does not return is a difference.
         json: File to write the report to.
     """
     from vecenv.command import porting
@@ -704,7 +706,11 @@ def port(
         raise ValueError(f"minutes is {minutes}, expected a number above 0")
     if json is not None:
         require_writable(json)
-    found = porting.prove_port(
+    if timeout <= 0:
+        raise ValueError(f"timeout is {timeout}, expected a number above 0")
+    options = {"max_episode_steps": max_episode_steps, "timeout": timeout}
+    prove = functools.partial(
+        porting.prove_port,
         env,
         kernels,
         fields=fields,
@@ -713,15 +719,14 @@ def port(
         minutes=minutes,
         tolerance=tolerance,
         margin=margin,
-        max_episode_steps=max_episode_steps,
         seed=seed,
         debug=debug,
-        say=lambda text: print(f"{text} ...", flush=True),
+        **options,
     )
-    print(found)
-    if json is not None:
-        found.to_json(json)
-    return 0 if found.is_proven else 1
+    say = functools.partial(print, flush=True)
+    return porting.run_port(
+        env, kernels, prove, json, is_guarded=_is_program.get(), say=say, **options
+    )
 
 
 @contextlib.contextmanager
@@ -762,6 +767,7 @@ def main(args: Sequence[str] | None = None) -> int:
         "port": port,
     }
     words = _words_of_process() if args is None else list(args)
+    _is_program.set(args is None)
     _tell_sdl_of_no_display()
     if words == ["--version"]:
         print(f"vecenv {importlib.metadata.version('vecenv')}")

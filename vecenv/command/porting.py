@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 from vecenv.compare.source import read_source
 from vecenv.core.importing import import_module, import_object
 from vecenv.jit.kernels import EnvKernels
-from vecenv.port import Proof, prove
+from vecenv.port import Difference, Proof, prove
+from vecenv.port.deadline import INTERRUPTED, guarded, time_limit
+from vecenv.port.sides import call_again, read_kernels
 from vecenv.port.skeleton import write_skeleton
 
-__all__ = ["prove_port", "python_env", "write_new"]
+__all__ = ["prove_port", "python_env", "run_port", "write_new"]
 
 
 def python_env(name: str, kwargs: Mapping[str, Any] | None = None) -> Callable[[], Any]:
@@ -23,11 +26,14 @@ def python_env(name: str, kwargs: Mapping[str, Any] | None = None) -> Callable[[
 def _kernels(name: str) -> Any:
     """Return EnvKernels, or a maker of a JitVectorEnv, for "module:name" or a registered id."""
     module, _, attribute = name.partition(":")
-    if attribute and hasattr(found := import_module(module), attribute.partition(".")[0]):
-        kernels = import_object("kernels", name)
-        if isinstance(kernels, EnvKernels) or callable(kernels):
-            return kernels
-        raise TypeError(f"kernels is {name!r}, which is {found!r}; expected EnvKernels")
+    if attribute.isidentifier():
+        own = vars(import_module(module))
+        found = own.get(attribute)
+        if isinstance(found, EnvKernels) or callable(found):
+            return found
+        told = f"{found!r}" if attribute in own else "missing"
+        there = ", ".join(k for k, one in own.items() if isinstance(one, EnvKernels)) or "none"
+        raise TypeError(f"kernels {name!r} is {told}; EnvKernels in {module}: {there}")
     from vecenv.make import make_vec
 
     def make(num_envs: int = 1, **options: Any) -> Any:
@@ -78,6 +84,55 @@ def prove_port(
         paths = getattr(import_module(kernels.partition(":")[0]), "FIELDS", None)
     players = [_policy(text) for text in policies]
     return prove(make, found, fields=paths, policies=players, names=(env, kernels), **options)
+
+
+def run_port(
+    env: str,
+    kernels: str,
+    prove: Callable[..., Proof],
+    report: Path | None,
+    *,
+    is_guarded: bool,
+    say: Callable[[str], Any],
+    **options: Any,
+) -> int:
+    """Prove a port and report; return the exit status.
+
+    Args:
+        env: Name of the Python env.
+        kernels: Name of the kernels.
+        prove: `prove_port` with all arguments but `say`.
+        report: File for the report as JSON, or None.
+        is_guarded: Whether to do so in another process, which is ended if it does not return.
+        say: Prints a text.
+        **options: `max_episode_steps` and `timeout`, to repeat a call.
+    """
+
+    def tell(proof: Proof) -> int:
+        say(str(proof))
+        if report is not None:
+            proof.to_json(report)
+        if proof.is_interrupted:
+            return 130
+        return 0 if proof.is_proven else 1
+
+    def on_end(what: str, ending: str, inputs: Any) -> int:
+        """Tell that the process was ended in a call."""
+        told = f"{what} {ending}"
+        if ending == INTERRUPTED:
+            say(told)
+            return tell(Proof(env, kernels, is_interrupted=True))
+        if inputs is not None:
+            with time_limit(options["timeout"]):
+                make = read_kernels(_kernels(kernels))
+                told += "; " + call_again(make, options["max_episode_steps"], inputs)
+        values = (told, "") if "Python env" in what else ("", told)
+        return tell(Proof(env, kernels, Difference("deadline", *values)))
+
+    def work() -> int:
+        return tell(prove(say=lambda text: say(f"{text} ...")))
+
+    return guarded(work, on_end) if is_guarded and hasattr(os, "fork") else work()
 
 
 def write_new(env: str, folder: Path, env_kwargs: Mapping[str, Any]) -> str:

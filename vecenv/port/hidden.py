@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.port.locate import is_own_file
+from vecenv.port.coverage import is_own_file
 from vecenv.port.lockstep import Actions, compare
 from vecenv.port.sides import RESET, PythonSide, Seen
 from vecenv.port.tape import find_generators

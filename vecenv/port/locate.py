@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import ast
-import functools
-import inspect
-import linecache
 import sys
 import types
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vecenv.jit import random
+from vecenv.port.coverage import is_kernel_file, line_text, source_tree
 from vecenv.port.lockstep import Difference, call_both
 from vecenv.port.sides import RESET, KernelSide, PythonSide
 from vecenv.port.tape import Draw
 
-__all__ = ["is_own_file", "locate"]
+__all__ = ["locate"]
 
-_PACKAGE = Path(__file__).parents[1]
-_STANDARD = str(Path(inspect.__file__).parent)
 _RETURNED = ("observation", "reward", "terminated", "truncated", "mask")
 _SHOWN = 4  # draws shown before and after the first that differs
 _COLUMNS = {"reward": "rewards", "terminated": "terminations", "truncated": "truncations"}
-
-
-def is_own_file(file: str) -> bool:
-    """Return whether a file is outside of this package, Python, NumPy, Numba, Gymnasium's core."""
-    if file.startswith("<") or any(f"/{one}/" in file for one in ("numpy", "numba")):
-        return False
-    if "/gymnasium/" in file and "/gymnasium/envs/" not in file:
-        return False
-    if file.startswith(str(_PACKAGE)):
-        return False
-    return "site-packages" in file or not file.startswith(_STANDARD)
 
 
 class _Trace:
@@ -70,24 +54,21 @@ class _Trace:
         try:
             return side(action, seed)
         except Exception as error:
-            frames = [frame for frame in _frames(error) if self._is_own(frame[0])]
+            frames = [frame for frame in _frames(error) if is_kernel_file(frame[0])]
             self.line = frames[-1] if frames else self.line
             raise
         finally:
             sys.settrace(outer)
 
-    def _is_own(self, file: str) -> bool:
-        return is_own_file(file) or f"{_PACKAGE.name}/jit/envs/" in file
-
     def _on_call(self, frame: types.FrameType, event: str, _: Any) -> Any:
         """Follow calls of the users' functions, and the draws that these make."""
         file, caller = frame.f_code.co_filename, frame.f_back
         if file == random.__file__ and caller is not None:
-            is_inner = caller.f_code.co_filename == file or not self._is_own(
+            is_inner = caller.f_code.co_filename == file or not is_kernel_file(
                 caller.f_code.co_filename
             )
             return None if is_inner else self._note_draw(frame, caller)
-        return self._on_line if self._is_own(file) else None
+        return self._on_line if is_kernel_file(file) else None
 
     def _note_draw(self, frame: types.FrameType, caller: types.FrameType) -> Any:
         """Note a draw of kernels when it begins; when it ends, note how many words it took."""
@@ -126,7 +107,7 @@ class _Trace:
             if event == "return" and arg is not None:
                 self.line = self._returned(frame)
         caller = frame.f_back
-        if event == "return" and caller is not None and self._is_own(caller.f_code.co_filename):
+        if event == "return" and caller is not None and is_kernel_file(caller.f_code.co_filename):
             frame = caller  # the caller's line continues
         self._before = frame.f_code.co_filename, frame.f_lineno
         return self._on_line
@@ -135,7 +116,7 @@ class _Trace:
         """Return the line that set the returned element."""
         assert self._returning is not None
         file, number = frame.f_code.co_filename, frame.f_lineno
-        for node in ast.walk(_tree(file)):
+        for node in ast.walk(source_tree(file)):
             if (
                 isinstance(node, ast.Return)
                 and node.lineno <= number <= (node.end_lineno or 0)
@@ -156,22 +137,6 @@ def _frames(error: BaseException) -> list[tuple[str, int]]:
         found.append((one.tb_frame.f_code.co_filename, one.tb_lineno))
         one = one.tb_next
     return found
-
-
-@functools.cache
-def _tree(file: str) -> ast.Module:
-    return ast.parse("".join(linecache.getlines(file)))
-
-
-def _told(line: tuple[str, int]) -> str:
-    """Return a line as text: shortest clear file name, number, source."""
-    file, number = line
-    if not file:
-        return ""
-    path = Path(file)
-    is_here = path.is_relative_to(Path.cwd())
-    short = path.relative_to(Path.cwd()) if is_here else Path(*path.parts[-3:])
-    return f"{short}:{number}: {linecache.getline(file, number).strip()}"
 
 
 def _split(what: str) -> tuple[str, str, tuple[int, ...]]:
@@ -242,7 +207,7 @@ def locate(found: Difference, python: PythonSide, kernels: KernelSide, tolerance
     lines = own.line, other.line
     if found.what == "draws":  # the line of the extra draw, or of the last draw
         lines = [(d[number:] or d[-1:])[0][3:] if d else ("", 0) for d in draws]
-    found.python_line, found.kernel_line = map(_told, lines)
+    found.python_line, found.kernel_line = (line_text(*line) for line in lines)
     for k in range(max(0, number - _SHOWN), min(max(map(len, draws)), number + _SHOWN)):
         told = " | ".join(str(side[k]) if k < len(side) else "nothing" for side in draws)
         mark = "  <- the first that differs" if k == number else ""

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box
 
 from vecenv.core.masks import mask_sizes
+from vecenv.port.coverage import Coverage, Goal
+from vecenv.port.deadline import StuckError, within
 from vecenv.port.sides import RESET, KernelSide, PythonSide, Seen
 from vecenv.port.tape import UnsupportedDraw
 
 __all__ = ["Actions", "Difference", "Lockstep", "compare", "pick", "width_of"]
 
 _LENGTHS = (20, 60, 200, 600)  # steps of a run, in turn
-# Ways to choose actions, and their shares of all steps.
-STYLES = {"random": 1, "held": 1, "rare": 1, "short": 1, "masked": 1, "return": 2, "best": 4}
-_MOST_KEPT = 400  # runs from which others continue
-_NUM_BEST = 12  # runs with the highest returns so far
+# Ways to choose actions or first states, and their shares of all steps.
+STYLES = {
+    **dict.fromkeys(("random", "held", "rare", "short", "masked"), 1),
+    **{"rare states": 2, "best states": 3, "near states": 3},
+}
+_CONTINUED = 60  # most steps from a state that was kept
+_MOST_KEPT = 400  # rare states
+_NUM_LEVELS, _MOST_ALIKE = 4, 24  # highest returns, and most states of one return or distance
+_ALIKE = 0.2  # chance that a state is kept which is no better than others
+_COPIED = 8  # steps between copies of a run
+_TWIN_SHARE = 0.4  # of the time of all calls
 _FAR = 1e3  # replaces infinite action bounds
 
 
@@ -49,9 +58,13 @@ class Difference:
     notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        if not self.actions:
+            return f"{self.what}: {self.python or self.kernels}"
         step = self.actions[::-1].index(RESET)
         when = f"step {step} of an episode" if step else "a reset"
-        told = f"{self.what} differs in {when}, {len(self.actions)} calls after seed {self.seed}"
+        verb = {"draws": "draws differ", "deadline": "a call did not return"}
+        told = verb.get(self.what, f"{self.what} differs")
+        told += f" in {when}, call {len(self.actions)} after seed {self.seed}"
         own = f"Python:  {self.python}   {self.python_line}"
         other = f"kernels: {self.kernels}   {self.kernel_line}"
         return "\n  ".join([told, own, other, *self.notes])
@@ -114,7 +127,9 @@ class Actions:
     def __call__(self, seen: Seen, obs: Any) -> np.ndarray:
         """Return the next action, given the last results and the Python env's observation."""
         if self._policy is not None and self._rng.random() < 0.95:
-            flat = np.concatenate([np.reshape(one, -1) for one in _parts(self._policy(obs))])
+            with within("a policy"):
+                action = self._policy(obs)
+            flat = np.concatenate([np.reshape(one, -1) for one in _parts(action)])
             return flat.reshape(self._space.shape or ()).astype(self._space.dtype)
         if self._style == "held" and self._left > 0:
             self._left -= 1
@@ -153,6 +168,11 @@ def compare(
                 continue
             return Difference(name, str(value), absent)
         other = kernels[name]
+        if value.dtype == other.dtype and value.shape == other.shape:
+            if value.dtype.kind == "f":
+                errors.setdefault(name, 0.0)
+            if value.tobytes() == other.tobytes():
+                continue
         if np.shape(value) != np.shape(other):
             return Difference(name, f"shape {np.shape(value)}", f"shape {np.shape(other)}")
         if value.dtype.kind == "f" or other.dtype.kind == "f":
@@ -205,6 +225,9 @@ def call_both(
         except Exception as error:  # of the users' code: reported as a difference
             seen.append(error)
     own, other = seen
+    if isinstance(own, StuckError) or isinstance(other, StuckError):
+        told = [str(one) if isinstance(one, StuckError) else "returned" for one in (own, other)]
+        return Difference("deadline", told[0], told[1]), {}
     if isinstance(own, Exception) or isinstance(other, Exception):
         told = [repr(one) if isinstance(one, Exception) else "no exception" for one in (own, other)]
         return Difference("exception", told[0], told[1]), {}
@@ -214,13 +237,43 @@ def call_both(
     return found, {"mask": other["mask"], **own} if "mask" in other else own
 
 
+class Start(NamedTuple):
+    """A state that a run has reached, from which others continue.
+
+    Attributes:
+        seed, actions: The run so far; both sides repeat it exactly.
+        seen: Results of its last call.
+        total: Return of its current episode.
+        python, kernels: Copies of the sides, see `PythonSide.save`; or None: repeat the run.
+    """
+
+    seed: int
+    actions: list[Any]
+    seen: Seen
+    total: float
+    python: Any
+    kernels: Any
+
+
+@dataclass
+class _Near:
+    """States near a missing outcome of a comparison, and how often they were continued in vain."""
+
+    distance: float
+    starts: list[Start]
+    tries: int = 0
+
+
 class Lockstep:
     """Plays runs of many kinds until the sides differ or time is up.
 
-    A run is a seed and the actions after it: both sides repeat it exactly. Runs with something new
-    (a reward, an end, another sequence of draws) are kept, and so are the runs with the highest
-    returns. Some new runs begin as one of these and continue in another way, so states that need
-    luck or skill are reached often.
+        new run --------------------------------+
+        a state kept: rare, of a high return,   +--> actions of one style --> compare, keep states
+        or near a branch that has not been taken
+
+    States are kept as copies of both sides. A copy may behave otherwise than the env (a function
+    that holds the original, for one): so a difference counts only if it also appears when the run
+    is repeated from its seed, and copies that fail this are given up.
 
     Args:
         python: The Python env.
@@ -228,11 +281,14 @@ class Lockstep:
         tolerance: See `compare`.
         seed: Seed of all draws here.
         policies: The user's policies.
+        make_twin: Makes the kernels as plain Python, with or without observations, if `kernels` are
+            compiled. It takes some of their steps, for the coverage.
 
     Attributes:
         counts: Numbers of equal steps, resets, draws and values.
         styles: Number of steps by style.
         errors: Largest distances of floats, by name.
+        coverage: Lines of the kernels that have run.
     """
 
     def __init__(
@@ -243,18 +299,24 @@ class Lockstep:
         tolerance: float,
         seed: int,
         policies: Sequence[Callable[[Any], Any]] = (),
+        make_twin: Callable[[bool], KernelSide] | None = None,
     ) -> None:
         self._python, self._kernels, self._tolerance = python, kernels, tolerance
+        self._make_twin = make_twin
+        self._twin = None if make_twin is None else make_twin(True)
+        self._twin_seconds = self._call_seconds = 0.0
         self._rng = np.random.default_rng(seed)
         self._actions = Actions(kernels.envs.single_action_space, self._rng, policies)
+        self._has_policies = bool(policies)
         self._shares = STYLES | ({"policy": 2} if policies else {})
+        self.coverage = Coverage(kernels.envs.kernels)
         self.counts = Counter(steps=0, resets=0, draws=0, numbers=0)
         self.styles: Counter[str] = Counter()
         self.errors: dict[str, float] = {}
         self._visits: Counter[Any] = Counter()
-        self._kept: dict[Any, tuple[int, list[Any]]] = {}  # (seed, actions) by what was new
-        self._best = deque[tuple[int, list[Any]]](maxlen=_NUM_BEST)  # (seed, actions)
-        self._best_return = 0.0
+        self._rare: dict[Any, Start] = {}  # by what was new
+        self._best: dict[float, list[Start]] = {}  # by return
+        self._near: dict[Goal, _Near] = {}
 
     def play(self, seconds: float) -> Difference | None:
         """Play runs for this long, at least one of each kind; return the first difference."""
@@ -270,63 +332,183 @@ class Lockstep:
             calls[style] += self.counts["steps"] + self.counts["resets"] - before
         return found
 
-    def _begin_run(self, style: str) -> tuple[int, list[Any]]:
-        """Return a run's seed and first actions: those of an earlier run, or none."""
-        rng = self._rng
-        seed, prefix = int(rng.integers(2**62)), []
-        if style == "return" and self._kept:
-            rarest = sorted(self._kept, key=self._visits.__getitem__)[:40]
-            seed, prefix = self._kept[rarest[rng.integers(len(rarest))]]
-        elif style == "best" and self._best:
-            seed, prefix = self._best[-min(int(rng.geometric(0.4)), len(self._best))]
-        if not prefix:
+    def _choose(self, style: str) -> Start | None:
+        """Return the state from which a run continues; None for a run of its own."""
+        rng, pool = self._rng, list[Start]()
+        if style == "rare states" and self._rare:
+            key = (keys := sorted(self._rare, key=self._visits.__getitem__)[:40])[
+                rng.integers(len(keys))
+            ]
+            self._visits[key] += 1
+            pool = [self._rare[key]]
+        elif style == "best states" and self._best:
+            levels = sorted(self._best)
+            pool = self._best[levels[-min(int(rng.geometric(0.7)), len(levels))]]
+        elif style == "near states" and self._near:
+            found = list(self._near.values())
+            weights = np.array([1.0 / (1 + one.tries) for one in found])
+            near = found[rng.choice(len(found), p=weights / weights.sum())]
+            near.tries += 1
+            pool = near.starts
+        return pool[rng.integers(len(pool))] if pool else None
+
+    def _begin_run(self, style: str) -> Start:
+        """Begin a run, or bring both sides to a state that was kept."""
+        start = self._choose(style)
+        if start is None:
             self._actions.begin(style)
-            return seed, []
-        after = "policy" if "policy" in self._shares else "random"
-        self._actions.begin("held" if rng.random() < 0.3 else after)
-        # Leave out the last few steps: at the very end it may be too late for something new.
-        return seed, prefix[: max(1, len(prefix) - int(rng.geometric(0.2)) + 1)]
+            start = Start(int(self._rng.integers(2**62)), [], {}, 0.0, None, None)
+        else:
+            after = "policy" if self._has_policies and self._rng.random() < 0.6 else "random"
+            self._actions.begin("held" if self._rng.random() < 0.4 else after)
+        self._python.load(start.python)
+        if start.python is not None:
+            self._kernels.load(start.kernels)
+        return start
 
     def _play_run(self, style: str, length: int, end: float) -> Difference | None:
         """Play one run of a style; return the difference that ends it."""
-        python, actions, seen = self._python, list[Any](), Seen()
-        run_seed, prefix = self._begin_run(style)
-        total, most = 0.0, len(prefix) + (min(length, 60) if prefix else length)
-        short = int(self._rng.integers(1, 12)) if style == "short" else most
+        python, start = self._python, self._begin_run(style)
+        seen, total, actions, prefix = start.seen, start.total, list(start.actions), []
+        if start.python is None:  # at the very end it may be too late for something new
+            cut = max(1, len(actions) - int(self._rng.geometric(0.2)) + 1)
+            seen, total, actions, prefix = {}, 0.0, [], actions[:cut]
+        most = len(prefix) + (min(length, _CONTINUED) if start.actions else length)
+        short = int(self._rng.integers(1, 12)) if style == "short" else most + 1
+        latest = start if start.python is not None else None
         for step in range(most):
             if step < len(prefix):
                 actions.append(prefix[step])
-            elif step % short == 0 or python.is_over(seen):
+            elif not actions or step % short == short - 1 or python.is_over(seen):
                 actions.append(RESET)
             else:
                 actions.append(self._actions(seen, python.obs))
-            seed = None if step else run_seed
-            found, seen = call_both(
-                python, self._kernels, actions[-1], seed, self._tolerance, self.errors
-            )
+            found, seen = self._call(actions[-1], start.seed if len(actions) == 1 else None)
             if found is not None:
-                found.seed, found.actions = run_seed, actions
-                return found
+                return self._repeat(found, start, actions)
             total = 0.0 if actions[-1] is RESET else total + _reward(seen)
-            self._note(style, seen, total, run_seed, actions)
-            if time.perf_counter() > end + 1.0 or (style == "best" and python.is_over(seen)):
+            now = Start(start.seed, actions, seen, total, None, None)
+            latest = self._note(style, now, latest)
+            if time.perf_counter() > end + 1.0 or (style == "best states" and python.is_over(seen)):
                 break
         return None
 
-    def _note(self, style: str, seen: Seen, total: float, seed: int, actions: list[Any]) -> None:
-        """Count equal values; keep the run if it had something new, or a high return."""
-        draws, is_step = self._python.tape.draws, actions[-1] is not RESET
+    def _call(self, action: Any, seed: int | None) -> tuple[Difference | None, Seen]:
+        """Call both sides; run the step in plain Python, too, if it is its turn."""
+        begin, twin, coverage = time.perf_counter(), self._twin, self.coverage
+        is_turn = twin is not None and self._twin_seconds <= _TWIN_SHARE * self._call_seconds
+        is_turn = is_turn and not coverage.is_complete
+        before = self._kernels.save() if is_turn and seed is None else None
+        result = call_both(
+            *(self._python, self._kernels, action, seed, self._tolerance, self.errors),
+            through=(_call, coverage.run if twin is None else _call),
+        )
+        if twin is not None:
+            coverage.is_new, coverage.near = False, {}
+        if twin is not None and is_turn:
+            if self._make_twin is not None and coverage.has_seen_observations:
+                twin = self._twin = self._make_twin(False)  # most of the time of many envs
+                twin(RESET, 0)
+                self._make_twin = None
+            middle = time.perf_counter()
+            try:
+                if before is not None:
+                    twin.load(before)
+                coverage.run(twin, action, seed)
+            except Exception as error:  # an index out of range, which compiled code does not notice
+                result = Difference("exception", "no exception", repr(error)), {}
+            self._twin_seconds += time.perf_counter() - middle
+        self._call_seconds += time.perf_counter() - begin
+        return result
+
+    def _repeat(self, found: Difference, start: Start, actions: list[Any]) -> Difference | None:
+        """Repeat a run that began at a copy from its seed; return the difference, if there is."""
+        found.seed, found.actions = start.seed, actions
+        if start.python is None:
+            return found
+        self._python.load(None)
+        for k, action in enumerate(actions):
+            again, _ = self._call(action, None if k else start.seed)
+            if again is not None:
+                again.seed, again.actions = start.seed, actions[: k + 1]
+                return again
+        self._python.can_copy = False
+        for kept in (self._rare, self._best, self._near):
+            kept.clear()
+        return None
+
+    def _note(self, style: str, now: Start, latest: Start | None) -> Start | None:
+        """Count equal values; keep the state if it is new, good, or near a missing outcome.
+
+        Args:
+            style: The run's style.
+            now: The state, not copied yet.
+            latest: The latest copy of the run: kept instead of a state that has ended.
+
+        Returns:
+            The latest copy.
+        """
+        draws, is_step, seen = self._python.tape.draws, now.actions[-1] is not RESET, now.seen
         self.styles[style] += is_step
         self.counts["steps" if is_step else "resets"] += 1
         self.counts["draws"] += len(draws)
         self.counts["numbers"] += sum(np.size(value) for value in seen.values())
-        if total > self._best_return + 1e-9 and not self._python.is_over(seen):
-            self._best_return = total
-            self._best.append((seed, list(actions)))
-        for feature in _features(draws, seen):
-            self._visits[feature] += 1
-            if self._visits[feature] == 1 and len(self._kept) < _MOST_KEPT:
-                self._kept[feature] = seed, list(actions)
+        features = list(_features(draws, seen))
+        if self.coverage.is_new:
+            features.append(("lines", self.counts["steps"], self.counts["resets"]))
+            met = [goal for goal in self._near if goal.outcome not in goal.comparison.missing]
+            for goal in met:
+                del self._near[goal]
+        self._visits.update(features)
+        fresh = [one for one in features if self._visits[one] == 1][: _MOST_KEPT - len(self._rare)]
+        is_over = self._python.is_over(seen)
+        pools = [] if is_over else [*self._pools(now.total), *self._near_pools()]
+        if latest is not None and not is_over and len(now.actions) - len(latest.actions) >= _COPIED:
+            self._add(self._best.get(round(latest.total, 6)), latest)  # the run has gone on since
+        if not is_over and (pools or fresh or len(now.actions) % _COPIED == 0):
+            latest = self._kept(now) or latest
+        if latest is not None:
+            self._rare |= dict.fromkeys(fresh, latest)
+            for pool in pools:
+                self._add(pool, latest)
+        return latest
+
+    def _add(self, pool: list[Start] | None, start: Start) -> None:
+        """Add a state to a list, or replace another one."""
+        if pool is not None and len(pool) < _MOST_ALIKE:
+            pool.append(start)
+        elif pool:
+            pool[self._rng.integers(len(pool))] = start
+
+    def _kept(self, now: Start) -> Start | None:
+        """Return a state to continue from; None if too much time went into copies."""
+        python = self._python.save()
+        if python is None and self._python.can_copy:
+            return None
+        kernels = None if python is None else self._kernels.save()
+        return now._replace(actions=list(now.actions), python=python, kernels=kernels)
+
+    def _pools(self, total: float) -> Iterator[list[Start]]:
+        """Yield the new list of states with this return, if it is among the highest."""
+        level = round(total, 6)
+        if (
+            level not in self._best
+            and level > 0.0
+            and (len(self._best) < _NUM_LEVELS or level > min(self._best))
+        ):
+            if len(self._best) == _NUM_LEVELS:
+                del self._best[min(self._best)]
+            yield self._best.setdefault(level, [])
+
+    def _near_pools(self) -> Iterator[list[Start]]:
+        """Yield the lists of states that are as near to a missing outcome as this one."""
+        for goal, distance in self.coverage.near.items():
+            near = self._near.get(goal)
+            if near is None or distance < 0.98 * near.distance:
+                self._near[goal] = near = _Near(distance, [])
+                yield near.starts
+            elif distance <= near.distance and self._rng.random() < _ALIKE:
+                yield near.starts
 
 
 def _reward(seen: Seen) -> float:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Discrete
 
 from vecenv.jit.env import JitVectorEnv
+from vecenv.port.deadline import within
 from vecenv.port.lockstep import pick, width_of
-from vecenv.port.sides import RESET, PythonSide
+from vecenv.port.sides import RESET, PythonSide, inputs_of
 
 __all__ = ["Equivalence", "compare_means", "free_runs", "speeds"]
 
@@ -110,7 +112,12 @@ def _linear_policy(obs_space: Any, space: Any, rng: np.random.Generator) -> Poli
 
 def _of_rows(policy: Callable[[Any], Any], space: Any) -> Policy:
     """Return a policy for observations (B, ...) that asks `policy` row by row."""
-    return lambda obs, masks: np.array([policy(row) for row in obs]).astype(space.dtype)
+
+    def act(obs: np.ndarray, masks: Any) -> np.ndarray:
+        with within("a policy", len(obs)):
+            return np.array([policy(row) for row in obs]).astype(space.dtype)
+
+    return act
 
 
 def _kernel_episodes(
@@ -120,13 +127,16 @@ def _kernel_episodes(
 
     The episodes that ended in time would be the short ones.
     """
-    obs, _ = envs.reset(seed=seed)
+    with within("reset of the kernels", inputs=lambda: inputs_of(envs, RESET, seed)):
+        obs, _ = envs.reset(seed=seed)
     totals = np.zeros((envs.num_envs, 2))
     is_running = np.ones(envs.num_envs, np.bool_)
     end = time.perf_counter() + seconds
     for _ in range(limit):
         masks = envs.action_masks() if envs.has_action_masks else None
-        obs, rewards, terminations, truncations, _ = envs.step(policy(obs, masks))
+        actions = policy(obs, masks)
+        with within("step of the kernels in free runs", inputs=partial(inputs_of, envs, actions)):
+            obs, rewards, terminations, truncations, _ = envs.step(actions)
         totals[is_running] += np.stack([rewards, np.ones_like(rewards)], axis=1)[is_running]
         is_running &= ~(terminations | truncations)
         if not is_running.any():
@@ -186,7 +196,8 @@ def free_runs(
     """
     rng, part = np.random.default_rng(seed), seconds / 10.0
     side = PythonSide(make_python, is_taped=False)
-    envs = make_envs(32 if debug else _NUM_EPISODES, debug=debug, max_episode_steps=limit)
+    with within("making the kernels", 20.0):
+        envs = make_envs(32 if debug else _NUM_EPISODES, debug=debug, max_episode_steps=limit)
     space = envs.single_action_space
     found: list[Equivalence] = []
 
@@ -240,7 +251,8 @@ def speeds(
         rates[0].append(count / (time.perf_counter() - begin))
         count, begin = 0, time.perf_counter()
         while time.perf_counter() < begin + 0.3:
-            envs.step(actions[count % 16])
+            with within("step of the kernels"):
+                envs.step(actions[count % 16])
             count += 1
         rates[1].append(_NUM_ENVS * count / (time.perf_counter() - begin))
     envs.close()

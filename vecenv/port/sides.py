@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,15 +17,27 @@ from vecenv.core.masks import MASK_KEY
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import COLUMNS, GameLayout
 from vecenv.jit.kernels import EnvKernels
+from vecenv.port.deadline import StuckError, within
 from vecenv.port.tape import Tape, open_tape, taped_constructors
 
-__all__ = ["RESET", "KernelSide", "PythonSide", "Seen", "check_spaces", "read_kernels"]
+__all__ = [
+    "RESET",
+    "KernelSide",
+    "PythonSide",
+    "Seen",
+    "call_again",
+    "check_spaces",
+    "inputs_of",
+    "read_kernels",
+]
 
 RESET = None  # stands in for an action
 # Results of a reset or a step: "observation", "reward", "terminated", "truncated", "mask" and
 # "field NAME"; in a game, "observation of AGENT" and so on.
 Seen = dict[str, np.ndarray]
 _NUM_SEARCHED = 3  # resets after which the search for new generators ends
+_COMPILING = 20.0  # how much longer than a call making a side may take
+_MOST_COPYING = 0.3  # share of all time in which envs may be copied
 
 
 def read_kernels(given: Any) -> Callable[..., JitVectorEnv]:
@@ -52,10 +67,11 @@ class PythonSide:
         is_taped: Whether it draws from a tape.
 
     Attributes:
-        env, inner: The env as made, and without wrappers.
+        env: The env as made.
         spaces: Observation and action space by agent; those of a single env under "".
         tape: The tape that it draws from.
         obs: The latest observation in the env's own form.
+        can_copy: Whether the env can be copied, as far as is known.
 
     Raises:
         ValueError: `reset` of the env takes no seed.
@@ -68,15 +84,21 @@ class PythonSide:
         *,
         is_taped: bool = True,
     ) -> None:
-        self.env: Any = make()
-        self.inner: Any = getattr(self.env, "unwrapped", self.env)
+        with within("making the Python env", _COMPILING):
+            self.env: Any = make()
+        self._original, self.can_copy = self.env, True
+        self._copying, self._began = 0.0, time.perf_counter()
+        if not all(hasattr(self.env, name) for name in ("reset", "step", "action_space")):
+            told = f"the Python env is {self.env!r}, expected a Gymnasium env or a parallel env"
+            raise TypeError(f"{told} with reset, step, observation_space and action_space")
         self.tape, self._is_taped = Tape(), is_taped
         self.paths = paths or {}
         self.is_parallel = hasattr(self.env, "possible_agents")
         self.spaces = _spaces(self.env)
         self._num_searched = 0
         try:
-            self.env.reset(seed=0)  # creates its generators
+            with within("reset of the Python env"):
+                self.env.reset(seed=0)  # creates its generators
         except TypeError as error:
             if "seed" not in str(error):
                 raise
@@ -85,8 +107,46 @@ class PythonSide:
                 f"and make the env's generator from it ({error})"
             ) from error
 
+    @property
+    def inner(self) -> Any:
+        """Return the env without wrappers."""
+        return getattr(self.env, "unwrapped", self.env)
+
+    def save(self) -> Any:
+        """Return a copy of the env and its place on the tape; None if it can't be copied.
+
+        Copying stops if it takes too large a share of the time.
+        """
+        begin = time.perf_counter()
+        is_late = self._copying > _MOST_COPYING * (begin - self._began) + 0.1
+        if is_late or not self.can_copy:
+            return None
+        try:
+            with within("copying the Python env"):
+                return copy.deepcopy(self.env), self.tape.save(), self.obs
+        except StuckError:
+            raise
+        except Exception:  # of whatever it holds: locks, windows, generators
+            self.can_copy = False
+            return None
+        finally:
+            self._copying += time.perf_counter() - begin
+
+    def load(self, saved: Any) -> None:
+        """Continue from a copy; with None, go back to the env that was made."""
+        self.env = self._original
+        if saved is not None:
+            begin = time.perf_counter()
+            self.env, self.obs = copy.deepcopy(saved[0]), saved[2]
+            self.tape.load(saved[1])
+            self._copying += time.perf_counter() - begin
+
     def __call__(self, action: Any, seed: int | None = None) -> Seen:
         """Reset, with `RESET`, or take a step with an action of the kernels' action space."""
+        with within(f"{'reset' if action is RESET else 'step'} of the Python env"):
+            return self._call(action, seed)
+
+    def _call(self, action: Any, seed: int | None) -> Seen:
         if action is not RESET:
             self.tape.begin()
             return self._seen(*self.env.step(self._own(action)))
@@ -138,7 +198,7 @@ class PythonSide:
 
     def field(self, path: Any) -> Any:
         """Return the value at a path; see `paths`."""
-        return path(self.inner) if callable(path) else eval(f"env.{path}", {"env": self.inner})
+        return path(self.inner) if callable(path) else eval(_path_code(path), {"env": self.inner})
 
     def is_over(self, seen: Seen) -> bool:
         """Return whether a step has ended the episode."""
@@ -185,6 +245,11 @@ class PythonSide:
             del self.paths[name]
 
 
+@functools.cache
+def _path_code(path: str) -> Any:
+    return compile(f"env.{path}", path, "eval")
+
+
 def _spaces(env: Any) -> dict[str, tuple[gym.Space, gym.Space]]:
     """Return observation and action space of each agent."""
     if hasattr(env, "possible_agents"):
@@ -214,7 +279,8 @@ class KernelSide:
         self, make: Callable[..., JitVectorEnv], limit: int | None, *, debug: bool
     ) -> None:
         options: dict[str, Any] = {} if limit is None else {"max_episode_steps": limit}
-        self.envs = make(1, autoreset_mode="Disabled", num_threads=1, debug=debug, **options)
+        with within("making the kernels", _COMPILING):
+            self.envs = make(1, autoreset_mode="Disabled", num_threads=1, debug=debug, **options)
         groups = self.envs.kernels.groups
         self.layout = None if groups is None else GameLayout.of(groups)
         names = self.envs.kernels.state_dtype.names
@@ -222,11 +288,20 @@ class KernelSide:
 
     def __call__(self, action: Any, seed: int | None = None) -> Seen:
         """Reset, with `RESET`, or take a step."""
-        if action is RESET:
-            options = None if seed is not None else {"reset_mask": np.ones(1, np.bool_)}
-            return self._seen(self.envs.reset(seed=seed, options=options)[0][0])
-        obs, *rest, _ = self.envs.step(action[None])
-        return self._seen(obs[0], *(column[0] for column in rest))
+        what = f"{'reset' if action is RESET else 'step'} of the kernels"
+        with within(what, inputs=lambda: inputs_of(self.envs, action, seed)):
+            if action is RESET:
+                return self._seen(_reset(self.envs, seed)[0])
+            obs, *rest, _ = self.envs.step(action[None])
+            return self._seen(obs[0], *(column[0] for column in rest))
+
+    def save(self) -> Any:
+        """Return the state."""
+        return self.envs.state_dict()
+
+    def load(self, saved: Any) -> None:
+        """Continue from a state."""
+        self.envs.load_state_dict(saved)
 
     @property
     def num_words(self) -> int:
@@ -254,6 +329,49 @@ class KernelSide:
             if self.envs.has_action_masks and not (over or cut):
                 seen["mask"] = self.envs.action_masks()[0].astype(bool)
         return seen | {f"field {name}": np.array(state[name]) for name in self.field_names}
+
+
+def _reset(envs: JitVectorEnv, seed: int | None) -> np.ndarray:
+    """Reset all envs; without a seed their random streams go on."""
+    options = None if seed is not None else {"reset_mask": np.ones(envs.num_envs, np.bool_)}
+    return envs.reset(seed=seed, options=options)[0]
+
+
+def inputs_of(envs: JitVectorEnv, action: Any, seed: int | None = None) -> dict[str, Any]:
+    """Return what `call_again` needs to repeat a reset or step of kernels."""
+    try:
+        state = envs.state_dict()
+    except Exception:  # before the first reset
+        state = None
+    mode = envs.autoreset_mode.name
+    actions = action if action is RESET or envs.num_envs > 1 else action[None]
+    return {"state": state, "actions": actions, "seed": seed, "mode": mode, "count": envs.num_envs}
+
+
+def call_again(make: Callable[..., JitVectorEnv], limit: int | None, inputs: Any) -> str:
+    """Repeat a call of compiled kernels that did not return, as plain Python; return where it is.
+
+    Args:
+        make: Makes the vector env.
+        limit: Longest episode, or None.
+        inputs: From `inputs_of`.
+    """
+    options: dict[str, Any] = {} if limit is None else {"max_episode_steps": limit}
+    mode = {"NEXT_STEP": "NextStep", "SAME_STEP": "SameStep"}.get(inputs["mode"], "Disabled")
+    try:
+        with within("the same call as plain Python"):
+            envs = make(inputs["count"], autoreset_mode=mode, debug=True, **options)
+            if inputs["state"] is not None:
+                envs.load_state_dict(inputs["state"])
+            if inputs["actions"] is RESET:
+                _reset(envs, inputs["seed"])
+            else:
+                envs.step(inputs["actions"])
+    except StuckError as error:
+        return str(error)
+    except Exception as error:
+        return f"as plain Python it raises {error!r}"
+    return "as plain Python it returns: compiled integers have 64 bits"
 
 
 def check_spaces(python: PythonSide, kernels: KernelSide) -> None:

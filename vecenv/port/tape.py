@@ -89,6 +89,14 @@ class Tape:
         self._stream.key = _compiled("seed_key")(np.uint64(seed))
         self._stream.counter = np.uint64(0)
 
+    def save(self) -> tuple[Any, Any]:
+        """Return the place in the stream."""
+        return self._stream.key.copy(), self._stream.counter.copy()
+
+    def load(self, saved: tuple[Any, Any]) -> None:
+        """Go to a place in the stream."""
+        self._stream.key, self._stream.counter = saved
+
     def begin(self) -> None:
         """Begin a reset or a step, as the kernels' driver does before each."""
         _compiled("open_block")(self._stream)

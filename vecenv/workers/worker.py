@@ -138,7 +138,7 @@ class _Worker:
         tables = Tables(self._memory, layout, first, last)
         if layout.restart_envs:
             counts = tables.restarts
-            self._envs = with_restarts(self._envs, self._factories, counts, is_callers=False)
+            self._envs = with_restarts(self._envs, self._factories, counts)
         self._chunk = Chunk(self._envs, self._worker, first, layout, tables, self._place)
         if lost is not None:
             self._chunk.lose_episodes(*lost)
