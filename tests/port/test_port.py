@@ -44,6 +44,7 @@ def test_masks_and_fields_are_compared():
         ({"step": toys.step_rarely_wrong}, "reward", "reward = 1.0 if self", "reward = 0.5"),
         ({"observe": toys.observe_wrong}, "observation[1]", "", "out[1] = 5"),
         ({"action_mask": toys.mask_wrong}, "mask[0]", "", "def mask_wrong"),
+        ({"step": toys.step_other_field}, "field wind", "self.wind = int(", "state.wind = -2"),
     ],
 )
 def test_a_difference_is_told_with_its_lines(changed, what, python_line, kernel_line):
@@ -55,15 +56,6 @@ def test_a_difference_is_told_with_its_lines(changed, what, python_line, kernel_
         assert line_of(python_line) in found.python_line
     assert line_of(kernel_line) in found.kernel_line
     assert str(found).count("\n") >= 3 and found.actions[0] is None
-
-
-def test_a_field_is_named_with_the_line_that_set_it():
-    kernels = dataclasses.replace(toys.WALK, step=toys.step_other_field)
-    found = prove(toys.Walk, kernels, minutes=0.1, debug=True, has_free_runs=False).difference
-    assert found is not None and found.what == "field wind"
-    assert (found.python, found.kernels) == ("-1", "-2")
-    assert line_of("self.wind = int(") in found.python_line
-    assert line_of("state.wind = -2") in found.kernel_line
 
 
 def test_a_draw_too_many_is_named_with_its_line():

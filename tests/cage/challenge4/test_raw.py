@@ -56,13 +56,6 @@ def put(name, value, dtype=np.uint8):
     return change
 
 
-def _hosts(told):
-    for name, observation in told.items():
-        for host, entry in observation.items():
-            if isinstance(entry, dict):
-                yield name, host, entry
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
