@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from vecenv.port import prove
 from vecenv.port.deadline import StuckError
 from vecenv.port.returns import compare_means
 
-BRIEF = {"minutes": 0.004, "debug": True, "has_free_runs": False}
+BRIEF: Any = {"minutes": 0.004, "debug": True, "has_free_runs": False}
 
 
 def line_of(text):
@@ -188,7 +189,7 @@ def test_copies_of_an_env_that_behave_otherwise_give_no_false_alarm():
 
 
 def test_a_call_that_does_not_return_is_a_difference():
-    options = {"minutes": 0.2, "debug": True, "has_free_runs": False, "timeout": 0.5}
+    options: Any = {"minutes": 0.2, "debug": True, "has_free_runs": False, "timeout": 0.5}
     endless = dataclasses.replace(toys.WALK, step=toys.step_endless)
     found = prove(toys.Walk, endless, **options).difference
     assert found is not None and found.what == "deadline" and found.actions

@@ -157,7 +157,7 @@ def guarded(work: Callable[[], int], on_end: Callable[[str, str, Any], int]) -> 
     interrupts: list[float] = []
     old = signal.signal(signal.SIGINT, lambda *_: interrupts.append(time.monotonic()))
     try:
-        ending = ""
+        ending, pid = "", 0
         while not ending:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid and os.WIFEXITED(status):
