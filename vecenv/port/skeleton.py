@@ -42,7 +42,7 @@ def reset(state, rng):
 
 
 def step(state, {action}, rng):
-    return 0.0, False, False  # TODO: reward, terminated, truncated, as the env's `step`
+{game}    return 0.0, False, False  # TODO: reward, terminated, truncated, as the env's `step`
 
 
 def observe(state, {observe}):
@@ -58,6 +58,10 @@ KERNELS = EnvKernels(
 {has_mask}    name={name!r},
 )
 '''
+
+_GAME = """    # actions{k} is that of agent k; write its results into state.rewards[k],
+    # state.terminations[k] and state.truncations[k], which are 0 before
+"""
 
 _MASK = """
 def action_mask(state, out):
@@ -226,6 +230,7 @@ def write_skeleton(make: Callable[[], Any], source: str, folder: Path) -> tuple[
         constants=f"\n# What stayed as it was:\n{told}" if told else "",
         sets="".join(f"    state.{k}{'[:]' if v.ndim else ''} = 0\n" for k, v in fields.items()),
         action="actions" if is_game else "action",
+        game=_GAME.format(k="[group][k]" if len(kinds) > 1 else "[k]") if is_game else "",
         observe="agent, out" if is_game else "out",
         agent=" of one agent" if is_game else "",
         mask=_MASK if has_mask else "",
