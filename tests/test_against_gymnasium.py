@@ -10,8 +10,7 @@ from equality import assert_same
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array
-from versions import needs
+from gymnasium.vector.utils import create_empty_array
 
 from vecenv import SyncVectorEnv
 
@@ -94,17 +93,6 @@ def test_registered_envs(env_id, mode):
     assert num_ends >= 3
 
 
-@needs("gymnasium", "1.3", "has other versions of them")
-def test_registered_envs_are_all_that_need_no_other_packages():
-    """A new toy env in Gymnasium should join the list above."""
-    entries = {spec.id: spec.entry_point for spec in gym.registry.values()}
-    entries.pop("CartPole-v0")  # the same class as v1, deprecated
-    plain = ("gymnasium.envs.classic_control", "gymnasium.envs.toy_text")
-    assert {env_id for env_id, entry in entries.items() if str(entry).startswith(plain)} == set(
-        REGISTERED
-    )
-
-
 @pytest.mark.parametrize("mode", MODES, ids=mode_id)
 @pytest.mark.parametrize(
     "kind", ["box", "discrete", "multi-discrete", "multi-binary", "dict", "tuple"]
@@ -125,26 +113,6 @@ def test_observation_mode_different(kind, mode):
     assert ours.observation_space == theirs.observation_space
     assert ours.single_observation_space == theirs.single_observation_space
     assert_same_run(ours, theirs, num_steps=9, seed=5)
-
-
-class Celsius(spaces.Box):
-    """A space that people have told Gymnasium how to batch: in kelvin."""
-
-
-@concatenate.register(Celsius)
-def _in_kelvin(space, items, out):
-    return np.stack(items, out=out) + 273
-
-
-@pytest.mark.parametrize("copy", [True, False])
-def test_spaces_with_batching_of_their_own(copy):
-    space = Celsius(-9, 9, (2,), np.float32)
-    nested = spaces.Dict(inside=space, door=spaces.Discrete(2))
-    for one in (space, nested):
-        ours, theirs = both([functools.partial(RandomEnv, one)] * 3, copy=copy)
-        assert_same_run(ours, theirs, num_steps=9, seed=5)
-    obs, _ = SyncVectorEnv([functools.partial(RandomEnv, space)]).reset(seed=1)
-    assert obs.min() > 250
 
 
 @pytest.mark.parametrize("seed", [None, 3, [5, None, 7]])

@@ -565,9 +565,9 @@ def test_allocate_refuses_what_is_no_memory_and_keeps_names_of_fields(case):
     for shape, dtype, error, message in [
         ((-1,), "S0", ValueError, "dimensions of at least 0"),
         ((-1,), np.float32, ValueError, r"shape is \(-1,\)"),
-        ((3,), "S0", ValueError, "no bytes"),
-        ((3,), "V0", ValueError, "no bytes"),
-        ((3,), [], ValueError, "no bytes"),
+        ((3,), "S0", ValueError, "a given length"),
+        ((3,), "V0", ValueError, "a given length"),
+        ((3,), [], ValueError, "a given length"),
         ((3,), object, TypeError, "dtype is object"),
         ((3,), [("a", int), ("b", object)], TypeError, "Python objects"),
         ((2.5,), np.float32, TypeError, "integer"),
@@ -726,6 +726,11 @@ def test_what_a_method_raises_names_the_env(case):
     with pytest.raises(ValueError, match="invalid literal") as raised:
         envs.call("read", "x")
     assert re.search(r"env 1 .*call", raised.value.__notes__[-1])
+    with pytest.raises(AttributeError, match="no_such_method"):
+        envs.call("no_such_method")
+    if case.backend.name == "async":
+        with pytest.raises(ValueError, match="use `step` directly"):
+            envs.call("step", 0)
     assert vars(raised.value)["env_index"] == 1
     assert envs.call("read", "7") == ("7", 7, "7")
     envs.close()

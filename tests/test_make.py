@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from envs import CounterEnv
 from equality import assert_same
-from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import (
     FlattenObservation,
     PassiveEnvChecker,
@@ -104,11 +103,20 @@ def test_arguments_for_a_factory_are_refused():
 
 @pytest.mark.parametrize("source", [CounterEnv, "CartPole-v1"])
 def test_options_of_a_vector_env_among_those_of_the_env_are_told_from_them(source):
-    hint = r"num_workers is an option of vector envs: pass vector_kwargs={'num_workers': 2}"
+    hint = r"lazy is an option of vector envs: pass vector_kwargs={'lazy': True}"
     with pytest.raises((TypeError, EnvCreationError)) as raised:
-        vecenv.make_vec(source, 2, backend="async", num_workers=2)
+        vecenv.make_vec(source, 2, backend="async", lazy=True)
     assert hint in "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
     assert "functools.partial" not in str(raised.value)
+
+
+@pytest.mark.parametrize("backend", ["async", "auto", None])
+def test_num_workers_means_workers(backend):
+    envs = vecenv.make_vec("CartPole-v1", 3, backend=backend, num_workers=3)
+    assert type(envs) is AsyncVectorEnv and envs.num_workers == 3
+    envs.close()
+    with pytest.raises(TypeError, match="num_workers, which backend 'sync' does not take"):
+        make_vec("CartPole-v1", 3, num_workers=3)
 
 
 NAMES_OF_SB3 = [(CounterEnv, "n_envs"), ("CartPole-v1", "env_kwargs")]
@@ -146,30 +154,8 @@ def test_wrappers_wrap_every_env_in_order(source):
 def test_spec_describes_what_was_made():
     envs = make_vec("Pendulum-v1", 3, g=1.5)
     assert str(envs) == "SyncVectorEnv(Pendulum-v1, num_envs=3)"
-    theirs = gym.make_vec("Pendulum-v1", 3, g=1.5, vectorization_mode="sync")
-    assert envs.spec.id == theirs.spec.id
-    assert envs.spec.kwargs == theirs.spec.kwargs
+    assert (envs.spec.id, envs.spec.kwargs) == ("Pendulum-v1", {"g": 1.5})
     assert make_vec(CounterEnv).spec is None
-
-
-@pytest.mark.parametrize("maker", [make_vec, gym.make_vec], ids=["ours", "gymnasium's"])
-@pytest.mark.parametrize("origin", ["ours", "gymnasium's"])
-def test_a_spec_keeps_wrappers_and_options_of_the_vector_env(origin, maker):
-    if origin == "ours":
-        options = {"autoreset_mode": "SameStep", "copy": False}
-        envs = make_vec("Pendulum-v1", 2, wrappers=(TimeAwareObservation,), **options)
-    else:
-        envs = gym.make_vec(
-            "Pendulum-v1",
-            2,
-            vectorization_mode="sync",
-            wrappers=(TimeAwareObservation,),
-            vector_kwargs={"autoreset_mode": AutoresetMode.SAME_STEP, "copy": False},
-        )
-    again = maker(envs.spec)
-    assert again.autoreset_mode is AutoresetMode.SAME_STEP
-    assert again.copy is False
-    assert again.single_observation_space.shape == (4,)
 
 
 def chosen(caplog, *args, **kwargs):
@@ -198,31 +184,24 @@ def test_arguments_of_workers_mean_workers(caplog):
     assert type(envs) is AsyncVectorEnv
     assert envs.num_workers == 1
     assert why.endswith("only AsyncVectorEnv takes num_workers, timeout")
-    again, why = chosen(caplog, envs.spec)
-    assert type(again) is AsyncVectorEnv
-    assert (again.num_envs, again.num_workers) == (2, 1)
     envs.close()
-    again.close()
 
 
-def test_a_spec_names_the_backend_that_was_chosen(caplog, monkeypatch):
-    choices = [Choice("async", {}, "it pays")]
-    monkeypatch.setattr(make, "choose_backend", lambda *args, **kwargs: choices.pop())
+def test_the_choice_is_logged_and_made(caplog, monkeypatch):
+    monkeypatch.setattr(make, "choose_backend", lambda factories: Choice("async", {}, "it pays"))
     envs, why = chosen(caplog, "CartPole-v1", 3)
     assert why == "backend 'auto' chose 'async' for CartPole-v1: it pays"
-    again, why = chosen(caplog, envs.spec)
-    assert why.endswith("its spec says so")
-    for pool in (envs, again):
-        assert (type(pool), pool.num_envs) == (AsyncVectorEnv, 3)
-        assert pool.spec.kwargs["vectorization_mode"] == "async"
-        pool.close()
+    assert (type(envs), envs.num_envs) == (AsyncVectorEnv, 3)
+    envs.close()
 
 
-def test_envs_that_cannot_be_made_twice_are_stepped_here(caplog):
-    own = [CounterEnv(3) for _ in range(2)]
-    envs, why = chosen(caplog, [lambda: own[0], lambda: own[1]])
-    assert envs.envs == own
-    assert "returns the same env twice" in why
+def test_a_factory_that_returns_one_env_is_refused():
+    env = CounterEnv(3)
+    with pytest.raises(EnvCreationError, match="returned the env that was made for env 0"):
+        vecenv.make_vec([lambda: env] * 2, backend="auto")
+
+
+def test_envs_that_can_be_made_once_are_stepped_here(caplog):
     in_use = set()
 
     class Exclusive(CounterEnv):
@@ -236,9 +215,8 @@ def test_envs_that_cannot_be_made_twice_are_stepped_here(caplog):
         def close(self):
             in_use.discard(self.port)
 
-    envs, why = chosen(caplog, [functools.partial(Exclusive, port) for port in range(3)])
-    assert type(envs) is SyncVectorEnv
-    assert "the trial failed with OSError: port 2 is in use" in why
+    envs, _ = chosen(caplog, [functools.partial(Exclusive, port) for port in range(3)])
+    assert type(envs) is SyncVectorEnv and in_use == {0, 1, 2}
     envs.close()
     assert not in_use
 

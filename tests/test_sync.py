@@ -96,21 +96,21 @@ BOX_2, BOX_3 = spaces.Box(-1, 1, (2,)), spaces.Box(-1, 1, (3,))
 @pytest.mark.parametrize(
     ("spaces_of_envs", "mode", "error_type", "parts"),
     [
-        ([BOX_2, BOX_2, BOX_3], "same", RuntimeError, ["Env 2", "(3,)", "env 0", "(2,)"]),
-        ([BOX_2, spaces.Box(-2, 2, (2,))], "same", RuntimeError, ["Env 1", "different"]),
-        ([BOX_2, spaces.Discrete(2)], "same", RuntimeError, ["Env 1", "Discrete(2)"]),
-        ([BOX_2, BOX_3], "different", RuntimeError, ["Env 1", "(3,)", "shape and dtype"]),
+        ([BOX_2, BOX_2, BOX_3], "same", RuntimeError, ["env 2", "(3,)", "env 0", "(2,)"]),
+        ([BOX_2, spaces.Box(-2, 2, (2,))], "same", RuntimeError, ["env 1", "different"]),
+        ([BOX_2, spaces.Discrete(2)], "same", RuntimeError, ["env 1", "Discrete(2)"]),
+        ([BOX_2, BOX_3], "different", RuntimeError, ["env 1", "(3,)", "shape and dtype"]),
         (
             [BOX_2, spaces.Box(-1, 1, (2,), np.float64)],
             "different",
             RuntimeError,
-            ["Env 1", "float64"],
+            ["env 1", "float64"],
         ),
         (
             [BOX_2, BOX_3],
             (spaces.Box(-1, 1, (2, 2)), BOX_2),
             RuntimeError,
-            ["Env 1", "(3,)", "custom space"],
+            ["env 1", "(3,)", "custom space"],
         ),
         ([BOX_2], "sometimes", ValueError, ["'same' or 'different'", "sometimes"]),
         ([BOX_2], ("a", BOX_2), TypeError, ["(batched space, single space)", "str"]),
@@ -126,7 +126,7 @@ def test_envs_with_other_observation_spaces_are_refused(spaces_of_envs, mode, er
 def test_envs_with_other_action_spaces_are_refused():
     error = closing_envs([BOX_2] * 3, [spaces.Discrete(2), spaces.Discrete(2), spaces.Discrete(3)])
     assert type(error) is RuntimeError
-    assert "action space of env 2 is Discrete(3), expected that of env 0: Discrete(2)" in str(error)
+    assert "action space of env 2 is Discrete(3), expected Discrete(2), that of env 0" in str(error)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import errno
 import json
 import os
 import secrets
-import stat
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,9 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield another path to write to, and move that file to `path` at the end.
 
     If something fails on the way, such as a full disk, `path` is unchanged. The other name can't
-    be guessed and has the same ending. It names an empty file that exists already, and that only
-    users who may read `path` can read. If `path` is no regular file, such as /dev/stdout, it is
-    written directly, and so is a file in a folder in which no file can be created.
+    be guessed and has the same ending; an empty file of the same mode has it already. If `path` is
+    no regular file, such as /dev/stdout, it is written directly, and so is a file in a folder in
+    which no file can be created.
 
     Raises:
         OSError: The file can't be written; names the file.
@@ -50,14 +50,14 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     if path.exists() and not (path.is_file() and os.access(final.parent, os.W_OK)):
         yield path
         return
-    mode = stat.S_IMODE(final.stat().st_mode) & 0o777 if final.exists() else None
-    aside = None
+    name = f".{final.stem[:_MAX_NAMED]}.{secrets.token_hex(8)}{final.suffix}"
+    aside, is_made = final.with_name(name), False
     try:
-        aside = _new_beside(final, 0o666 if mode is None else 0o600)
+        aside.open("xb").close()  # follows no link
+        is_made = True
+        if final.exists():
+            shutil.copymode(final, aside)
         yield aside
-        if mode is not None:
-            with suppress(OSError):  # some file systems have no modes
-                aside.chmod(mode)
         aside.replace(final)
     except OSError as error:
         if error.errno and error.filename in (None, str(aside), str(final)):
@@ -66,19 +66,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
                 del error.filename2
         raise
     finally:
-        if aside is not None:
+        if is_made:
             aside.unlink(missing_ok=True)
-
-
-def _new_beside(final: Path, mode: int) -> Path:
-    """Create an empty file of a new name in the folder of another file; return its path."""
-    aside = final.with_name(f".{final.stem[:_MAX_NAMED]}.{secrets.token_hex(8)}{final.suffix}")
-    try:
-        os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))  # follows no link
-    except OSError as error:
-        error.filename = str(final)
-        raise
-    return aside
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -92,13 +81,7 @@ def write_json(
 ) -> str:
     """Return results as JSON, and write them to a file if there is a path.
 
-    Args:
-        content: Numbers, strings, lists and dicts.
-        path: The file, or None.
-        default: Converts anything else to these; None refuses it.
-
-    Raises:
-        OSError: The file can't be written; names it.
+    `default` converts what is no number, string, list or dict; None refuses it.
     """
     text = json.dumps(content, indent=2, default=default)
     if path is not None:
@@ -107,20 +90,18 @@ def write_json(
 
 
 def require_writable(path: Path) -> None:
-    """Check now whether a file can be written; nothing that exists is changed or removed.
-
-    Raises:
-        OSError: The file can't be written.
-    """
+    """Raise OSError if a file can't be written; nothing that exists is changed or removed."""
     final = Path(os.path.realpath(path))
-    number, reason = errno.EACCES, os.strerror(errno.EACCES)
     if final.is_dir():
-        number, reason = errno.EISDIR, os.strerror(errno.EISDIR)
+        number = errno.EISDIR
     elif not final.parent.is_dir():
-        number, reason = errno.ENOENT, f"there is no folder {final.parent}"
+        number = errno.ENOENT
     elif os.access(final if final.exists() else final.parent, os.W_OK):
         return
-    raise OSError(number, f"it can't be written ({reason})", str(path))
+    else:
+        number = errno.EACCES
+    told = f"there is no folder {final.parent}" if number == errno.ENOENT else os.strerror(number)
+    raise OSError(number, f"it can't be written ({told})", str(path))
 
 
 def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> None:
@@ -130,14 +111,10 @@ def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> None:
 
 
 def read_npz(path: str | Path) -> dict[str, np.ndarray]:
-    """Read a file of arrays, as `numpy.savez` writes them; no code in it is run.
-
-    Returns:
-        The arrays by name, writable.
+    """Read arrays by name, writable, as `numpy.savez` writes them; no code in the file is run.
 
     Raises:
         ValueError: The file is something else, or damaged.
-        OSError: It can't be read.
     """
     with Path(path).open("rb") as file:
         try:
@@ -163,22 +140,20 @@ def read_entry(
 ) -> np.ndarray:
     """Return a copy of an array in a mapping, such as the result of `numpy.load`.
 
-    Args:
-        state: Arrays by name.
-        name: Name of the array.
-        accepts: Called with dtype and shape; raises, or returns whether the array is wanted.
-
     Raises:
-        ValueError: The array isn't wanted, can't be read, or has bools that are not 0 or 1.
+        ValueError: It can't be read, has bools that are not 0 or 1, or `accepts(dtype, shape)`
+            returns False or raises.
     """
     try:
         found = np.array(state[name])
         if not accepts(found.dtype, found.shape):
             raise ValueError("it is not what was expected")
-        for field in found.dtype.names or ():
+        if found.dtype.names is None:
+            return _with_bools(found) if found.dtype.kind != "V" else found
+        for field in found.dtype.names:
             if found.dtype[field].kind == "b":
                 _with_bools(found[field])
-        return found if found.dtype.kind == "V" else _with_bools(found)
+        return found
     except Exception as error:  # reading a file of unknown origin may raise anything
         raise ValueError(f"state[{name!r}] can't be read: {error!s:.1000}") from error
 
@@ -196,7 +171,6 @@ def save_arrays(path: str | Path, saved: Any) -> None:
 
     Raises:
         TypeError: `saved` contains something else.
-        OSError: It can't be written; names the file.
     """
     arrays: dict[str, np.ndarray] = {}
     facts = json.dumps(_packed(saved, arrays))
@@ -211,7 +185,6 @@ def load_arrays(path: str | Path) -> Any:
 
     Raises:
         ValueError: The file holds something else, or is damaged.
-        OSError: It can't be read.
     """
     arrays = read_npz(path)
     try:

@@ -9,14 +9,13 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter_ns
 
 __all__ = [
     "OthersLoad",
     "cgroup_quota",
-    "cpu_ns",
     "is_portable",
     "loaded_libraries",
     "machine_cpu_ns",
@@ -42,12 +41,9 @@ def is_portable() -> bool:
 
 def usable_cores() -> int:
     """Return the number of cores that processes started here can keep busy, at least 1."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    quota = cgroup_quota(_CGROUP_ROOT)
-    return max(1, min(cores, cores if quota is None else math.ceil(quota)))
+    has_mask = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_mask else os.cpu_count() or 1
+    return max(1, min(cores, math.ceil(cgroup_quota(_CGROUP_ROOT) or cores)))
 
 
 def cgroup_quota(root: Path, membership: Path = Path("/proc/self/cgroup")) -> float | None:
@@ -80,38 +76,23 @@ def _text(file: Path) -> str:
         return ""
 
 
-def cpu_ns(pids: Iterable[int]) -> int:
-    """Return the processor time of processes in nanoseconds; 0 for those that are gone."""
-    total = 0
-    for pid in pids:
-        fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
-        total += sum(map(int, fields[11:13]))  # in user mode, and in the kernel's
-    return total * _tick_ns()
-
-
 def machine_cpu_ns() -> int | None:
     """Return the time for which any process has kept busy the processors that this one may use.
 
     Interrupts and time taken by a hypervisor are included. None if the system does not tell, or if
     a quota allows this process less than these processors: then their load is not its load.
     """
-    try:
-        own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-        lines = Path("/proc/stat").read_text().splitlines()
-    except (AttributeError, OSError):
+    if not (lines := _text(Path("/proc/stat")).splitlines()):
         return None
+    own = {f"cpu{core}" for core in os.sched_getaffinity(0)}
     if usable_cores() != len(own):
         return None
-    total = 0
+    ticks = 0
     for name, *words in map(str.split, lines):
         if name in own:
             user, nice, system, _idle, _waiting, *rest = map(int, words[:_STATES])
-            total += user + nice + system + sum(rest)
-    return total * _tick_ns()
-
-
-def _tick_ns() -> int:
-    return 10**9 // (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
+            ticks += user + nice + system + sum(rest)
+    return ticks * 10**9 // os.sysconf("SC_CLK_TCK")
 
 
 def pss_bytes(pid: int | None = None) -> int | None:
@@ -141,7 +122,12 @@ class OthersLoad:
 
     @staticmethod
     def _now() -> tuple[int, int | None, int]:
-        return perf_counter_ns(), machine_cpu_ns(), cpu_ns(_tree(os.getpid()))
+        all_ns, own_ticks = machine_cpu_ns(), 0
+        for pid in _tree(os.getpid()) if all_ns is not None else ():
+            fields = _text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+            own_ticks += sum(map(int, fields[11:13]))  # in user mode, and in the kernel's
+        tick_ns = 0 if all_ns is None else 10**9 // os.sysconf("SC_CLK_TCK")
+        return perf_counter_ns(), all_ns, own_ticks * tick_ns
 
     def cores(self) -> float | None:
         """Return the load of others since this was made, in processors; None if not known."""
@@ -164,13 +150,9 @@ def _tree(pid: int) -> Iterator[int]:
 
 def loaded_libraries() -> dict[str, str]:
     """Return the paths of the shared libraries that this process has loaded, by file name."""
-    libraries = {}
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-            start = line.find("/")
-            if start >= 0 and ".so" in (name := line[line.rfind("/") + 1 :]):
-                libraries[name] = line[start:]
-    return libraries
+    lines = _text(Path("/proc/self/maps")).splitlines()
+    paths = [line[line.find("/") :] for line in lines if "/" in line and ".so" in line]
+    return {path.rpartition("/")[2]: path for path in paths}
 
 
 def num_threads() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy as copying
 import dataclasses
 import functools
@@ -10,7 +11,7 @@ import logging
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import gymnasium as gym
 from gymnasium import Env
@@ -24,7 +25,7 @@ from gymnasium.envs.registration import (
 from gymnasium.vector import AutoresetMode
 
 from vecenv.backends import BACKENDS, MADE, is_for_compiled, is_on_device
-from vecenv.choose import Choice, FirstSteps, choose_backend
+from vecenv.choose import Choice, choose_backend
 from vecenv.core.arguments import read_autoreset_mode, read_count
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvCreationError
@@ -34,7 +35,6 @@ from vecenv.core.spaces import ObservationMode
 
 if TYPE_CHECKING:
     from vecenv.jit.kernels import EnvKernels  # loads the compiler
-    from vecenv.sync import SyncVectorEnv
 
 __all__ = ["make_vec"]
 
@@ -42,23 +42,10 @@ EnvFactory = Callable[[], Env]
 EnvSource = str | EnvSpec | EnvFactory | Sequence[EnvFactory]
 Wrapper = Callable[[Env], Env]
 
-_VECTOR_OPTIONS = {"num_envs", "vectorization_mode", "vector_kwargs", "wrappers"}
+_CLASSIC = "CartPole-v1 Pendulum-v1 MountainCar-v0 MountainCarContinuous-v0 Acrobot-v1 "
+_TOY_TEXT = "FrozenLake-v1 FrozenLake8x8-v1 CliffWalking-v1 CliffWalkingSlippery-v1 Taxi-v4"
 # Ids whose compiled vector envs have ids of their own: equal rules, other random numbers.
-COMPILED_TWINS = {
-    name: f"Jit{name}"
-    for name in (
-        "CartPole-v1",
-        "Pendulum-v1",
-        "MountainCar-v0",
-        "MountainCarContinuous-v0",
-        "Acrobot-v1",
-        "FrozenLake-v1",
-        "FrozenLake8x8-v1",
-        "CliffWalking-v1",
-        "CliffWalkingSlippery-v1",
-        "Taxi-v4",
-    )
-}
+COMPILED_TWINS = {name: f"Jit{name}" for name in (_CLASSIC + _TOY_TEXT).split()}
 # Arguments of stable-baselines3's `make_vec_env`, and their names here.
 _RENAMED = {
     "n_envs": "write num_envs=",
@@ -76,6 +63,7 @@ def make_vec(
     num_envs: int | None = None,
     *,
     backend: str | None = None,
+    num_workers: int | None = None,
     device: Any = None,
     wrappers: Sequence[Wrapper] = (),
     copy: bool | None = None,
@@ -88,21 +76,21 @@ def make_vec(
     """Make a vector env.
 
     Args:
-        env: A registered id (also "module:id"), an `EnvSpec` (also that of a vector env), a factory
-            (called once per env), a list of factories (one env each), the `EnvKernels` of a
-            compiled env, or "module:name" of a factory or of kernels.
+        env: A registered id (also "module:id"), an `EnvSpec`, a factory (called once per env), a
+            list of factories (one env each), the `EnvKernels` of a compiled env, or "module:name"
+            of a factory or of kernels.
         num_envs: Number of envs; 1 if not given, or the length of the list.
         backend: "sync" steps the envs in this process, "async" in worker processes; "jit" uses the
             compiled vector env of the id, a `JitVectorEnv` that its entry point makes; "ray" puts
             vector envs into actors of a Ray cluster, the compiled one of the id if there is one and
             no wrappers are given; "cuda" steps compiled envs on a CUDA device, see `device`. None
-            is "async" if an argument is given that only `AsyncVectorEnv` has; else the backend of
-            the vector env whose spec is given; else "jit" if there is one; else "sync", and the log
-            (INFO) says if the first hundred steps show that workers would pay. "auto" finds that
-            out by a trial if there are several envs, made by factories: it makes and steps an env
-            in a short-lived process, which may leave traces (files, videos, games on a server), and
-            the log gives the reason of the choice. All other backends make exactly
-            `num_envs` envs, and step none before the caller does.
+            is "async" if an argument is given that only `AsyncVectorEnv` has; else "jit" if there
+            is one; else "sync". "auto" is as None, but instead of "sync" it may choose "async" for
+            several envs, by a trial: it makes and steps an env in a short-lived process, which may
+            leave traces (files, videos, games on a server), and the log gives the reason of the
+            choice. If the envs then can't be made together, each gets a worker. All other backends
+            make exactly `num_envs` envs, and step none before the caller does.
+        num_workers: Number of worker processes (backend "async"), or of actors ("ray").
         device: Device of compiled envs: "cuda" or another CUDA device makes a `CudaVectorEnv` with
             results that are tensors (docs/gpu.md); "cpu" is this process. For other envs it is an
             argument of their constructor.
@@ -121,8 +109,8 @@ def make_vec(
     Raises:
         ValueError: The backend or autoreset mode is unknown, the number of envs is below 1 or not
             the list's, or "jit" is given for an env that isn't compiled, or with wrappers.
-        TypeError: `env` is none of the above, a factory comes with keyword arguments, or
-            `vector_kwargs` has options of workers, for another backend.
+        TypeError: `env` is none of the above, a factory comes with keyword arguments, or there are
+            options of workers, for another backend.
         EnvCreationError: Making an env failed.
 
     Example:
@@ -138,33 +126,38 @@ def make_vec(
             f"wrappers is {wrappers!r}, expected a list of functions or classes that wrap an env, "
             "such as [gymnasium.wrappers.FlattenObservation]"
         )
+    if renamed := sorted(_RENAMED.keys() & env_kwargs.keys()):
+        raise TypeError("; ".join(f"no argument {name}: {_RENAMED[name]}" for name in renamed))
     source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
     if device is not None and not (is_for_compiled(backend) and _is_compiled(source, backend)):
         env_kwargs, device = {**env_kwargs, "device": device}, None
         source = _read_source(env, num_envs, env_kwargs, tuple(wrappers))
-    given = {"copy": copy, "observation_mode": observation_mode, "autoreset_mode": autoreset_mode}
+    given = {"copy": copy, "observation_mode": observation_mode, "num_workers": num_workers}
+    if autoreset_mode is not None:
+        given["autoreset_mode"] = read_autoreset_mode(autoreset_mode)
     source.options.update(vector_kwargs or {})
     source.options.update({name: value for name, value in given.items() if value is not None})
-    if "autoreset_mode" in source.options:
-        source.options["autoreset_mode"] = read_autoreset_mode(source.options["autoreset_mode"])
-    chosen, is_compiled = _decide(source, _with_device(source, backend, device), env)
-    _check_backend(source, chosen, is_compiled=is_compiled)
+    choice, is_compiled = _decide(source, backend, device, env)
     if mask_infos and is_compiled:
         source.options["mask_infos"] = True
     elif mask_infos:
         source = source._replace(wrappers=(*source.wrappers, MaskInfos))
     try:
-        envs = _make(source, chosen, is_compiled=is_compiled)
+        try:
+            return _make(source, choice.backend, is_compiled=is_compiled)
+        except EnvCreationError as error:
+            # A TypeError is no clash of two envs in a process, but a factory's mistake.
+            if not choice.is_tried or isinstance(error.__cause__, TypeError):
+                raise
+            told = "backend 'auto' gives each env a worker, as they can't be made together: %s"
+            _logger.info(told, error)
+            source.options.pop("caller_steps", None)
+            source.options["num_workers"] = len(source.factories)
+            return _make(source, "async", is_compiled=False)
     except (EnvCreationError, TypeError) as error:
-        for name in _RENAMED.keys() & env_kwargs.keys():  # which may also be arguments of an env
-            if f"unexpected keyword argument '{name}'" in str(error):
-                raise TypeError(f"there is no argument {name}: {_RENAMED[name]}") from error
         if told := _about_options(env_kwargs):
             error.add_note(f"If the env does not take it: {told}")
         raise
-    if backend is None and chosen == "sync" and envs.num_envs > 1:
-        cast("SyncVectorEnv", envs)._watch = FirstSteps(envs.num_envs)
-    return envs
 
 
 class _Source(NamedTuple):
@@ -174,7 +167,6 @@ class _Source(NamedTuple):
     spec: EnvSpec | None  # with the env's kwargs only
     wrappers: tuple[Wrapper, ...]
     options: dict[str, Any]  # for the vector env
-    backend: str | None = None  # the backend of the vector env whose spec was given
     kernels: Any = None  # the EnvKernels, if given
 
     @property
@@ -203,83 +195,63 @@ class _Source(NamedTuple):
 
 def _wrapped(factory: EnvFactory, wrappers: tuple[Wrapper, ...]) -> Env:
     """Make an env and wrap it."""
-    env = factory()
-    for wrapper in wrappers:
-        env = wrapper(env)
-    return env
+    return functools.reduce(lambda env, wrap: wrap(env), wrappers, factory())
 
 
-def _with_device(source: _Source, backend: str | None, device: Any) -> str | None:
-    """Return the backend for a device, and add the device to the options."""
-    if device is None:  # it may be in the spec of a vector env
-        return "cuda" if source.backend == "cuda" and backend in (None, "auto") else backend
-    if not is_on_device(backend, device):
-        return "jit"
-    source.options["device"] = device
-    return "cuda"
+# -- the choice of the backend ---------------------------------------------------------------------
 
 
-def _decide(source: _Source, backend: str | None, env: Any) -> tuple[str, bool]:
-    """Return the backend, chosen if none is named, and whether compiled envs are made."""
+def _decide(source: _Source, backend: str | None, device: Any, env: Any) -> tuple[Choice, bool]:
+    """Return the backend, chosen if none is named, and whether compiled envs are made.
+
+    Raises if that backend can't run these envs, or does not take these options.
+    """
+    if device is not None:
+        backend = "cuda" if is_on_device(backend, device) else "jit"
+        source.options.update({"device": device} if backend == "cuda" else {})
     may_be_compiled = backend in (None, "auto") or BACKENDS[backend].takes != "factories"
-    is_compiled = may_be_compiled or not source.has_single_envs
-    is_compiled = is_compiled and not source.wrappers and _is_compiled(source, backend)
+    is_kit = (may_be_compiled or not source.has_single_envs) and _is_compiled(source, backend)
+    is_compiled = is_kit and not source.wrappers
+    choice = Choice(backend or "", {}, "it is named")
     if backend in (None, "auto"):
-        choice = _choose(source, backend, can_be_compiled=is_compiled)
+        if named := sorted(_of_workers() & source.options.keys()):
+            choice = Choice("async", {}, f"only AsyncVectorEnv takes {', '.join(named)}")
+        elif is_compiled:
+            choice = Choice("jit", {}, "it is compiled")
+        elif backend is None:
+            choice = Choice("sync", {}, 'it is the default, and "auto" would try out workers')
+        else:
+            choice = choose_backend(source.wrapped_factories())
         source.options.update(choice.options)
         chooser = "make_vec" if backend is None else "backend 'auto'"
         _logger.info("%s chose %r for %s: %s", chooser, choice.backend, env, choice.reason)
         if source.twin is not None:
             told = "a compiled env has the same rules, and other random numbers: make_vec(%r)"
             _logger.info(told, source.twin)
-        backend = choice.backend
-    return backend, is_compiled and BACKENDS[backend].takes != "factories"
-
-
-def _choose(source: _Source, backend: str | None, *, can_be_compiled: bool) -> Choice:
-    """Decide what "auto" or None means for these envs and options."""
-    specified = BACKENDS.get(source.backend or "")
-    takes = None if specified is None else specified.takes
-    if specified is not None and takes == "either":
-        return Choice(specified.name, {}, "its spec says so")
-    if named := sorted(_of_workers() & source.options.keys()):
-        return Choice("async", {}, f"only AsyncVectorEnv takes {', '.join(named)}")
-    if specified is not None and takes == "factories":
-        return Choice(specified.name, {}, "its spec says so")
-    if can_be_compiled:
-        return Choice("jit", {}, "it is compiled")
-    if backend is None:
-        return Choice("sync", {}, 'it is the default, and "auto" would try out workers')
-    factories = source.wrapped_factories()
-    # The factories of a spec are alike, except for the first env's checker.
-    return choose_backend(factories if source.spec is None else factories[-1:] * len(factories))
-
-
-def _check_backend(source: _Source, backend: str, *, is_compiled: bool) -> None:
-    """Raise if a backend can't run these envs, or does not take these options."""
-    told = f"{len(source.wrappers)} wrappers"
+    name, takes = choice.backend, BACKENDS[choice.backend].takes
+    is_compiled = is_compiled and takes != "factories"
+    given = f"{len(source.wrappers)} wrappers"
     if not source.has_single_envs and not is_compiled:
-        is_kit = source.kernels is not None or _is_compiled(source, backend)
         what = "is compiled, has no single envs" if is_kit else "has a vector env only"
         advice = "backend='jit'" if is_kit else "gymnasium.make_vec"
         raise ValueError(
-            f"{source.name} {what}, and got backend {backend!r} and {told}; use {advice} and "
+            f"{source.name} {what}, and got backend {name!r} and {given}; use {advice} and "
             "vector wrappers"
         )
-    if BACKENDS[backend].takes == "compiled" and not is_compiled:
+    if takes == "compiled" and not is_compiled:
         advice = "backend='sync'"
         if source.twin:
             advice = f"{source.twin!r}, which has the same rules (other random numbers), or 'sync'"
         raise ValueError(
-            f"backend {backend!r} needs an env with compiled kernels and no wrappers, got "
-            f"{source.name} with {told}; use {advice}"
+            f"backend {name!r} needs an env with compiled kernels and no wrappers, got "
+            f"{source.name} with {given}; use {advice}"
         )
-    names = _of_workers() & source.options.keys()
-    if names and (names := sorted(names - _parameters(backend))):
+    if names := sorted((_of_workers() & source.options.keys()) - _parameters(name)):
         raise TypeError(
-            f"vector_kwargs has {', '.join(names)}, which backend {backend!r} does not take: only "
+            f"vector_kwargs has {', '.join(names)}, which backend {name!r} does not take: only "
             "AsyncVectorEnv does, whose workers it is about (backend='async')"
         )
+    return choice, is_compiled
 
 
 def _parameters(backend: str) -> set[str]:
@@ -288,6 +260,47 @@ def _parameters(backend: str) -> set[str]:
 
 def _of_workers() -> set[str]:
     return _parameters("async") - _parameters("sync")
+
+
+def has_compiled_envs(env: str | EnvSpec, env_kwargs: Mapping[str, Any]) -> bool:
+    """Whether `make_vec(env, backend="jit", **env_kwargs)` can make something."""
+    return _is_compiled(_read_source(env, 1, dict(env_kwargs), ()), "jit")
+
+
+def _is_compiled(source: _Source, backend: str | None) -> bool:
+    """Whether the vector env of a spec is a `JitVectorEnv`.
+
+    A class, or the return annotation of a function, tells. For any other function one env is made
+    to see, if "jit" is requested or there are no single envs.
+    """
+    if source.kernels is not None:
+        return True
+    if source.spec is None or source.spec.vector_entry_point is None:
+        return False
+    is_needed = backend in ("jit", "cuda") or not source.has_single_envs
+    try:
+        made = creator = _creator(source.spec)
+        if "vecenv.jit.env" not in sys.modules and (isinstance(creator, type) or not is_needed):
+            return False  # without importing the compiler
+        jit_class = BACKENDS["jit"].load()
+        if not isinstance(creator, type):
+            with contextlib.suppress(Exception):  # names that exist for type checkers only
+                made = typing.get_type_hints(creator).get("return")
+            if not isinstance(made, type) or made in (Any, *jit_class.__mro__[1:]):
+                made = None  # which tells nothing
+        if made is None and is_needed:
+            envs = _compiled_maker(source, source.options)(num_envs=1)
+            made = type(envs.unwrapped)
+            envs.close()
+        return made is not None and issubclass(made, jit_class)
+    except Exception as error:
+        if is_needed:
+            raise
+        _logger.info("the vector env of %s can't be made: %r", source.name, error)
+        return False
+
+
+# -- making ----------------------------------------------------------------------------------------
 
 
 def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:
@@ -308,7 +321,7 @@ def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:
         own, rest = _split(options, _parameters(name))
         rest.setdefault("num_threads", max(1, int(options.get("cpus_per_worker", 1))))
         envs = backend.load()(_compiled_maker(source, rest), num_envs=num_envs, **own)
-    envs.spec = _vector_spec(source, "vector_entry_point" if name == "jit" else name)
+    envs.spec = source.spec
     return envs
 
 
@@ -337,68 +350,7 @@ def _creator(spec: EnvSpec) -> Any:
     return load_env_creator(entry) if isinstance(entry, str) else entry
 
 
-def has_compiled_envs(env: str | EnvSpec, env_kwargs: Mapping[str, Any]) -> bool:
-    """Whether `make_vec(env, backend="jit", **env_kwargs)` can make something."""
-    return _is_compiled(_read_source(env, 1, dict(env_kwargs), ()), "jit")
-
-
-def _is_compiled(source: _Source, backend: str | None) -> bool:
-    """Whether the vector env of a spec is a `JitVectorEnv`.
-
-    A class, or the return annotation of a function, tells. For any other function one env is made
-    to see, if "jit" is requested or there are no single envs.
-    """
-    if source.kernels is not None:
-        return True
-    if source.spec is None or source.spec.vector_entry_point is None:
-        return False
-    is_needed = backend in ("jit", "cuda") or not source.has_single_envs
-    try:
-        creator = _creator(source.spec)
-        is_class = isinstance(creator, type)
-        if "vecenv.jit.env" not in sys.modules and (is_class or not is_needed):
-            return False  # without importing the compiler
-        jit_class = BACKENDS["jit"].load()
-        made = creator if is_class else _returned_class(creator)
-        is_wider = made is not jit_class and made is not None and issubclass(jit_class, made)
-        if made is not None and (is_class or not is_wider):
-            return issubclass(made, jit_class)
-        if not is_needed:
-            return False
-        envs = _compiled_maker(source, source.options)(num_envs=1)
-        try:
-            return isinstance(envs.unwrapped, jit_class)
-        finally:
-            envs.close()
-    except Exception as error:
-        if is_needed:
-            raise
-        _logger.info("the vector env of %s can't be made: %r", source.name, error)
-        return False
-
-
-def _returned_class(creator: Any) -> type | None:
-    """Return the class in the return annotation of a function, if it is one."""
-    try:
-        made = typing.get_type_hints(creator).get("return")
-    except Exception:  # names that exist for type checkers only
-        return None
-    # `Any` tells nothing; it is a class since Python 3.11.
-    return made if isinstance(made, type) and made is not typing.Any else None
-
-
-def _vector_spec(source: _Source, vectorization_mode: str) -> EnvSpec | None:
-    """Return the spec from which `make_vec`, here or in Gymnasium, makes the vector env again."""
-    if source.spec is None:
-        return None
-    kwargs = {**source.spec.kwargs, "vectorization_mode": vectorization_mode}
-    if len(source.factories) != 1:
-        kwargs["num_envs"] = len(source.factories)
-    if source.options:
-        kwargs["vector_kwargs"] = source.options
-    if source.wrappers:
-        kwargs["wrappers"] = source.wrappers
-    return dataclasses.replace(source.spec, kwargs=kwargs)
+# -- what users may pass ---------------------------------------------------------------------------
 
 
 class _MakeSpec(NamedTuple):
@@ -422,32 +374,32 @@ def _read_source(
 ) -> _Source:
     """Read the forms in which users may name envs."""
     count = read_count("num_envs", 1 if num_envs is None else num_envs)
-    kernels_module = sys.modules.get("vecenv.jit.kernels")
-    if kernels_module is not None and isinstance(source, kernels_module.EnvKernels):
+    if _is_kernels(source):
         return _Source([_no_single_env] * count, None, wrappers, kwargs, kernels=source)
     env = cast("EnvSource", source)
     if isinstance(env, str | EnvSpec):
         spec = find_env(env) if isinstance(env, str) else copying.deepcopy(env)
         if not isinstance(spec, EnvSpec):  # kernels or a factory, handled below
-            if type(spec).__name__ != "EnvKernels" and kwargs:
+            if kwargs and not _is_kernels(spec):
                 spec, kwargs = functools.partial(spec, **kwargs), {}
             return _read_source(spec, count, kwargs, wrappers)
-        # The spec of a vector env contains its options too, see `_vector_spec`.
-        stored, kwargs = _split({**spec.kwargs, **kwargs}, _VECTOR_OPTIONS)
-        spec.kwargs = {}
-        count = count if num_envs is not None else read_count("num_envs", stored.get("num_envs", 1))
-        others = first = _MakeSpec(spec, kwargs)
-        if "disable_env_checker" not in kwargs:
-            others = _MakeSpec(spec, {**kwargs, "disable_env_checker": True})
+        kwargs, spec.kwargs = {**spec.kwargs, **kwargs}, {}
+        first = _MakeSpec(spec, kwargs)
+        others = _MakeSpec(spec, {"disable_env_checker": True, **kwargs})
         return _Source(
             [first, *[others] * (count - 1)],
             dataclasses.replace(spec, kwargs=kwargs),
-            wrappers or tuple(stored.get("wrappers") or ()),
-            dict(stored.get("vector_kwargs") or {}),
-            stored.get("vectorization_mode"),
+            wrappers,
+            {},
         )
     if kwargs:
-        _refuse_kwargs(kwargs)
+        rest = ", ".join(sorted(kwargs.keys() - _vector_parameters()))
+        told = (
+            f"{rest} would go to the constructor of a registered env; a factory takes none: bind "
+            "them with functools.partial"
+        )
+        problems = "; ".join(filter(None, (_about_options(kwargs), rest and told)))
+        raise TypeError(f"unexpected keyword arguments: {problems}")
     if callable(env):
         return _Source([env] * count, None, wrappers, {})
     if not isinstance(env, Sequence) or not all(map(callable, env)):
@@ -464,28 +416,21 @@ def _read_source(
     return _Source(list(env), None, wrappers, {})
 
 
+def _is_kernels(source: Any) -> bool:
+    """Whether this is an `EnvKernels`; imports no compiler."""
+    return type(source).__name__ == "EnvKernels"
+
+
 def _no_single_env() -> Env:
     raise AssertionError("compiled envs are made all at once")
-
-
-def _refuse_kwargs(kwargs: dict[str, Any]) -> NoReturn:
-    """Raise, and say where the keyword arguments belong that came with a factory."""
-    told = [_about_options(kwargs)]
-    told += [f"{name}: {words}" for name, words in _RENAMED.items() if name in kwargs]
-    if rest := sorted(kwargs.keys() - _vector_parameters() - _RENAMED.keys()):
-        told.append(
-            f"{', '.join(rest)} would go to the constructor of a registered env; a factory takes "
-            "none: bind them with functools.partial"
-        )
-    raise TypeError(f"unexpected keyword arguments: {'; '.join(filter(None, told))}")
 
 
 def _about_options(kwargs: dict[str, Any]) -> str:
     """Return how to pass keyword arguments that are options of a vector env, not of the env."""
     told = []
     if options := _split(kwargs, _vector_parameters())[0]:
-        names = ", ".join(sorted(options))
         kind = "are options" if len(options) > 1 else "is an option"
+        names = ", ".join(sorted(options))
         told.append(f"{names} {kind} of vector envs: pass vector_kwargs={options!r}")
     if "device" in kwargs:
         told.append(
@@ -533,7 +478,7 @@ def find_env(name: str) -> Any:
     except gym.error.Error as error:
         module, _, attribute = name.rpartition(":")
         found = getattr(import_module(module), attribute, None) if module else None
-        if type(found).__name__ == "EnvKernels" or callable(found):  # imports no compiler
+        if _is_kernels(found) or callable(found):
             return found
         if module:
             error.add_note(f"And the module {module} has no factory or EnvKernels {attribute!r}.")

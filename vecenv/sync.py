@@ -19,7 +19,7 @@ from vecenv.core.env_state import SavedEnv, dump_env, load_env, pack_envs, unpac
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.infos import keep_info
 from vecenv.core.replacing import MissingEnv, raise_creation_errors, remade
-from vecenv.core.rows import StepRows, slot_rows
+from vecenv.core.rows import StepRows
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.spaces import ObservationMode, batch_env_spaces, require_new_env, take_row
 from vecenv.timing.stamps import EnvStamps
@@ -83,10 +83,10 @@ class SyncVectorEnv(GymVecEnv):
             raise
         first = self.envs[0]
         self._set_up(len(self.envs), spaces, mode, first.metadata, first.render_mode)
-        self._group = EnvGroup(self.envs, mode)
-        self._bind_rows(StepRows.make(self.single_observation_space, self.num_envs), self._group)
+        rows = StepRows.make(self.single_observation_space, self.num_envs)
+        self._group = EnvGroup(self.envs, mode, rows)
+        self._bind_rows(rows)
         self._sent: deque[tuple[int, Any]] = deque()
-        self._watch: Any = None  # the `FirstSteps` of `make_vec`
         # Not in `__del__`: copies that share everything (EzPickle's) would then close each other's
         # envs.
         self._end = weakref.finalize(self._group, _close_all, self.envs)
@@ -97,30 +97,24 @@ class SyncVectorEnv(GymVecEnv):
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
     ) -> tuple[Any, dict[str, Any]]:
         seeds = seed_per_env(seed, self.num_envs)
-        rows = self._own_rows()
         if self._calls.num_in_flight == 0:
             self._sent.clear()  # a full reset gives up what was in flight
-        infos = self._group.reset(seeds, options, reset_mask, rows)
-        every = range(self.num_envs)
-        self._note_reset(infos, every if reset_mask is None else np.flatnonzero(reset_mask))
+        infos = self._group.reset(seeds, options, reset_mask)
+        self._note_reset(infos, slice(None) if reset_mask is None else np.flatnonzero(reset_mask))
         return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
-        rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
-        if (watch := self._watch) is not None:
-            watch.begin()
-        infos = self._group.step(self._actions.each(actions), rows)
-        if watch is not None and not watch.end():
-            self._watch = None
-        return self._results(rows, out, infos)
+        slot = self._slot(out)
+        self._refuse_ended()
+        infos = self._group.step(self._actions.each(actions))
+        return self._results(out, slot, infos)
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        self._group.require_reset_ended(env_ids.tolist())
+        self._refuse_ended(env_ids)
         self._sent.extend(zip(env_ids.tolist(), self._actions.snapshot(actions), strict=True))
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         """Step the `count` envs that were sent first; there is nothing to wait for."""
-        self._own_rows()
         indices, actions = zip(*(self._sent.popleft() for _ in range(count)), strict=True)
         enter: Any = self._group.enter
 
@@ -128,7 +122,7 @@ class SyncVectorEnv(GymVecEnv):
             enter(infos, info, indices.index(index), count, index)
 
         try:
-            infos = self._group.step(actions, self._rows, indices, enter=enter_row)
+            infos = self._group.step(actions, indices, enter=enter_row)
         except Exception as error:
             # Some envs have been stepped and others not: give up all in flight.
             self._sent.clear()
@@ -139,7 +133,7 @@ class SyncVectorEnv(GymVecEnv):
     def _keep_infos_apart(self) -> None:
         """Return unbatched infos from now on, see `InfosApart`; used in actors."""
         self._group.enter = keep_info
-        self._masks.is_apart = self._masks.is_used = True
+        self._masks.is_apart = True
 
     def _begin_stamps(self) -> EnvStamps | None:
         self._calls.require_open("timing.enable")
@@ -176,7 +170,7 @@ class SyncVectorEnv(GymVecEnv):
         return found
 
     def _reopen(self, factories: dict[int, Callable[[], Env]]) -> None:
-        self._calls.mark_reopened(factories)
+        self._calls.unreset.update(factories)
         self.env_fns = [factories.get(env_id, made) for env_id, made in enumerate(self.env_fns)]
         spaces, errors = (self.single_observation_space, self.single_action_space), []
         for env_id, factory in factories.items():
@@ -195,8 +189,8 @@ class SyncVectorEnv(GymVecEnv):
     def state_dict(self) -> dict[str, Any]:
         """Return the envs, pickled one by one; see `VecEnv.state_dict`."""
         self._calls.require_ready("state_dict")
-        rows, space = self._own_rows(), self.single_observation_space
-        obs = rows.take(np.arange(self.num_envs))
+        space = self.single_observation_space
+        obs = self._rows.obs.take(np.arange(self.num_envs))
         ended = self._group.ended
         pickles = [
             dump_env(SavedEnv(env, index in ended, take_row(space, obs, index)), index)
@@ -215,10 +209,10 @@ class SyncVectorEnv(GymVecEnv):
             load_env(pickled, index, env.observation_space, env.action_space)
             for index, (env, pickled) in enumerate(zip(self.envs, pickles, strict=True))
         ]
-        before, rows = list(self.envs), self._own_rows()
+        before = list(self.envs)
         for index, saved in enumerate(loaded):
             self.envs[index] = saved.env
-            rows.write(index, saved.obs)
+            self._rows.obs.write(index, saved.obs)
         self._group.ended.clear()
         self._group.ended.update(index for index, saved in enumerate(loaded) if saved.is_over)
         self._take_notes(*notes)

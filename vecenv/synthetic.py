@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,15 +14,14 @@ from gymnasium.spaces import Box, Discrete
 
 from vecenv.core.arguments import check_choice, read_count
 
-__all__ = ["WAIT_DISTRIBUTIONS", "SyntheticEnv", "lognormal_parameters"]
+__all__ = ["SyntheticEnv"]
 
-WAIT_DISTRIBUTIONS = ("constant", "exponential", "lognormal")
+_DISTRIBUTIONS = ("constant", "exponential", "lognormal")
 _P99 = 2.3263478740408408  # 99th percentile of the standard normal distribution
 _MOST_P99 = math.exp(_P99**2 / 2)  # largest p99 over mean of a lognormal distribution
 _MOVING = 8  # most numbers of the observation that change in a step
 _MEMORY = 0.9  # part of a moving number that a step keeps
 _NOISE = math.sqrt(1 - _MEMORY**2)  # keeps its variance at 1
-_SPIN = range(16)  # loops between two readings of the clock: a reading takes most of a microsecond
 
 
 class SyntheticEnv(Env[np.ndarray, np.int64]):
@@ -73,16 +72,39 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
         num_actions: int = 2,
     ) -> None:
         self._cpu_ns = round(1e6 * _checked_ms("cpu_ms", cpu_ms))
-        self._draw_wait = _waiting(_checked_ms("wait_ms", wait_ms), wait_distribution, wait_p99_ms)
+        self._wait_ms = _checked_ms("wait_ms", wait_ms)
+        check_choice("wait_distribution", wait_distribution, _DISTRIBUTIONS)
+        self._distribution = wait_distribution
+        if wait_distribution == "lognormal":
+            if wait_p99_ms is None:
+                raise ValueError("wait_p99_ms is None, expected milliseconds for 'lognormal'")
+            self._lognormal = _lognormal(self._wait_ms, _checked_ms("wait_p99_ms", wait_p99_ms))
+        elif wait_p99_ms is not None:
+            raise ValueError(
+                f"wait_p99_ms is {wait_p99_ms!r}, but wait_distribution is {wait_distribution!r}; "
+                "only 'lognormal' takes a 99th percentile"
+            )
         self._length = read_count("episode_length", episode_length)
         self.action_space = Discrete(read_count("num_actions", num_actions, 2))  # type: ignore[assignment]  # narrower than Env's
-        shape, dtype = _checked_shape(obs_shape), _checked_dtype(obs_dtype)
-        low, high, self._middle, self._scale = _range(dtype)
-        self.observation_space = Box(low, high, shape, dtype)
+        lengths = (obs_shape,) if isinstance(obs_shape, int | np.integer) else tuple(obs_shape)
+        shape = tuple(read_count(f"obs_shape[{k}]", length) for k, length in enumerate(lengths))
+        dtype = np.dtype(obs_dtype)
+        if dtype.kind not in "fiu":
+            raise ValueError(f"obs_dtype is {obs_dtype!r}, expected a floating or integer dtype")
+        # Ten standard deviations: nothing needs clipping. Integers are around the middle of their
+        # range; of wide ones, only a part is used, in which floats lose no digits.
+        self._limits, self._middle, self._scale = (-10.0, 10.0), 0.0, 1.0
+        if dtype.kind != "f":
+            limits = np.iinfo(dtype)
+            low, high = max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)
+            self._limits, self._middle, self._scale = (
+                (low, high),
+                (low + high) / 2,
+                (high - low) / 8,
+            )
+        self.observation_space = Box(*self._limits, shape, dtype)
         self._obs = np.zeros(shape, dtype)
         self._moving = np.zeros(min(_MOVING, self._obs.size))
-        self._limits = low, high
-        self._is_whole = np.issubdtype(dtype, np.integer)
         self._left = 0
 
     def reset(
@@ -117,11 +139,17 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
         wait_s = self._draw_wait(self.np_random)
         end_ns = begin_ns + self._cpu_ns
         while time.thread_time_ns() < end_ns:
-            for _ in _SPIN:
-                pass
+            pass
         if wait_s > 0:
             time.sleep(wait_s)
         return obs, reward, False, self._left == 0, {}
+
+    def _draw_wait(self, rng: np.random.Generator) -> float:
+        """Draw the seconds that a step waits."""
+        if self._distribution == "lognormal":
+            return rng.lognormal(*self._lognormal) / 1e3
+        mean_s = self._wait_ms / 1e3
+        return rng.exponential(mean_s) if self._distribution == "exponential" else mean_s
 
     def _observation(self) -> np.ndarray:
         """Return a fresh copy of the observation, with the current moving numbers."""
@@ -130,13 +158,13 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
 
     def _converted(self, values: np.ndarray) -> np.ndarray:
         """Map numbers around 0 to the range of the dtype."""
-        if not self._is_whole:
+        if self._obs.dtype.kind == "f":
             return values
         scaled = np.rint(self._middle + self._scale * values)
         return np.clip(scaled, *self._limits).astype(self._obs.dtype)
 
 
-def lognormal_parameters(mean: float, p99: float) -> tuple[float, float]:
+def _lognormal(mean: float, p99: float) -> tuple[float, float]:
     """Return mu and sigma of the lognormal distribution with this mean and 99th percentile.
 
     Raises:
@@ -151,56 +179,9 @@ def lognormal_parameters(mean: float, p99: float) -> tuple[float, float]:
     return math.log(mean) - sigma**2 / 2, sigma
 
 
-def _waiting(
-    mean_ms: float, distribution: str, p99_ms: float | None
-) -> Callable[[np.random.Generator], float]:
-    """Return a function that draws the seconds that a step waits."""
-    check_choice("wait_distribution", distribution, WAIT_DISTRIBUTIONS)
-    mean_s = mean_ms / 1e3
-    if distribution == "lognormal":
-        if p99_ms is None:
-            raise ValueError("wait_p99_ms is None, expected milliseconds for 'lognormal'")
-        mu, sigma = lognormal_parameters(mean_ms, _checked_ms("wait_p99_ms", p99_ms))
-        return lambda rng: rng.lognormal(mu, sigma) / 1e3
-    if p99_ms is not None:
-        raise ValueError(
-            f"wait_p99_ms is {p99_ms!r}, but wait_distribution is {distribution!r}; only "
-            "'lognormal' takes a 99th percentile"
-        )
-    if distribution == "exponential":
-        return lambda rng: rng.exponential(mean_s)
-    return lambda rng: mean_s
-
-
 def _checked_ms(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(f"{name} is {value!r}, expected a number of milliseconds")
     if not 0 <= value < math.inf:
         raise ValueError(f"{name} is {value!r}, expected milliseconds, 0 or more")
     return float(value)
-
-
-def _checked_shape(value: Any) -> tuple[int, ...]:
-    lengths = (value,) if isinstance(value, int | np.integer) else value
-    if not isinstance(lengths, Sequence) or isinstance(lengths, str):
-        raise TypeError(f"obs_shape is {value!r}, expected an integer or a sequence of integers")
-    return tuple(read_count(f"obs_shape[{k}]", length) for k, length in enumerate(lengths))
-
-
-def _checked_dtype(value: Any) -> np.dtype:
-    try:
-        if (dtype := np.dtype(value)).kind in "fiu":
-            return dtype
-    except TypeError as error:
-        raise TypeError(f"obs_dtype is {value!r}, expected a floating or integer dtype") from error
-    raise ValueError(f"obs_dtype is {value!r}, expected a floating or integer dtype")
-
-
-def _range(dtype: np.dtype) -> tuple[float, float, float, float]:
-    """Return the lowest and highest value, and the middle and the scale of drawn values."""
-    if dtype.kind == "f":
-        return -10.0, 10.0, 0.0, 1.0  # ten standard deviations: nothing needs clipping
-    limits = np.iinfo(dtype)
-    # Only a part of the range of wide integers is used: there, floats lose no digits.
-    low, high = max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)
-    return low, high, (low + high) / 2, (high - low) / 8

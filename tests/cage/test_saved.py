@@ -17,59 +17,35 @@ from gymnasium.spaces import Box, Discrete
 import vecenv.cage
 from vecenv.cage import Cage4Player, evaluate, find_policy
 from vecenv.cage.challenge4.play.policies import find_policy as find_cage4_policy
-from vecenv.cage.saved import find_vecnormalize, save_network
-from vecenv.files import load_arrays, save_arrays
+from vecenv.cage.saved import find_vecnormalize
+from vecenv.files import save_arrays
 
 
-def save_policy(path, num_inputs=52, num_actions=145, hidden=(8, 6), normalize=False, **changes):
-    """Write a random network, and return it as a function."""
-    torch.manual_seed(1)
-    widths = (num_inputs, *hidden, num_actions)
-    matrices = [torch.randn(a + 1, b) for a, b in pairwise(widths)]
-    moments = torch.rand(3, num_inputs + 1) + 0.1
-    layers = [(matrix[:-1], matrix[-1]) for matrix in matrices]
-    save_network(path, layers, scale=moments[1:, :-1] if normalize else None, **changes)
+def random_layers(*widths):
+    """Return the layers of a random network."""
+    rng = np.random.default_rng(1)
+    pairs = [(rng.normal(size=(a, b)), rng.normal(size=b)) for a, b in pairwise(widths)]
+    return [tuple(part.astype(np.float16).astype(np.float32) for part in pair) for pair in pairs]
 
-    def act(obs):
+
+@pytest.mark.parametrize("hidden", [(), (5,), (64, 64)])
+def test_a_saved_network_acts_as_it_did(tmp_path, hidden):
+    """A twin in torch, which takes the env's own features and masks, makes the same choices."""
+    path, layers = tmp_path / "policy.npz", random_layers(152, *hidden, 44)
+    vecenv.cage.save_defender(path, layers)
+
+    def act(obs, masks):
         x = torch.from_numpy(obs).float()
-        if normalize:
-            mean, std = moments[1:, :-1]
-            x = ((x - mean) / std).clamp(-10, 10)
-        for number, matrix in enumerate(matrices):
-            x = (x.tanh() if number else x) @ matrix[:-1] + matrix[-1]
-        return x.argmax(-1).numpy()
+        for number, (weight, bias) in enumerate(layers):
+            x = (x.tanh() if number else x) @ torch.from_numpy(weight) + torch.from_numpy(bias)
+        return x.masked_fill(torch.from_numpy(masks) == 0, -np.inf).argmax(-1).numpy()
 
-    return act
-
-
-@pytest.mark.parametrize(
-    ("num_inputs", "hidden", "normalize"), [(52, (), True), (52, (5,), False), (52, (64, 64), True)]
-)
-def test_a_saved_network_acts_as_it_did(tmp_path, num_inputs, hidden, normalize):
-    path = tmp_path / "policy.npz"
-    act = save_policy(path, num_inputs, hidden=hidden, normalize=normalize)
-
-    policy = find_policy(path)
-
-    assert policy.observation == "bits"
-    obs = np.random.default_rng(0).integers(0, 3, (500, num_inputs)).astype(np.float32)
-    policy.reset()
-    actions = policy.act(obs, np.zeros((500, 13), bool))
-    assert (actions == act(obs)).mean() > 0.99  # rounding may decide a tie
-    assert len(set(actions)) > 5
-
-
-def test_a_file_can_be_evaluated(tmp_path):
-    path = tmp_path / "policy.npz"
-    act = save_policy(path)
-
+    act.wants_masks, act.observation = True, "memory"
     options = {"episodes": 20, "red_agents": ["b_line"], "episode_lengths": [30]}
     result = evaluate(str(path), **options)
-
     assert result.cells == evaluate(act, **options).cells
     assert result.observation == "bits"
     assert result.policy == str(path)
-    assert find_policy(path).observation == "bits"
 
 
 @pytest.mark.parametrize("normalize", fast_are([True], [False, True]))
@@ -170,26 +146,25 @@ def test_files_of_another_kind_are_refused_by_name(tmp_path):
     path.write_text("hello")
     with pytest.raises(ValueError, match=r"policy\.npz is no saved policy"):
         find_policy(path)
-    layer = [np.ones((52, 3)), np.ones(3)]
-    pairs = [[], [layer, layer], [layer[::-1]], [layer[:1]], [[[1.0], [1.0]]], 3]
-    contents = [{"layers": layers, "scale": None} for layers in pairs]
-    contents += [{"layers": [layer]}, {"layers": [layer], "scale": [layer[1], layer[1]]}]
-    zeros = np.zeros(52)
-    contents += [{"layers": [layer], "scale": [zeros, zeros]}]
-    for content in (*contents, {}, [1], {"kind": "", "tensors": []}, {"kind": 3}, np.ones(3), 5):
+    layer = [np.ones((152, 44)), np.ones(44)]
+    contents = [{"layers": x, "made_for": None} for x in ([layer[:1]], [[[1.0], [1.0]]], 3)]
+    contents += [{"layers": [layer]}, {}, [1], {"kind": "", "tensors": []}, np.ones(3), 5]
+    for content in contents:
         save_arrays(path, content)
         with pytest.raises(ValueError, match="is no saved policy"):
             find_policy(path)
-    for wrong in ("nan", "inf"):
-        save_policy(path)
-        saved = load_arrays(path)
-        saved["layers"][0][0][5] = np.float32(wrong)
-        save_arrays(path, saved)
+    for layers in ([], [layer, layer], [layer[::-1]]):
+        save_arrays(path, {"layers": layers, "made_for": None})
+        with pytest.raises(ValueError, match=r"is no saved policy|do not fit each other"):
+            find_policy(path)
+    for wrong in (np.nan, np.inf, 1e300):
+        layer[0][5, 5] = wrong
+        save_arrays(path, {"layers": [layer], "made_for": None})
         with pytest.raises(ValueError, match="its numbers are not finite"):
             find_policy(path)
-    for sizes in ((4, 145), (52, 2)):
-        save_policy(path, *sizes)
-        with pytest.raises(ValueError, match=f"{sizes[0]} inputs and {sizes[1]} actions, expected"):
+    for sizes in ((4, 44), (152, 2)):
+        vecenv.cage.save_defender(path, random_layers(*sizes))
+        with pytest.raises(ValueError, match=f"{sizes[0]} inputs and {sizes[1]} outputs, expected"):
             find_policy(path)
 
 

@@ -65,6 +65,12 @@ def test_wrong_keyword_arguments_are_shown(texts, words):
         read_env_kwargs(texts)
 
 
+def test_keyword_arguments_are_pairs_with_or_without_a_sign():
+    expected = {"size": 5, "name": "a=b"}
+    assert read_env_kwargs(["size=5", "name=a=b"]) == expected
+    assert read_env_kwargs(["size", "5", "name", "a=b"]) == expected
+
+
 def test_make_vec_and_evaluate_take_a_factory_by_its_name_as_the_commands_do():
     with closing(make_vec("compare.toy_envs:Counter", 2, backend="sync", length=9)) as envs:
         assert [env.length for env in envs.envs] == [9, 9]

@@ -464,28 +464,17 @@ def change_npz(content, rng):
 
 
 def policy_kind(folder):
-    """Policies of PPO and of `save_defender`."""
-    from vecenv.cage import BlueMemory, cage2_scenario, find_policy, save_defender
-    from vecenv.cage.saved import save_network
+    """Policies of `save_defender`."""
+    from vecenv.cage import find_policy, save_defender
 
-    rng, scenario, path = np.random.default_rng(0), cage2_scenario(), folder / "whole"
-    made_for, policies = scenario.identity(), []
-
-    def layers(*widths):
-        return [(rng.standard_normal(pair), rng.random(pair[1])) for pair in pairwise(widths)]
-
-    memory, scale = BlueMemory(1, scenario), (np.zeros(52), np.ones(52))
-    defender = layers(memory.num_features, 3, len(memory.choices))
-    for save in (
-        lambda file: save_network(file, layers(52, 2, 145), scale=scale, made_for=made_for),
-        lambda file: save_defender(file, defender, scenario, steps=5),
-    ):
-        save(path)
-        policies.append(path.read_bytes())
+    rng, path = np.random.default_rng(0), folder / "whole"
+    pairs = pairwise((152, 3, 44))
+    save_defender(path, [(rng.standard_normal(pair), rng.random(pair[1])) for pair in pairs])
+    policies = [path.read_bytes()]
 
     def play(file):
         policy = find_policy(file)
-        obs = np.ones((2, 52 if policy.observation == "bits" else 152), np.uint8)
+        obs = np.ones((2, 52), np.uint8)
         with being_used():
             policy.reset()
             for _ in range(2):

@@ -97,7 +97,6 @@ def test_the_vector_env_of_a_users_id_is_recognised(name, backend, beside):
     envs = make_vec(f"warehouse:{name}", 3, backend=backend, max_episode_steps=7)
     assert isinstance(envs, JitVectorEnv) and envs.num_envs == 3
     assert envs.max_episode_steps == 7
-    assert make_vec(envs.spec).num_envs == 3
 
 
 @pytest.mark.parametrize("name", ["NoWarehouse-v0", "BrokenWarehouse-v0"])

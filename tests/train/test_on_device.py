@@ -14,7 +14,7 @@ from vecenv import ActionError, make_vec, make_vec_agents
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
 from vecenv.learn import Graph, Ranks, load_checkpoint
-from vecenv.train import OptionsError, ppo, ppo_agents, trainer
+from vecenv.train import OptionsError, networks, ppo, ppo_agents, trainer
 from vecenv.train.options import is_on_device
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -26,6 +26,7 @@ AGENTS = {**ROLLOUT, "num_games": 3, "num_epochs": 2, "total_steps": 10_000}
 
 @pytest.fixture(autouse=True)
 def host_device(monkeypatch):
+    monkeypatch.setattr(networks, "Tanh", torch.nn.Tanh)  # as on a device, which this one is not
     return use(monkeypatch, HostDevice())
 
 

@@ -184,3 +184,6 @@ def test_what_is_no_run_is_refused(tmp_path):
     (tmp_path / "run" / "checkpoint" / "last.pt").unlink()
     with pytest.raises(FileNotFoundError, match="has no policy yet"):
         vecenv.load_policy(tmp_path / "run")
+    file.unlink()  # as after a kill before the env was made
+    with pytest.raises(FileNotFoundError, match="has no policy yet"):
+        vecenv.load_policy(tmp_path / "run")

@@ -88,7 +88,7 @@ def test_cheap_envs_are_stepped_here_and_waiting_ones_elsewhere():
 def trial(found, monkeypatch):
     """Return the choice for 8 envs, given what their trial has found."""
 
-    def try_out(factories, timeout):
+    def try_out(env_fn, timeout):
         if isinstance(found, Exception):
             raise found
         return found
@@ -116,11 +116,13 @@ def test_workers_are_chosen_where_sharing_a_step_pays_for_handing_it_over(
     assert choice.reason.startswith("a step of all 8 envs takes about ")
 
 
-def test_envs_that_need_a_process_each_get_one():
+@pytest.mark.parametrize("step_s", [0.0, 1e-3])
+def test_envs_of_which_a_process_holds_one_get_a_worker_each(step_s, monkeypatch):
     class Only(QuickEnv):
         count = 0
 
         def __init__(self):
+            super().__init__()
             if Only.count:
                 raise RuntimeError("cannot create multiple emulators per process")
             Only.count += 1
@@ -128,8 +130,13 @@ def test_envs_that_need_a_process_each_get_one():
         def close(self):
             Only.count -= 1
 
+    monkeypatch.setattr(choose, "try_out", lambda env_fn, timeout: Probe(step_s, False))
+    monkeypatch.setattr(choose, "usable_cores", lambda: 2)
     envs = make_vec(Only, 4, backend="auto")
     assert type(envs) is AsyncVectorEnv and envs.num_workers == 4
+    assert Only.count == 0  # no env is left in this process
+    envs.reset()
+    assert envs.step([0] * 4)[0].shape[0] == 4
     envs.close()
 
 

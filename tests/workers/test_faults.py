@@ -17,6 +17,7 @@ from choices import fast_are, product
 from envs import MODES
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Box, Discrete
+from programs import printed
 from workers.faulty_envs import (
     DIE,
     EXIT,
@@ -24,10 +25,12 @@ from workers.faulty_envs import (
     HANG,
     HANG_S,
     RAISE,
+    WRONG_REWARD,
     FaultyEnv,
     OnlyEnv,
     actions,
     faulty,
+    open_files,
     opener,
     wait_until_gone,
 )
@@ -109,29 +112,8 @@ def test_an_exception_in_reset_names_the_env(make, way):
     pool.step(actions(0, FINE))
 
 
-def test_an_exception_in_a_call_names_the_env(make):
-    pool = make()
-    with pytest.raises(AttributeError) as raised:
-        pool.call("no_such_method")
-    assert "Raised by env" in raised.value.__notes__[-1]
-    with pytest.raises(ValueError, match="use `step` directly"):
-        pool.call("step", 0)
-    assert pool.call("nap", 0) == (0, 1, 2, 3)
-
-
 def raise_error(text):
     raise OSError(text)
-
-
-@pytest.mark.parametrize("env_id", [0, 4])
-def test_a_failing_factory_is_named(env_id):
-    env_fns = [FaultyEnv] * 5
-    env_fns[env_id] = functools.partial(raise_error, "no licence")
-    with pytest.raises(EnvCreationError, match=f"Making env {env_id} of 5") as raised:
-        AsyncVectorEnv(env_fns, **TWO)
-    assert isinstance(raised.value.__cause__, OSError)
-    assert "raise OSError(text)" in str(raised.value.__cause__.__cause__)
-    assert multiprocessing.active_children() == []
 
 
 def test_a_factory_that_kills_its_process_is_reported():
@@ -156,7 +138,7 @@ def test_a_dead_worker_is_reported_at_once(make, action, how):
     begin = time.monotonic()
     with pytest.raises(WorkerDiedError) as raised:
         pool.step(actions(3, action))
-    assert time.monotonic() - begin < 5  # 0.2 on an idle machine
+    assert time.monotonic() - begin < 30  # 0.2 on an idle machine
     message = str(raised.value)
     assert re.match(rf"worker 1 \(envs 2-3, pid \d+\) {how} during step 1\.", message)
     assert f"It was at env 3, action {action}." in message
@@ -316,7 +298,7 @@ class LateEnv(FaultyEnv):
         return super().step(action)
 
 
-LATE_S = 1.0  # longer than others may take on a busy machine
+LATE_S = 2.0  # longer than others may take on a busy machine
 
 
 def late(folder, call, number, num_envs=4, env_id=3):
@@ -576,28 +558,6 @@ def test_an_env_that_dies_again_and_again_is_given_up(tmp_path):
         pool.reset()
 
 
-def test_who_hangs_in_a_factory_is_named_in_the_log(monkeypatch, caplog):
-    from vecenv.workers import pool as pools
-
-    monkeypatch.setattr(pools, "_FIRST_NOTE_S", 0.2)
-    monkeypatch.setattr(pools, "_LOOK_S", 0.05)
-    env_fns = [functools.partial(slow_factory, name, 1.2) for name in range(4)]
-    begin = time.monotonic()
-    AsyncVectorEnv(env_fns, **TWO).close()
-    found = re.search(
-        r"0 of 4 envs are made \((\d+) s\), still waiting for worker 0 to make env 0, worker 1",
-        caplog.text,
-    )
-    assert found is not None
-    assert int(found[1]) <= time.monotonic() - begin + 1
-
-
-def slow_factory(name, seconds):
-    if name % 2 == 0:
-        time.sleep(seconds)
-    return FaultyEnv(name)
-
-
 def test_messages_that_fill_the_pipe_both_ways_do_not_block():
     """Large infos come while large actions go; nobody waits for the other to read first."""
     env_fns = [functools.partial(LargeEnv, name) for name in range(4)]
@@ -684,9 +644,120 @@ def test_a_reset_after_an_interrupt_replaces_a_worker_whose_env_hangs(make, monk
     assert not set(pids) & set(pool.call("pid"))
 
 
+def test_a_reset_after_an_interrupt_keeps_workers_whose_envs_are_well(make):
+    pool = make(4)
+    pool.reset(seed=0)
+    pids = pool.call("pid")
+    pool.call_async("nap", 0.5)
+    with interrupted_after(0.1), pytest.raises(KeyboardInterrupt):
+        pool.call_wait()
+    pool.reset(seed=0)
+    assert pool.call("pid") == pids
+
+
+def test_one_failing_factory_is_told_while_another_still_works():
+    env_fns = [functools.partial(time.sleep, 60), functools.partial(raise_error, "no licence")]
+    begin = time.monotonic()
+    with pytest.raises(EnvCreationError, match="Making env 1 of 2 failed with OSError"):
+        AsyncVectorEnv(env_fns, num_workers=2)
+    assert time.monotonic() - begin < 30
+
+
+def test_a_closed_pool_that_is_referenced_has_no_files_open():
+    before = open_files()
+    pool = AsyncVectorEnv(faulty(4), num_workers=2)
+    pool.close(terminate=True)
+    assert open_files() == before
+
+
+def test_too_few_files_for_so_many_workers_are_told():
+    code = """
+import resource
+from vecenv import AsyncVectorEnv
+from workers.faulty_envs import faulty, open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+counts = []
+for _ in range(2):
+    try:
+        AsyncVectorEnv(faulty(40), num_workers=40)
+    except OSError as error:
+        print(error.__notes__[0])
+    counts.append(len(open_files()))
+print(counts[0] == counts[1])
+"""
+    told = printed(code)
+    assert " ".join(told).startswith("40 workers need three files each: raise the limit")
+    assert told[-1] == "True"
+
+
 @contextlib.contextmanager
 def interrupted_after(seconds):
     timer = threading.Timer(seconds, signal.raise_signal, [signal.SIGINT])
     timer.start()
     yield
     timer.join()
+
+
+class DiaryEnv(FaultyEnv):
+    """Keeps what was asked of it, over resets, and notes in a file that it was closed."""
+
+    def __init__(self, name=0, folder=None):
+        super().__init__(name)
+        self.folder, self.diary = folder, []
+
+    def step(self, action):
+        self.diary.append(int(action))
+        return super().step(action)
+
+    def close(self):
+        with open(self.folder / f"{self.name}", "a") as file:
+            file.write("closed\n")
+
+
+@pytest.fixture
+def diaries(tmp_path):
+    env_fns = [functools.partial(DiaryEnv, name, tmp_path) for name in range(4)]
+    pool = AsyncVectorEnv(env_fns, num_workers=1)
+    pool.reset()
+    yield pool
+    pool.close()
+
+
+def test_envs_behind_one_that_raises_get_their_own_actions(diaries):
+    given = [RAISE, WRONG_REWARD, RAISE, FINE]
+    with pytest.raises((ValueError, ObservationError)):
+        diaries.step(given)
+    diaries.reset()
+    assert diaries.get_attr("diary") == tuple([action] for action in given)
+
+
+def test_a_full_reset_voids_what_a_worker_has_not_begun(diaries):
+    diaries.send([HANG], [0])
+    diaries.send([FINE], [1])
+    diaries.reset()
+    assert diaries.get_attr("diary")[1] == []
+
+
+def test_envs_that_a_state_replaces_are_closed(diaries, tmp_path):
+    diaries.load_state_dict(diaries.state_dict())
+    assert [(tmp_path / str(name)).read_text() for name in range(4)] == ["closed\n"] * 4
+
+
+def test_ctrl_c_in_a_workers_factory_is_a_fault_of_its_env():
+    env_fns = [FaultyEnv, functools.partial(raise_interrupt)]
+    with pytest.raises(EnvCreationError, match="Making env 1 of 2 failed with KeyboardInterrupt"):
+        AsyncVectorEnv(env_fns, num_workers=1)
+
+
+def raise_interrupt():
+    raise KeyboardInterrupt
+
+
+class UnloadableFactory(Unloadable):
+    def __call__(self):
+        return FaultyEnv()
+
+
+def test_a_factory_that_cannot_be_unpickled_in_a_worker_names_its_first_env():
+    with pytest.raises(EnvCreationError, match="Making env 1 of 3"):
+        AsyncVectorEnv([FaultyEnv, UnloadableFactory(), FaultyEnv], num_workers=3, context="spawn")

@@ -58,7 +58,7 @@ sys.modules["fcntl"] = sys.modules["resource"] = None
 import buffers
 import vecenv.workers.env, vecenv.workers.worker, vecenv.choose, vecenv.compare
 import vecenv.timing.stamps, vecenv.jit.env, vecenv.command.cli, vecenv.learn
-print("imported", vecenv.choose._voluntary_switches() > 0)
+print("imported", vecenv.choose._switches() > 0)
 """
 
 

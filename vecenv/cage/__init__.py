@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         cage2_scenario,
     )
     from vecenv.cage.challenge2.network.state import decode
-    from vecenv.cage.challenge2.play.blue_memory import BlueMemory
     from vecenv.cage.challenge2.play.playing import evaluate, play_episode, save_episode_gif
     from vecenv.cage.challenge2.play.policies import (
         BatchedPolicy,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
         load_defender,
         save_defender,
     )
+    from vecenv.cage.challenge2.remembering import BlueMemory
     from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
     from vecenv.cage.challenge4.env import Cage4AgentsVectorEnv, Cage4Env, Cage4VectorEnv
     from vecenv.cage.challenge4.events import Cage4Events
@@ -77,7 +77,7 @@ _SCENARIO = "challenge2.network.scenario"  # module of all names that the table 
 _HOMES = {
     "challenge2.env": "Cage2Env Cage2VectorEnv",
     "challenge2.network.state": "decode",
-    "challenge2.play.blue_memory": "BlueMemory",
+    "challenge2.remembering": "BlueMemory",
     "challenge2.play.playing": "evaluate play_episode save_episode_gif",
     "challenge2.play.policies": "BatchedPolicy BluePolicy DefenderPolicy find_policy load_defender "
     "save_defender",

@@ -119,7 +119,7 @@ class CallChecks:
     def _check_out(self) -> None:
         envs = self._envs
         rule = "step(out=) returns the caller's arrays, with what step returns"
-        rows = ObservationRows.make(envs.single_observation_space, envs.num_envs, envs.allocate)
+        rows = ObservationRows(envs.single_observation_space, envs.num_envs, envs.allocate)
         obs = rows.batch()
         try:
             rows.over(obs)

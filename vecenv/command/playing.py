@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -187,21 +188,40 @@ def _load_run(
         told = f"{home} has no policy yet, no {error.filename}: the training has saved nothing"
         raise FileNotFoundError(told if error.filename else str(error)) from error
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        if asked == trained_in:
+        if not (told := _about_spaces(home, module, options)) and asked == trained_in:
             raise
         raise ValueError(
-            f"{home} was trained in {trained_in}, whose policy does not play {source.name}: "
-            f"{type(error).__name__}: {error!s:.200}"
+            f"{home} {told or f'was trained in {trained_in}, not {source.name}: {error!s:.200}'}"
         ) from None
     return envs, act, name_of(module)
+
+
+def _about_spaces(home: Path, module: Any, options: Any) -> str:
+    """Say how an env's spaces differ from those of a run; return "" if they do not."""
+    from buffers.core.spaces import space_of
+    from vecenv.learn import load_checkpoint
+    from vecenv.train.policy import POLICY_FILE, env_of
+
+    trainer = getattr(module.load_policy, "__self__", None)
+    if not (home / POLICY_FILE).exists() or not hasattr(options, "env_kwargs") or not trainer:
+        return ""
+    saved = load_checkpoint(home / POLICY_FILE)["spaces"]
+    with closing(trainer.make_envs(options, 1)) as envs:
+        own = envs.single_observation_space, envs.single_action_space
+    if saved is None or (theirs := tuple(map(space_of, saved))) == own:
+        return ""
+    texts = [f"{obs} and actions {actions}" for obs, actions in (theirs, own)]
+    return f"was trained with observations {texts[0]}; {env_of(options)} has {texts[1]}"
 
 
 def _trained_by(home: Path) -> str:
     """Return the bundled trainer that a run names as its own."""
     from vecenv.learn import load_checkpoint
-    from vecenv.train.policy import LIBRARY, POLICY_FILE
+    from vecenv.train.policy import LAST, LIBRARY, POLICY_FILE
 
     if not (home / POLICY_FILE).exists():
+        if not (home / LAST).exists():
+            raise FileNotFoundError(f"{home} has no policy yet: its training has saved nothing")
         raise ValueError(f"{home} does not say what trained it: name the trainer, by --algo")
     trainer = str(load_checkpoint(home / POLICY_FILE)["trainer"])
     if (name := trainer.removeprefix(LIBRARY)) not in ALGORITHMS:

@@ -181,7 +181,7 @@ def _workers_for(source: EnvSource, setting: Setting) -> dict[str, Any]:
     if setting.num_workers is not None:
         return {"num_workers": min(setting.num_workers, num_envs)}
     with contextlib.suppress(Exception):  # the later construction reports what is wrong
-        if try_out([source.env_fn()], _PROBE_S).is_waiting:
+        if try_out(source.env_fn(), _PROBE_S).is_waiting:
             return {"num_workers": num_envs}
     return {}
 

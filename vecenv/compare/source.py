@@ -148,19 +148,21 @@ def did_you_mean(word: str, known: Collection[str], names: Mapping[str, str] | N
 
 
 def read_env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
-    """Read "name=value" arguments; values are Python literals, otherwise text.
+    """Read "name=value", or names and values in turn; values are Python literals, otherwise text.
 
     Raises:
-        ValueError: A text has no "=", or a name comes twice.
+        ValueError: A name has no value, or comes twice.
 
     Example:
         >>> read_env_kwargs(["cpu_ms=0.2", "obs_shape=(84,84)", "wait_distribution=exponential"])
         {'cpu_ms': 0.2, 'obs_shape': (84, 84), 'wait_distribution': 'exponential'}
     """
     found: dict[str, Any] = {}
-    for text in texts:
+    rest = iter(texts)
+    for text in rest:
         name, equals, value = text.partition("=")
-        if not equals or not name.isidentifier():
+        value = value if equals else next(rest, None)
+        if value is None or not name.isidentifier():
             raise ValueError(f"env_kwargs has {text!r}, expected NAME=VALUE such as cpu_ms=0.2")
         if name in found:
             raise ValueError(f"env_kwargs has {name!r} twice")

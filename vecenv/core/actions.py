@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict, MultiBinary
+from gymnasium.spaces import Box, Dict, MultiBinary, Tuple
 from gymnasium.vector.utils import iterate
 
 from vecenv.core.errors import ActionError, ActionTypeError
@@ -24,11 +24,7 @@ _KIND_NAMES = {"f": "a floating dtype", "i": "an integer dtype", "b": "bool"}
 
 
 def as_array(value: Any) -> np.ndarray:
-    """Return a user's value as an array, as `numpy.asarray` does.
-
-    Raises:
-        ValueError, TypeError: It can't be made an array.
-    """
+    """Return a user's value as an array; raise ValueError or TypeError if it can't be made one."""
     try:
         return np.asarray(value)
     except RuntimeError as error:  # raised for tensors with gradients
@@ -49,15 +45,10 @@ class ActionBatcher:
         self._check = _make_check(single_action_space, num_envs, "actions")
 
     def check(self, actions: Any, env_ids: np.ndarray | None = None) -> Any:
-        """Return the actions in the form that `each` and the backends take.
+        """Return the actions in the form that `each` and the backends take; raise ActionError.
 
-        Args:
-            actions: One action per env (per entry of `env_ids` if given). Arrays may be anything
-                `numpy.asarray` takes; they are neither copied nor cast.
-            env_ids: int64 (B,), the envs these actions are for; None for all in order.
-
-        Raises:
-            ActionError: Wrong count, shape, dtype or structure, or NaN.
+        There is one per entry of `env_ids`, int64 (B,), or per env. Arrays may be anything that
+        `numpy.asarray` takes; they are neither copied nor cast.
         """
         return self._check(actions, env_ids)
 
@@ -78,10 +69,27 @@ def _make_check(space: Space, num_envs: int, where: str) -> Check:
         kind = np.dtype(space.dtype).kind if isinstance(space, Box) else "i"
         kind = "b" if isinstance(space, MultiBinary) else kind  # ints pass as floats
         return _array_check(space, num_envs, {"f": "fiu", "b": "iub"}.get(kind, "iu"), where)
-    if (parts := parts_of(space)) is not None:
-        return _parts_check(space, parts, num_envs, where)
+    parts = {
+        key: _make_check(part, num_envs, f"{where}[{key!r}]")
+        for key, part in (parts_of(space) or {}).items()
+    }
 
-    def check(actions: Any, env_ids: np.ndarray | None) -> Any:
+    def check_dict(actions: Any, env_ids: np.ndarray | None) -> dict[str, Any]:
+        keys = list(actions) if hasattr(actions, "keys") else type(actions).__name__
+        if not isinstance(keys, list) or set(keys) != parts.keys():
+            raise ActionTypeError(f"{where} must be a dict with the keys {list(parts)}, got {keys}")
+        return {key: part(actions[key], env_ids) for key, part in parts.items()}
+
+    def check_tuple(actions: Any, env_ids: np.ndarray | None) -> tuple[Any, ...]:
+        length = len(actions) if isinstance(actions, tuple | list) else type(actions).__name__
+        if length != len(parts):
+            raise ActionTypeError(
+                f"{where} must be a tuple of {len(parts)} batches, one per part of {space}, "
+                f"got {length}"
+            )
+        return tuple(part(actions[key], env_ids) for key, part in parts.items())
+
+    def check_count(actions: Any, env_ids: np.ndarray | None) -> Any:
         count = num_envs if env_ids is None else len(env_ids)
         expected = f"expected {count}: one of {space} per env"
         if not hasattr(actions, "__len__"):
@@ -90,7 +98,9 @@ def _make_check(space: Space, num_envs: int, where: str) -> Check:
             raise ActionError(f"{where} has {len(actions)} entries, {expected}")
         return actions
 
-    return check
+    if isinstance(space, Dict):
+        return check_dict
+    return check_tuple if isinstance(space, Tuple) else check_count
 
 
 def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
@@ -106,14 +116,12 @@ def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
             raise ActionError(f"{where} can't be made one array: {error}") from error
         expected = shape_of_all if env_ids is None else (len(env_ids), *shape)
         if array.shape != expected:
-            message = (
-                f"{where} has shape {array.shape}, expected {expected}: one of {space} per env"
-            )
+            told = f"{where} has shape {array.shape}, expected {expected}: one of {space} per env"
             if array.ndim and array.shape[1:] == expected[1:]:
                 if len(array) < expected[0]:
-                    message += f" (none for entry {len(array)} and after)"
-                message += "; pass one action per env, including envs about to reset"
-            raise (ActionError if array.ndim else ActionTypeError)(message)
+                    told += f" (none for entry {len(array)} and after)"
+                told += "; pass one action per env, including envs about to reset"
+            raise (ActionError if array.ndim else ActionTypeError)(told)
         kind = array.dtype.kind
         if kind not in kinds:
             wanted = " or ".join(_KIND_NAMES[k] for k in kinds if k in _KIND_NAMES)
@@ -126,26 +134,3 @@ def _array_check(space: Space, num_envs: int, kinds: str, where: str) -> Check:
         return array
 
     return check
-
-
-def _parts_check(space: Space, parts: dict[Any, Space], num_envs: int, where: str) -> Check:
-    checks = {key: _make_check(part, num_envs, f"{where}[{key!r}]") for key, part in parts.items()}
-
-    def check_dict(actions: Any, env_ids: np.ndarray | None) -> dict[str, Any]:
-        keys = list(actions) if hasattr(actions, "keys") else type(actions).__name__
-        if not isinstance(keys, list) or set(keys) != checks.keys():
-            raise ActionTypeError(
-                f"{where} must be a dict with the keys {list(checks)}, got {keys}"
-            )
-        return {key: part(actions[key], env_ids) for key, part in checks.items()}
-
-    def check_tuple(actions: Any, env_ids: np.ndarray | None) -> tuple[Any, ...]:
-        length = len(actions) if isinstance(actions, tuple | list) else type(actions).__name__
-        if length != len(checks):
-            raise ActionTypeError(
-                f"{where} must be a tuple of {len(checks)} batches, one per part of {space}, "
-                f"got {length}"
-            )
-        return tuple(part(actions[key], env_ids) for key, part in checks.items())
-
-    return check_dict if isinstance(space, Dict) else check_tuple

@@ -48,28 +48,27 @@ def announced(
 
     def tell() -> None:
         while not is_done.wait(_SILENT_SECONDS):
-            if not is_compiling():  # not yet, or code is being loaded
-                continue
-            seconds = _FIRST_SECONDS + _count_instructions(functions) / _PER_SECOND
-            _logger.warning(
-                "vecenv compiles %s%s, which takes about %.0f s on an idle core; %s",
-                name,
-                target,
-                seconds,
-                "later runs load it from disk" if is_kept() else "it can't be kept for later runs",
-            )
-            return
+            if is_compiling():
+                seconds = _FIRST_SECONDS + _count_instructions(functions) / _PER_SECOND
+                later = "later runs load it from disk"
+                _logger.warning(
+                    "vecenv compiles %s%s, which takes about %.0f s on an idle core; %s",
+                    *(name, target, seconds),
+                    later if is_kept() else "it can't be kept for later runs",
+                )
+                return
 
-    thread = threading.Thread(target=tell, name="vecenv-announcement", daemon=True)
     is_actor = os.path.basename(next(iter(sys.argv), "")) == "default_worker.py"
+    if is_actor or multiprocessing.current_process().name != "MainProcess":
+        yield
+        return
+    thread = threading.Thread(target=tell, name="vecenv-announcement", daemon=True)
+    thread.start()
     try:
-        if not is_actor and multiprocessing.current_process().name == "MainProcess":
-            thread.start()
         yield
     finally:
         is_done.set()
-        if thread.is_alive():
-            thread.join()
+        thread.join()
 
 
 def _count_instructions(functions: Iterable[Any]) -> int:

@@ -15,10 +15,7 @@ _Options = TypeVar("_Options")
 
 
 def read_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
-    """Return an integer from `least` to `most` (None: no upper limit).
-
-    Raises:
-        ValueError: The value is no such integer.
+    """Return an integer from `least` to `most` (None: no limit); raise ValueError for others.
 
     Example:
         >>> read_count("num_envs", np.int64(8))
@@ -35,11 +32,7 @@ def read_count(name: str, value: Any, least: int = 1, most: int | None = None) -
 
 
 def read_timeout(name: str, value: Any) -> float | None:
-    """Return the longest wait in seconds; None waits without limit.
-
-    Raises:
-        TypeError: The value is no number.
-        ValueError: It is below 0, or NaN, with which a wait would never end.
+    """Return the longest wait in seconds; None waits without limit. Raises TypeError or ValueError.
 
     Example:
         >>> read_timeout("timeout", -1)
@@ -57,20 +50,13 @@ def read_timeout(name: str, value: Any) -> float | None:
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
-    """Raise unless an argument is one of some strings (or None, if that is a choice).
-
-    Raises:
-        ValueError: The value is none of them.
-    """
+    """Raise ValueError unless an argument is one of some strings (or None, if that is a choice)."""
     if not isinstance(value, str | None) or value not in choices:
         raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(str, choices))}")
 
 
 def read_autoreset_mode(mode: str | AutoresetMode) -> AutoresetMode:
     """Return the mode for an enum member, or for its name or value in any spelling.
-
-    Raises:
-        ValueError: There is no such mode.
 
     Example:
         >>> read_autoreset_mode("same_step"), read_autoreset_mode("NextStep")

@@ -6,18 +6,17 @@ its envs; a worker process has one group of its share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 from gymnasium import Env
-from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info, copy_value
-from vecenv.core.rows import NEEDS_CONVERSION, ObservationRows, StepRows
+from vecenv.core.rows import NEEDS_CONVERSION, StepRows
 from vecenv.core.spaces import short
 from vecenv.timing.stamps import EnvStamps, StampedEnv, stamped
 
@@ -35,10 +34,10 @@ class EnvGroup:
     Args:
         envs: The envs.
         autoreset_mode: When envs are reset.
+        rows: Rows for the results; row i is env i's.
         enter: Enters an env's info into the infos that `reset` and `step` return, as `add_info`
-            does. Arguments: infos so far, the info, index of the env, number of envs. It must copy
-            what the env may change later. Called once per env and call, in the envs' order; twice
-            for an env whose new episode has the key `final_obs` or `final_info`.
+            does. Arguments: infos so far, the info, index of the env, number of envs. Called once
+            per env and call, in the envs' order.
 
     Attributes:
         envs: The envs; may be replaced item by item.
@@ -49,10 +48,10 @@ class EnvGroup:
         self,
         envs: list[Env],
         autoreset_mode: AutoresetMode,
+        rows: StepRows,
         enter: Callable[[Any, Any, int, int], None] = add_info,
     ) -> None:
-        self.envs = envs
-        self.enter = enter
+        self.envs, self._rows, self.enter = envs, rows, enter
         self._steppers: Sequence[Any] = envs  # the envs, or stand-ins that stamp their steps
         self.autoreset_mode = autoreset_mode
         self.ended: set[int] = set()
@@ -63,45 +62,34 @@ class EnvGroup:
         seeds: Sequence[int | None],
         options: dict[str, Any] | None,
         reset_mask: np.ndarray | None,
-        rows: ObservationRows,
     ) -> dict[Any, Any]:
         """Reset all envs or those of `reset_mask`, write their rows, return the batched infos.
 
-        Every env gets a copy of `options` of its own, including dicts, lists and arrays in it.
-
-        An env's exception is raised with its index as `env_index`; later envs are not
-        reset.
+        Every env gets a deep copy of `options` of its own. An env's exception is raised with its
+        index as `env_index`; later envs are not reset.
         """
         infos: dict[Any, Any] = {}
         for index in self._indices if reset_mask is None else np.flatnonzero(reset_mask).tolist():
-            info = self.reset_env(index, seeds[index], options, rows)
-            if info:
-                try:
-                    self.enter(infos, info, index, len(self.envs))
-                except Exception as error:
-                    blame(error, index, f"This came from the info of env {index}, in reset.")
-                    raise
+            self.reset_env(index, seeds[index], options, infos)
         return infos
 
     def reset_env(
-        self, index: int, seed: int | None, options: dict[str, Any] | None, rows: ObservationRows
-    ) -> dict[str, Any]:
-        """Reset one env, write its row, return its info; errors have its index as `env_index`."""
+        self, index: int, seed: int | None, options: dict[str, Any] | None, infos: dict[Any, Any]
+    ) -> None:
+        """Reset one env, write its row, enter its info; errors have its index as `env_index`."""
         try:
             own_options = None if options is None else copy_value(options)
             result = self._steppers[index].reset(seed=seed, options=own_options)
-            try:
-                if isinstance(result, np.ndarray | dict):  # both could be unpacked, too
-                    raise TypeError
-                obs, info = result
-            except (TypeError, ValueError):
+            if not isinstance(result, tuple | list) or len(result) != 2:
                 raise ObservationError(
                     f"returned {short(result, 200)} from reset, expected (obs, info); return "
                     "`obs, {}`",
                     index,
-                ) from None
-            rows.write(index, obs)
+                )
+            self._rows.obs.write(index, result[0])
             self.ended.discard(index)
+            if result[1]:
+                self.enter(infos, result[1], index, len(self.envs))
         except BaseException as error:
             note = f"This came from env {index}, in reset(seed={seed})."
             if isinstance(error, TypeError) and "unexpected keyword argument" in str(error):
@@ -111,12 +99,10 @@ class EnvGroup:
                 )
             blame(error, index, note)
             raise
-        return info
 
     def step(
         self,
         actions: Iterable[Any],
-        rows: StepRows,
         indices: Sequence[int] | None = None,
         enter: Callable[[Any, Any, int, int], None] | None = None,
     ) -> dict[Any, Any]:
@@ -124,23 +110,17 @@ class EnvGroup:
 
         Args:
             actions: One per env stepped, in order.
-            rows: Rows for the results; row i is env i's.
             indices: The envs to step; None for all.
             enter: Used for this step instead of the group's own.
 
-        Raises:
-            ResetNeeded: Autoreset is disabled and an env's episode has ended; nothing was stepped.
-            Exception: An env raised it; it has the env's index as `env_index`. Later envs have not
-                been stepped.
+        An env's exception is raised with its index as `env_index`; later envs are not stepped.
         """
-        keys, envs, enter = rows.obs.keys, self._steppers, enter or self.enter
-        ended = self.ended
+        rows, ended, enter = self._rows, self.ended, enter or self.enter
+        keys, envs = rows.obs.keys, self._steppers
         if indices is not None:
             keys, envs = [keys[i] for i in indices], [envs[i] for i in indices]
-        if ended and self.autoreset_mode is AutoresetMode.DISABLED:
-            self.require_reset_ended(self._indices if indices is None else indices)
-        if rows.has_ends:
-            rows.clear_flags(indices)
+        cleared: Any = slice(None) if indices is None else list(indices)
+        rows.terminations[cleared] = rows.truncations[cleared] = False
         resets_next = bool(ended)  # NEXT_STEP only: elsewhere `ended` is empty here
         target, rewards = rows.obs.target, rows.reward_view
         infos, index = {}, 0
@@ -149,7 +129,10 @@ class EnvGroup:
             numbers = indices or self._indices
             for index, env, key, action in zip(numbers, envs, keys, actions):  # noqa: B905  # see above
                 if resets_next and index in ended:
-                    info = self._begin_episode(index, rows)
+                    obs, info = env.reset()
+                    ended.discard(index)
+                    rows.obs.write(index, obs)
+                    rewards[index] = 0.0
                 else:
                     result = env.step(action)
                     try:
@@ -157,9 +140,8 @@ class EnvGroup:
                     except NEEDS_CONVERSION:
                         terminated, truncated, info = _write_converted(rows, index, result)
                     if terminated or truncated:
-                        rows.has_ends = True
                         rows.terminations[index], rows.truncations[index] = terminated, truncated
-                        info = self._end_episode(index, result[0], info, rows, infos, enter)
+                        info = self._end_episode(index, result[0], info)
                 if info:
                     enter(infos, info, index, len(self.envs))
         except BaseException as error:
@@ -167,23 +149,7 @@ class EnvGroup:
             raise
         return infos
 
-    def _begin_episode(self, index: int, rows: StepRows) -> dict[str, Any]:
-        """Reset an env instead of stepping it, as NEXT_STEP demands; return the info."""
-        obs, info = self._steppers[index].reset()
-        self.ended.discard(index)
-        rows.obs.write(index, obs)
-        rows.rewards[index] = 0.0
-        return info
-
-    def _end_episode(
-        self,
-        index: int,
-        obs: Any,
-        info: Any,
-        rows: StepRows,
-        infos: dict[str, Any],
-        enter: Callable[[Any, Any, int, int], None],
-    ) -> Any:
+    def _end_episode(self, index: int, obs: Any, info: Any) -> Any:
         """Apply the autoreset mode to the step that ends an episode; return the info to report."""
         if self.autoreset_mode is not AutoresetMode.SAME_STEP:
             self.ended.add(index)
@@ -191,13 +157,10 @@ class EnvGroup:
         # `reset` may reuse the memory of the env's observation and info, so copy them before.
         final = {"final_obs": deepcopy(obs), "final_info": copy_value(info)}
         obs, info = self._steppers[index].reset()
-        rows.obs.write(index, obs)
-        if not info:
-            return final
-        if isinstance(info, dict) and final.keys().isdisjoint(info):
-            return final | info
-        enter(infos, final, index, len(self.envs))
-        return info
+        self._rows.obs.write(index, obs)
+        if isinstance(info, Mapping):
+            return {**final, **info}
+        return info or final  # which is no dict: reported when it is entered
 
     def stamp(self, stamps: EnvStamps | None) -> None:
         """Begin to stamp the envs' steps and resets, row i for env i; None stops."""
@@ -205,23 +168,8 @@ class EnvGroup:
 
     def mark_done(self, index: int) -> None:
         """Stamp the time at which an env's latest results were written, if stamps are on."""
-        stepper = self._steppers[index]
-        if isinstance(stepper, StampedEnv):
+        if isinstance(stepper := self._steppers[index], StampedEnv):
             stepper.mark_done()
-
-    def require_reset_ended(self, indices: Iterable[int]) -> None:
-        """Refuse to step envs whose episode has ended, if autoreset is disabled.
-
-        Raises:
-            ResetNeeded: The episode of one of `indices` has ended.
-        """
-        stuck = sorted(self.ended.intersection(indices))
-        if stuck and self.autoreset_mode is AutoresetMode.DISABLED:
-            raise ResetNeeded(
-                f"The episodes of envs {stuck} have ended and autoreset is disabled; reset them "
-                "with reset(options={'reset_mask': mask}) before the next step. "
-                "Nothing was stepped."
-            )
 
 
 def blame(error: BaseException, index: int, note: str) -> None:

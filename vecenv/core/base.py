@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from gymnasium.error import AlreadyPendingCallError
+from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.arguments import read_autoreset_mode, read_timeout
-from vecenv.core.autoreset import EnvGroup
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
 from vecenv.core.masks import (
     MASK_KEY,
@@ -28,13 +27,12 @@ from vecenv.core.masks import (
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.replacing import read_reopened
 from vecenv.core.rows import (
-    ArrayRows,
-    ObservationRows,
-    Outputs,
     StepRows,
+    StepSlot,
     aligned_zeros,
     check_slot_array,
     copy_batch,
+    slot_rows,
 )
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.core.spaces import BatchedSpaces
@@ -45,28 +43,17 @@ from vecenv.timing.stamps import EnvStamps, WorkerProcess
 __all__ = ["GymVecEnv", "StepBatch", "StepResult", "StepSlot", "VecEnv"]
 
 _NOT_LOGGED: AbstractContextManager[None] = nullcontext()
+_ALL = slice(None)
 _MASK_DTYPES = (np.dtype(np.int8), np.dtype(np.bool_))
 
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-class StepSlot(Outputs):
-    """Memory for the results of one step, for the argument `out`; `obs` has the space's dtype.
-
-    Any object with these attributes works too, such as what `buffers.RolloutBuffer.slot` returns.
-    The arrays are C-contiguous and stay the caller's; a step overwrites them. If a slot has an
-    attribute `autoreset_mode`, envs of another mode refuse it.
-    """
-
-
 class StepBatch(NamedTuple):
-    """Results of the envs that `recv` returns, one row each, in the order they became ready.
+    """Results of the B envs that `recv` returns, in the order in which they became ready.
 
-    Attributes:
-        obs: (B, *obs_shape), nested as the observation space is.
-        rewards, terminations, truncations: float64 and bool (B,).
-        infos: Batched infos with B rows.
-        env_ids: int64 (B,), the env of each row.
+    Observations are nested as the space is; rewards are float64, the flags bool and `env_ids`, the
+    env of each row, int64 (B,).
     """
 
     obs: Any
@@ -139,7 +126,6 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             reset gives up envs in flight since `send`.
 
         Raises:
-            TypeError, ValueError: Seeds or mask are invalid.
             AlreadyPendingCallError: Another call is pending, or a masked env is in flight.
         """
         seed = checked_seed(seed, self.num_envs)
@@ -148,10 +134,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         try:
             with self._logged(RESET):
                 result = self._reset(seed, rest, reset_mask)
-        except Exception:
-            raise
-        except BaseException:  # nobody knows which envs have been reset
-            self._calls.forget_reset(RuntimeError("the last `reset` did not come to its end"))
+        except KeyboardInterrupt as error:  # nobody knows which envs have been reset
+            self._calls.forget_reset(error)
             raise
         self._calls.mark_reset()
         return result
@@ -173,10 +157,8 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             SlotError: `out` can't be written into, or is of a buffer for another autoreset mode.
                 Nothing was stepped.
             ResetNeeded: Before the first `reset`, or an episode has ended and autoreset is off.
-            AlreadyPendingCallError: Envs are in flight, or an asynchronous call is pending.
         """
-        if not self._calls.is_ready:
-            self._calls.require_ready("step")
+        self._calls.require_ready("step")
         if out is not None:
             self._check_slot_mode(out)
         with self._logged(STEP):
@@ -192,16 +174,11 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             ActionError, ResetNeeded: As for `step`.
             AlreadyPendingCallError: One of these envs is already in flight.
-            TypeError, ValueError: Ids are not integers, out of range or repeated.
         """
         ids = self._calls.check_env_ids(env_ids)
-        try:
-            with self._logged(SEND):
-                self._send(self._actions.check(actions, ids), ids)
-            self._calls.mark_sent(ids)
-        except BaseException:
-            self._calls.settle()
-            raise
+        with self._logged(SEND):
+            self._send(self._actions.check(actions, ids), ids)
+        self._calls.mark_sent(ids)
 
     def recv(
         self,
@@ -220,25 +197,16 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
                 `recv`. None for all that are ready. `recv(max_envs=16)` returns 16 envs each time,
                 as long as 16 are in flight, so that batches have one shape.
 
-        Returns:
-            The results in the order in which they became ready, with their `env_ids`.
-
         Raises:
             NoAsyncCallError: Nothing is in flight.
-            TypeError, ValueError: An argument is no number, or out of range.
         """
         count, most = self._calls.check_recv(min_envs, max_envs)
-        if timeout is not None:
-            timeout = read_timeout("timeout", timeout)
-        try:
-            with self._logged(RECV):
-                batch = self._recv(count, most, timeout)
-                if self._log is not None:
-                    self.timing.log.note_rows(len(batch.env_ids))
-            self._calls.mark_received(batch.env_ids)
-        except BaseException:
-            self._calls.settle()
-            raise
+        timeout = read_timeout("timeout", timeout)
+        with self._logged(RECV):
+            batch = self._recv(count, most, timeout)
+            if self._log is not None:
+                self.timing.log.note_rows(len(batch.env_ids))
+        self._calls.mark_received(batch.env_ids)
         return batch
 
     @property
@@ -268,15 +236,14 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
         Returns:
             int8 (B, width), the caller's to keep, or `out`; the width is n for Discrete,
-            sum(nvec) for MultiDiscrete and 2 n for MultiBinary actions, see `mask_width`. If an
-            episode has ended and the env waits for its reset, so that its action is ignored or
-            not allowed at all, a mask that is missing or all 0 becomes all 1.
+            sum(nvec) for MultiDiscrete and 2 n for MultiBinary actions, see `mask_width`. Where an
+            episode has ended, so that the action is ignored, a mask that is missing or all 0
+            becomes all 1.
 
         Raises:
             NoActionMaskError: The envs give no masks; says what an env must provide.
             ActionMaskError: A mask does not fit the action space, is missing, or allows no action;
                 names the env.
-            SlotError: `out` cannot be written into.
         """
         ids, count = None, self.num_envs
         if env_ids is None:
@@ -313,11 +280,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """Restore a state that `state_dict` returned; no `reset` is needed before.
 
         Envs that are stepped one by one are saved as pickles: loading them runs code, so load only
-        states that you have saved yourself.
-
-        Raises:
-            EnvStateError: The state can't be loaded. A `SyncVectorEnv` is unchanged then, others
-                must be reset.
+        states that you have saved yourself. If that raises EnvStateError, reset the envs.
         """
         raise EnvStateError(f"{type(self).__name__} can't load the state of its envs")
 
@@ -338,24 +301,23 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             EnvCreationError: A factory raised, or made an env of other spaces; names the env. The
                 other rows have been reopened.
-            AlreadyPendingCallError: A call is pending, or envs are in flight; nothing was changed.
         """
-        ids = self._calls.require_reopenable(rows)
+        calls, is_one = self._calls, isinstance(rows, int | np.integer)
+        calls.require_open("reopen")
+        if calls.is_started:
+            calls.require_idle("reopen")
+        ids = calls.distinct_ids([rows] if is_one else rows, "rows")
         self._reopen(read_reopened(ids, factories))
 
     def _reopen(self, factories: dict[int, Callable[[], Any]]) -> None:
-        """Do what `reopen` says; call `mark_reopened` before any change."""
+        """Do what `reopen` says; add the rows to `_calls.unreset` before any change."""
         raise NotImplementedError(
             f"{type(self).__name__} can't reopen rows; make the envs with backend='sync' or 'async'"
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Refuse copies and pickles, unless the class defines how it is copied, as EzPickle does.
-
-        Dropping a shallow copy would close the envs of both.
-        """
-        own = type(self)
-        if own.__reduce__ is not object.__reduce__ or own.__getstate__ is not object.__getstate__:
+        """Refuse copies and pickles, as dropping a copy would close the envs of both."""
+        if type(self).__getstate__ is not object.__getstate__:  # as EzPickle's
             return super().__reduce_ex__(protocol)
         raise TypeError(
             f"a {type(self).__name__} can't be copied or pickled: make another one with the same "
@@ -371,14 +333,10 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         finally:
             self.closed = True
             if hasattr(self, "_calls"):
-                self._calls.mark_closed()
+                self._calls.is_closed = True
 
     def _check_slot_mode(self, out: Any) -> None:
-        """Raise SlotError if `out` belongs to a buffer of another autoreset mode.
-
-        Which rows a buffer bootstraps or leaves out depends on its mode, so with envs of another
-        mode training would learn from wrong targets.
-        """
+        """Raise SlotError if `out` is of a buffer of another autoreset mode: targets were wrong."""
         own = self.autoreset_mode
         given = getattr(out, "autoreset_mode", None) or own
         if given is not own and (mode := read_autoreset_mode(given)) is not own:
@@ -396,10 +354,9 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         return _NOT_LOGGED if self._log is None else self.timing.log.waiting()
 
     def _begin_stamps(self) -> EnvStamps | int | None:
-        """Begin to stamp env steps; return the rings of stamps.
+        """Begin to stamp env steps; return the rings of stamps, or None if there are none.
 
-        If compiled calls are stamped in the log of calls, return the time of a call that does
-        nothing, in nanoseconds, instead. None if only the caller's time is known.
+        If compiled calls are stamped, return the nanoseconds of a call that does nothing instead.
         """
         return None
 
@@ -438,7 +395,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
 
 class GymVecEnv(VecEnv):
-    """A `VecEnv` of Gymnasium's envs, in whatever process; its results are kept in rows.
+    """A `VecEnv` of Gymnasium's envs, in whatever process; its latest results are kept in rows.
 
     For authors of a backend: call `_bind_rows` after `_set_up`; implement `call` and `_set_attr`.
     Masks are recorded if `_reset` calls `_note_reset`, and `_step` and `_recv` return what
@@ -450,63 +407,60 @@ class GymVecEnv(VecEnv):
 
     copy: bool = True
 
-    def _bind_rows(self, rows: StepRows, ended: EnvGroup | None = None) -> None:
-        """Set the rows for results, (num_envs, ...) of the observation space.
-
-        Args:
-            rows: Rows for the results of steps without `out`.
-            ended: The group that knows whose episode has ended, if autoreset is disabled; None to
-                record what `_note_ended` gets.
-        """
+    def _bind_rows(self, rows: StepRows) -> None:
+        """Set the rows for results."""
         self._rows = rows
-        self._latest = rows.obs  # rows of the last observations: the own ones, or those of an `out`
-        self._ended = EnvGroup([], self.autoreset_mode) if ended is None else ended
-        self._is_disabled = self.autoreset_mode is AutoresetMode.DISABLED
-        self._latest_flags = rows  # rows of the flags of the last step of all envs
         if not hasattr(self, "_masks"):  # lazy vector envs call this twice
             self._masks = LatestMasks(self.num_envs, self.single_action_space)
         self._mask_method: str | None = None  # of the single envs, once it has been found
 
-    def _own_rows(self) -> ObservationRows:
-        """Update the own rows after steps into `out`, and return them."""
-        rows = self._rows.obs
-        if self._latest is not rows:
-            rows.put(range(self.num_envs), self._latest.batch())
-            self._latest = rows
-        return rows
+    def _refuse_ended(self, env_ids: np.ndarray | slice = _ALL) -> None:
+        """Raise ResetNeeded if autoreset is disabled and an episode of these envs has ended."""
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._is_over(env_ids).any():
+            stuck = np.arange(self.num_envs)[env_ids][self._is_over(env_ids)].tolist()
+            raise ResetNeeded(
+                f"The episodes of envs {sorted(stuck)} have ended and autoreset is disabled; reset "
+                "them with reset(options={'reset_mask': mask}) before the next step. "
+                "Nothing was stepped."
+            )
+
+    def _is_over(self, env_ids: np.ndarray | slice = _ALL) -> np.ndarray:
+        """Return whose latest result has ended the episode, bool (B,); False after a reset."""
+        return self._rows.terminations[env_ids] | self._rows.truncations[env_ids]
+
+    def _slot(self, out: Any) -> StepRows | None:
+        """Check `out` of a step before anything is stepped; return its rows."""
+        return None if out is None else slot_rows(out, self._rows.obs, self.num_envs)
 
     def _observations(self) -> Any:
-        """Return the observations in the own rows."""
+        """Return the observations in the rows."""
         rows = self._rows.obs
-        if isinstance(rows, ArrayRows):
+        if rows.array is not None:
             return rows.array.copy() if self.copy else rows.array
         return copy_batch(rows.batch()) if self.copy else rows.batch()
 
-    def _results(self, rows: StepRows, out: Any, infos: dict[str, Any]) -> StepResult:
-        """Return the results of `step` from `rows`: the own ones, or those of `out`."""
-        self._latest, self._latest_flags = rows.obs, rows
-        if self._masks.is_used or (infos and MASK_KEY in infos):
-            self._masks.note(infos, rows.terminations | rows.truncations)
-        if out is not None:
-            return out.obs, out.rewards, out.terminations, out.truncations, infos
-        ends = rows.terminations.copy(), rows.truncations.copy()
-        return self._observations(), rows.rewards.copy(), *ends, infos
+    def _results(self, out: Any, slot: StepRows | None, infos: dict[str, Any]) -> StepResult:
+        """Return the results of `step`; copy them to `out`, whose rows are `slot`, if given."""
+        rows = self._rows
+        self._masks.note(infos)
+        if slot is None:
+            ends = rows.terminations.copy(), rows.truncations.copy()
+            return self._observations(), rows.rewards.copy(), *ends, infos
+        ends = rows.terminations, rows.truncations
+        slot.put(range(self.num_envs), (rows.obs.batch(), rows.rewards, *ends))
+        return out.obs, out.rewards, out.terminations, out.truncations, infos
 
     def _batch_of(self, env_ids: np.ndarray, infos: dict[str, Any]) -> StepBatch:
-        """Return the results of `recv` from the own rows."""
+        """Return the results of `recv` from the rows."""
         rows = self._rows
+        self._masks.note(infos, env_ids)
         ends = rows.terminations[env_ids], rows.truncations[env_ids]
-        batch = StepBatch(rows.obs.take(env_ids), rows.rewards[env_ids], *ends, infos, env_ids)
-        if self._masks.is_used or (batch.infos and MASK_KEY in batch.infos):
-            is_over = batch.terminations | batch.truncations
-            self._masks.note(batch.infos, is_over, batch.env_ids)
-        return batch
+        return StepBatch(rows.obs.take(env_ids), rows.rewards[env_ids], *ends, infos, env_ids)
 
-    def _note_reset(self, infos: dict[Any, Any], env_ids: Sequence[int] | np.ndarray) -> None:
-        """Record the masks in the infos of a reset of these envs; infos have rows of all envs."""
-        if self._masks.is_used or MASK_KEY in infos:
-            is_full = len(env_ids) == self.num_envs
-            self._masks.note_reset(infos, None if is_full else np.asarray(env_ids, np.int64))
+    def _note_reset(self, infos: dict[Any, Any], env_ids: np.ndarray | slice) -> None:
+        """Record a reset of these envs, and masks in its infos, which have rows of all envs."""
+        self._rows.terminations[env_ids] = self._rows.truncations[env_ids] = False
+        self._masks.note_reset(infos, env_ids)
 
     @cached_property
     def _observes_masks(self) -> bool:
@@ -523,18 +477,15 @@ class GymVecEnv(VecEnv):
         )
 
     def _action_masks(self, env_ids: np.ndarray | None, out: np.ndarray | None) -> np.ndarray:
-        rows = slice(None) if env_ids is None else env_ids
-        masks = self._masks
-        if not masks.is_used:
-            masks.is_used = True
-            masks.is_over[:] = self._latest_flags.terminations | self._latest_flags.truncations
+        rows = _ALL if env_ids is None else env_ids
+        masks, is_over = self._masks, self._is_over(rows)
         if self._observes_masks:
-            part = self._latest.children[MASK_KEY].array  # type: ignore[attr-defined]  # a Dict's rows
-            found = masks.checked(part[rows], rows)
+            found = masks.checked(self._rows.obs.batch()[MASK_KEY][rows], rows, is_over)
         elif masks.values is not None:
-            found = masks.read(rows)
+            found = masks.read(rows, is_over)
         else:
-            found = masks.checked(self._masks_of_envs(np.arange(self.num_envs)[rows]), rows)
+            ids = np.arange(self.num_envs)[rows]
+            found = masks.checked(self._masks_of_envs(ids), rows, is_over)
         if out is None:
             return found
         out[...] = found
@@ -568,20 +519,13 @@ class GymVecEnv(VecEnv):
             raise no_masks(self._mask_width, self.single_observation_space) from error
         return as_objects([masks[env_id] for env_id in env_ids.tolist()])
 
-    def _note_ended(self, is_over: np.ndarray, env_ids: np.ndarray | None = None) -> None:
-        """Record whose episode has ended, bool (B,) of `env_ids` or all, if autoreset is off."""
-        rows = np.flatnonzero(is_over)
-        self._ended.ended.update((rows if env_ids is None else env_ids[rows]).tolist())
-
     def _notes(self) -> tuple[Any, ...]:
         """Return what the state needs beside observations, for `_take_notes`."""
-        flags = self._latest_flags
-        return flags.terminations | flags.truncations, self._masks.state()
+        return self._is_over(), self._masks.state()
 
     def _take_notes(self, is_over: np.ndarray, masks: tuple[Any, ...]) -> None:
         """Restore what `_notes` returned."""
-        rows = self._rows  # don't write its flags: workers clear only those they have set
-        self._latest_flags = StepRows(rows.obs, rows.rewards, is_over, np.zeros_like(is_over))
+        self._rows.terminations[...], self._rows.truncations[...] = is_over, False
         self._masks.restore(*masks)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -589,11 +533,7 @@ class GymVecEnv(VecEnv):
         raise NotImplementedError
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set an attribute of every env, to one value or to one per env (a list or tuple).
-
-        Raises:
-            ValueError: The list has the wrong length.
-        """
+        """Set an attribute of every env, to one value or to one per env (a list or tuple)."""
         self._calls.require_idle("set_attr")
         if not isinstance(values, list | tuple):
             values = [values] * self.num_envs

@@ -269,41 +269,37 @@ class _Walk:
         self.unknown: list[str] = []  # types of what can't be hashed
         self._seen: dict[int, int] = {}
         self._add(_VERSIONS, [getattr(config, setting, None) for setting in _SETTINGS])
-        self._visit_all(roots)
+        self._visit(*roots)
 
     def _add(self, *parts: Any) -> None:
         self.digest.update(repr(parts).encode())
 
-    def _visit_all(self, values: Iterable[Any]) -> None:
+    def _visit(self, *values: Any) -> None:
         for found in values:
-            self._visit(found)
+            if found is None or type(found) in _PLAIN:  # most values are
+                self._add("constant", _stable_repr(found))
+            elif not (self._visit_function(found) or self._visit_constant(found)):
+                self.unknown.append(f"{type(found).__module__}.{type(found).__qualname__}")
 
-    def _visit(self, found: Any) -> None:
-        if found is None or type(found) in _PLAIN:  # most values are
-            self._add("constant", _stable_repr(found))
-        elif not (self._visit_compiled(found) or self._visit_constant(found)):
-            self.unknown.append(f"{type(found).__module__}.{type(found).__qualname__}")
-
-    def _visit_compiled(self, found: Any) -> bool:
-        """Visit a compiled function or the like; return whether it was one."""
+    def _visit_function(self, found: Any) -> bool:
+        """Visit a compiled or plain function, or an intrinsic; return whether it was one."""
         value: Any = found
         is_new = id(value) not in self._seen
         if is_jitted(found):
             if is_new:
                 self._add("options", sorted(map(str, value.targetoptions.items())))
                 for name, kind in sorted(value.locals.items()):  # types of local variables
-                    self._add("local", name)
-                    self._visit(kind)
+                    self._visit(name, kind)
                 if not value._can_compile:  # declared with signatures
                     self._add([str(one.signature) for one in value.overloads.values()])
             self._enter(value, python_function(value))
         elif isinstance(value, types.FunctionType):
-            # Numba registers its own functions only when it compiles for the first time.
-            is_new = is_new and not _is_fixed(value.__module__)
             self._enter(value, value)
             own = getattr(value, "compiled_as", None)  # what is compiled for it, as it says itself
             self._visit(own)
-            for kind in registered(value) if is_new and own is None else ():
+            # Numba registers its own functions only when it compiles for the first time.
+            is_plain = is_new and own is None and not _is_fixed(value.__module__)
+            for kind in registered(value) if is_plain else ():
                 self._overload(kind)
         elif isinstance(getattr(value, "_defn", None), types.FunctionType):  # an intrinsic
             self._enter(value, value._defn)
@@ -321,13 +317,12 @@ class _Walk:
             self._add("overload", getattr(template, "_inline", None) is not None)
             self._add(sorted(map(str, getattr(template, "_jit_options", {}).items())))
             if _is_fixed(make.__module__):
-                self._visit_all(closed_over(make).values())  # of `register_jitable`
+                self._visit(*closed_over(make).values())  # of `register_jitable`
             else:
                 self._enter(make, make)
 
-    def _visit_constant(self, found: Any) -> bool:
+    def _visit_constant(self, value: Any) -> bool:
         """Visit a value; return whether its kind is known."""
-        value: Any = found
         if isinstance(value, types.ModuleType):
             self._add("module", value.__name__)
         elif isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
@@ -337,40 +332,34 @@ class _Walk:
             self._add("dtype", value)
         elif isinstance(value, enum.Enum):
             self._add("member", type(value).__qualname__, type(value).__mro__[1].__name__)
-            self._add(value.name)
-            self._visit(value.value)
+            self._visit(value.name, value.value)
         elif isinstance(value, tuple | list | frozenset | set):
             items = sorted(value, key=_stable_repr) if isinstance(value, frozenset | set) else value
             self._add(type(value).__name__, getattr(value, "_fields", None), len(value))
-            self._visit_all(items)
+            self._visit(*items)
         elif isinstance(value, types_of_numba.Type):
             # Names say everything, unless they contain an address or a number of this process.
             self._add("type", str(value))
             is_external = isinstance(value, types_of_numba.ExternalFunctionPointer)
             is_numbas = _is_fixed(type(value).__module__) and not is_external
             return is_numbas and not re.search(r"0x|#|\$", str(value))
-        elif isinstance(value, type):
-            return self._visit_class(value)
+        elif isinstance(value, enum.EnumMeta):
+            self._add("enum", value.__mro__[1].__name__, list(value.__members__))
+            self._visit(*(one.value for one in value.__members__.values()))  # type: ignore[attr-defined]
+        elif isinstance(value, type):  # a named tuple, an exception, or one of a library
+            self._add("class", value.__module__, value.__qualname__, getattr(value, "_fields", 0))
+            is_fixed = _is_fixed(value.__module__) or value.__module__ == "ctypes"
+            if "class_type" in vars(value):  # a jitclass
+                return False
+            if is_fixed or (issubclass(value, tuple) and hasattr(value, "_fields")):
+                return True
+            home = sys.modules.get(value.__module__)  # of exceptions, code has the name
+            return issubclass(value, BaseException) and getattr(home, value.__name__, 0) is value
         elif (name := _name_in_library(value)) is not None:
             self._add("library", name)
         else:
             return False
         return True
-
-    def _visit_class(self, found: Any) -> bool:
-        """Visit a class: an enum, a named tuple, an exception, or one of a library."""
-        if isinstance(found, enum.EnumMeta):
-            self._add("enum", found.__mro__[1].__name__, list(found.__members__))
-            self._visit_all(one.value for one in found.__members__.values())  # type: ignore[attr-defined]
-            return True
-        if "class_type" in vars(found):  # a jitclass
-            return False
-        self._add("class", found.__module__, found.__qualname__, getattr(found, "_fields", None))
-        is_fixed = _is_fixed(found.__module__) or found.__module__ == "ctypes"
-        if is_fixed or (issubclass(found, tuple) and hasattr(found, "_fields")):
-            return True
-        home = sys.modules.get(found.__module__)  # for exceptions, cached code has only the name
-        return issubclass(found, BaseException) and getattr(home, found.__name__, None) is found
 
     def _enter(self, key: Any, function: types.FunctionType) -> None:
         if id(key) in self._seen:
@@ -384,8 +373,7 @@ class _Walk:
         self._add("function", function.__module__, function.__module__ in sys.modules)
         self._visit(function.__defaults__)
         for name, value in (function.__kwdefaults__ or {}).items():
-            self._add("default", name)
-            self._visit(value)
+            self._visit(name, value)
         self._code(function.__code__, function.__globals__, closed_over(function))
 
     def _code(
@@ -396,8 +384,7 @@ class _Walk:
         for one in inner:
             self._code(one, scope, closed)
         values = [scope[name] for name in names if name in scope]
-        values += [closed[name] for name in code.co_freevars if name in closed]
-        for value in values:
+        for value in [*values, *(closed[name] for name in code.co_freevars if name in closed)]:
             self._visit(value)
             if isinstance(value, types.ModuleType):
                 self._attributes(value, code.co_names)

@@ -27,13 +27,12 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numba import config, types
+from numba import types
 
 __all__ = [
     "LOWEST",
     "DeviceError",
     "Lowered",
-    "is_simulated",
     "loaded",
     "lower",
     "machine_code",
@@ -93,19 +92,11 @@ class DeviceError(RuntimeError):
 
 
 class Lowered(NamedTuple):
-    """A function lowered for devices: texts in LLVM's language (NVVM IR) and the kernel's name.
-
-    `name` is for messages.
-    """
+    """A function lowered for devices: texts in LLVM's language (NVVM IR) and the kernel's name."""
 
     name: str
     modules: tuple[str, ...]
     entry: str
-
-
-def is_simulated() -> bool:
-    """Whether numba-cuda's simulator replaces devices (NUMBA_ENABLE_CUDASIM=1)."""
-    return bool(getattr(config, "ENABLE_CUDASIM", False))
 
 
 _module: Any = importlib.import_module  # type checkers don't know these modules
@@ -115,18 +106,15 @@ _module: Any = importlib.import_module  # type checkers don't know these modules
 def require() -> Any:
     """Import numba-cuda, add to it what kernels need, and return `numba.cuda`.
 
-    It has `grid`, and in addition `jit` if it is the simulator, else `extending` and `cgutils`.
-
     Raises:
         ModuleNotFoundError: numba-cuda is not installed; says how to install it.
         DeviceError: It does not fit the installed NumPy or Numba.
     """
     try:
-        with _earlier_numpy():
+        # numba-cuda 0.30 can be imported with NumPy 2.5, which warns and lacks `row_stack`.
+        with _patched("row_stack", np.vstack, np):
             _module("numba_cuda")
             cuda = _module("numba.cuda")
-            if is_simulated():
-                return cuda
             for name in ("cgutils", "compiler", "extending", "np.arrayobj"):
                 _module(f"numba.cuda.{name}")
     except ImportError as error:
@@ -145,55 +133,36 @@ def require() -> Any:
 
 
 @contextlib.contextmanager
-def _earlier_numpy() -> Iterator[None]:
-    """Let numba-cuda 0.30 be imported with NumPy 2.5, which warns and lacks `row_stack`."""
-    numpy: Any = np
-    is_lacking = not hasattr(np, "row_stack")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if is_lacking:
-                numpy.row_stack = np.vstack
-            yield
-    finally:
-        if is_lacking:
-            del numpy.row_stack
-
-
-@contextlib.contextmanager
-def _without_device() -> Iterator[None]:
-    """Give numba-cuda a device's properties, which it asks for when compiling nested functions."""
-    modules = _module("numba.cuda.compiler"), _module("numba.cuda.dispatcher")
-
-    class Device:
-        compute_capability = _LOWERED_FOR
-
-    before = [module.get_current_device for module in modules]
+def _patched(name: str, value: Any, *modules: Any) -> Iterator[None]:
+    """Let modules have another attribute, and give no warnings, in this context."""
+    before = [getattr(module, name, None) for module in modules]
     try:
         for module in modules:
-            module.get_current_device = Device
+            setattr(module, name, value)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for module, function in zip(modules, before, strict=True):
-            module.get_current_device = function
+        for module, found in zip(modules, before, strict=True):
+            setattr(module, name, found) if found is not None else delattr(module, name)
+
+
+class _Device:
+    compute_capability = _LOWERED_FOR
+
+
+def _without_device() -> contextlib.AbstractContextManager[None]:
+    """Give numba-cuda a device's properties, which it asks for when compiling nested functions."""
+    modules = _module("numba.cuda.compiler"), _module("numba.cuda.dispatcher")
+    return _patched("get_current_device", _Device, *modules)
 
 
 def lower(
     name: str, function: Callable[..., None], arguments: tuple[Any, ...], entry: str
 ) -> Lowered:
-    """Lower a plain function for devices; no device is needed.
+    """Lower a plain function, with arguments of these types, to a kernel of the name `entry`.
 
-    Args:
-        name: Name for messages.
-        function: Has `grid` among its global names.
-        arguments: Numba's types of the function's arguments.
-        entry: Name for the kernel.
-
-    Raises:
-        ModuleNotFoundError: numba-cuda is not installed.
-        Exception: numba-cuda raised it, as the function does something that devices can't.
+    No device is needed. It raises what numba-cuda raises of functions that devices can't run.
     """
     require()
     compiler = _module("numba.cuda.compiler")
@@ -262,16 +231,11 @@ def machine_code(text: str, capability: tuple[int, int]) -> tuple[bytes, str]:
 
 
 def loaded(name: str, code: bytes, entry: str) -> Callable[[int, int, int, int], None]:
-    """Load machine code or PTX into the current context.
-
-    Args:
-        name: Name for messages.
-        code: Machine code of `machine_code`, or PTX that ends with a zero byte.
-        entry: Name of the kernel in it.
+    """Load machine code, or PTX that ends with a zero byte, into the current context.
 
     Returns:
-        `launch(num_blocks, block_size, stream, places)`, whose last two arguments are addresses: of
-        a stream, and of an array with the address of each argument.
+        `launch(num_blocks, block_size, stream, places)` of the kernel `entry`; the last two
+        arguments are addresses: of a stream, and of an array with the address of each argument.
 
     Raises:
         DeviceError: The device's driver refuses the code.

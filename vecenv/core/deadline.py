@@ -22,12 +22,7 @@ class Deadline:
 
     @staticmethod
     def of_call(timeout: float | None, limit: float | None) -> Deadline:
-        """Return the deadline of a call.
-
-        Args:
-            timeout: The call's own timeout; it only ends the wait.
-            limit: Used if the call has no timeout: how long envs may take.
-        """
+        """Return the deadline of a call: its own timeout, which only ends the wait, or a limit."""
         if timeout is not None:
             return Deadline(timeout)
         return _NEVER if limit is None else Deadline(limit, is_limit=True)

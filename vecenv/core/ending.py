@@ -77,17 +77,11 @@ class Watcher:
     def start(self) -> None:
         """Start the process, which `close` ends."""
         if hasattr(os, "killpg"):  # not in Windows
+            command, null = [sys.executable, "-I", "-S", "-c", _WATCHER], subprocess.DEVNULL
+            options: dict[str, Any] = {"cwd": "/", "start_new_session": True, "bufsize": 0}
+            options.update(stdin=subprocess.PIPE, stdout=null, stderr=null)
             with interrupts_later():  # else Ctrl-C could leave a process that nothing refers to
-                command = [sys.executable, "-I", "-S", "-c", _WATCHER]
-                process = self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    cwd="/",
-                    start_new_session=True,
-                    bufsize=0,
-                )
+                process = self._process = subprocess.Popen(command, **options)
                 self._file, process.stdin = process.stdin, None
 
     def tell(self, sign: str, pid: int) -> None:

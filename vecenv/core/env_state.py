@@ -8,7 +8,7 @@ from __future__ import annotations
 import copyreg
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gymnasium import Env, Space
@@ -32,18 +32,24 @@ class SavedEnv(NamedTuple):
 
 def dump_env(saved: SavedEnv, index: int) -> bytes:
     """Pickle an env; raise EnvStateError if that fails."""
-    try:
+
+    def dump() -> bytes:
         try:
             return _dumps(pickle.Pickler, saved)
         except Exception:  # closures, lambdas, classes of a notebook: by value
             import cloudpickle
 
             return _dumps(cloudpickle.Pickler, saved)
-    except Exception as error:  # pickling runs code of users' classes
-        raise EnvStateError(
-            f"the state of env {index} can't be saved, as pickling it failed with "
-            f"{type(error).__name__}: {error!s:.300}"
-        ) from error
+
+    return _guarded(dump, f"the state of env {index} can't be saved, as pickling it failed")
+
+
+def _guarded(function: Callable[[], Any], problem: str) -> Any:
+    """Return a function's result; users' classes may raise anything when they are pickled."""
+    try:
+        return function()
+    except Exception as error:
+        raise EnvStateError(f"{problem} with {type(error).__name__}: {error!s:.300}") from error
 
 
 def _dumps(base: Any, saved: SavedEnv) -> bytes:
@@ -73,14 +79,9 @@ def load_env(pickled: Any, index: int, observation_space: Space, action_space: S
     Raises:
         EnvStateError: It can't be unpickled, or has other spaces.
     """
-    try:
-        saved = SavedEnv(*pickle.loads(pickled))
-        spaces = saved.env.observation_space, saved.env.action_space
-    except Exception as error:  # unpickling runs code of users' classes
-        raise EnvStateError(
-            f"the state of env {index} can't be loaded, as unpickling it failed with "
-            f"{type(error).__name__}: {error!s:.300}"
-        ) from error
+    problem = f"the state of env {index} can't be loaded, as unpickling it failed"
+    saved = _guarded(lambda: SavedEnv(*pickle.loads(pickled)), problem)
+    spaces = saved.env.observation_space, saved.env.action_space
     for space, expected in zip(spaces, (observation_space, action_space), strict=True):
         is_comparable = type(expected).__eq__ is not object.__eq__
         if not (space == expected if is_comparable else type(space) is type(expected)):
@@ -115,7 +116,4 @@ def unpack_envs(state: Mapping[str, Any], num_envs: int) -> tuple[list[bytes], A
             "state has no pickles of the envs: a checkpoint gives those only to the user who has "
             "written them, as unpickling runs code"
         )
-    try:
-        return pickles, loads(state["notes"])
-    except Exception as error:  # unpickling runs code of users' classes
-        raise EnvStateError(f"the notes of state can't be unpickled: {error!s:.300}") from error
+    return pickles, _guarded(lambda: loads(state["notes"]), "unpickling the notes of state failed")

@@ -13,6 +13,7 @@ from gymnasium import logger
 
 from vecenv.core.errors import ObservationError
 from vecenv.core.pickling import dumps, loads
+from vecenv.core.spaces import short
 
 __all__ = [
     "EnvFault",
@@ -23,7 +24,6 @@ __all__ = [
     "describe_exit",
     "raise_faults",
     "retold",
-    "shorten",
 ]
 
 
@@ -53,14 +53,8 @@ class RemoteTraceback(Exception):
 class EnvFault(NamedTuple):
     """An exception that an env raised in a worker.
 
-    Attributes:
-        env_id: Which env; negative if it was none but, for example, a policy.
-        worker: Which worker.
-        call: The call in which it was raised, such as "step".
-        action: Short text of the action, or "".
-        pickled: The exception.
-        text: Its `repr`.
-        trace: The formatted traceback.
+    `env_id` is negative if it was no env but, for example, a policy; `action` is a short text, or
+    ""; `pickled` is the exception, `text` its `repr`, and `trace` the formatted traceback.
     """
 
     env_id: int
@@ -78,15 +72,17 @@ class EnvFault(NamedTuple):
         """Describe an exception that is being handled; its notes are in no text."""
         if isinstance(error, ObservationError):
             error.name_env(env_id)
-        shown = "" if action is None else shorten(_repr(action))
-        try:
-            vars(error).pop("__notes__", ())
-            trace = "".join(traceback.format_exception(type(error), error, _own_part(error)))
-            bare = error.with_traceback(None)
-            bare.__cause__ = bare.__context__ = None
-            return EnvFault(env_id, worker, call, shown, _pickled(bare), _repr(bare), trace)
-        except Exception:  # its class overrides what exceptions consist of
-            return EnvFault(env_id, worker, call, shown, b"", _repr(error), _repr(error))
+        shown = "" if action is None else short(action, 200)
+        vars(error).pop("__notes__", ())
+        lines = error.__traceback__  # without this package's frames above those of the env
+        while lines is not None and lines.tb_next is not None:
+            if not lines.tb_frame.f_globals.get("__name__", "").startswith("vecenv."):
+                break
+            lines = lines.tb_next
+        trace = "".join(traceback.format_exception(type(error), error, lines))
+        bare = error.with_traceback(None)
+        bare.__cause__ = bare.__context__ = None
+        return EnvFault(env_id, worker, call, shown, _pickled(bare), short(bare, 2000), trace)
 
     def exception(self, step: int) -> BaseException:
         """Return the exception, with the worker's traceback as cause and a note saying where."""
@@ -108,35 +104,12 @@ class EnvFault(NamedTuple):
         return error
 
 
-def _own_part(error: BaseException) -> Any:
-    """Return the traceback without the frames of this package that lead to the env's code."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        if not trace.tb_frame.f_globals.get("__name__", "").startswith("vecenv."):
-            break
-        trace = trace.tb_next
-    return trace
-
-
-def _repr(value: Any) -> str:
-    """Return a value's repr; users' classes may raise anything in it."""
-    try:
-        return repr(value)
-    except Exception as error:
-        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
-
-
 def _pickled(error: BaseException) -> bytes:
     try:
         pickled = dumps(error)
         return pickled if isinstance(loads(pickled), BaseException) else b""
     except BaseException:  # exceptions with unusual constructors fail in many ways
         return b""
-
-
-def shorten(text: str, most: int = 200) -> str:
-    """Cut a text to the length of a message."""
-    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def raise_faults(faults: list[EnvFault], step: int) -> None:

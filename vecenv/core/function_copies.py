@@ -57,9 +57,7 @@ class Copies:
     def copy(self, value: Any, names: set[str] | None = None) -> Any:
         """Return a copy of a function, or of a value with its functions replaced by copies.
 
-        Args:
-            value: Anything; values without functions are passed to `convert`.
-            names: Attributes that code may read from it, if it is a module.
+        Values without functions are passed to `convert`; of a module, only `names` are replaced.
         """
         if is_jitted(value):
             return self._function(value, python_function(value))

@@ -32,15 +32,13 @@ def add_info(
     """Enter one env's info into the batched infos, in place.
 
     The rules are those of `gymnasium.vector.VectorEnv._add_info`: each key holds an array with one
-    row per env and is accompanied by a boolean mask `_key`; numbers and NumPy arrays keep their
-    dtype, dicts are batched recursively, everything else goes into an object array; `final_obs` is
-    always an object array. The first env that has a key decides dtype and shape; later values
-    are assigned to their row, and cast as NumPy does.
+    row per env, and a boolean mask `_key`; numbers and arrays keep their dtype, dicts are batched
+    recursively, everything else and `final_obs` goes into an object array. The first env that has a
+    key decides dtype and shape; later values are cast as NumPy does.
 
     Args:
         infos: Batched infos so far; changed in place.
-        info: The info dict of one env; only read. Arrays, lists, tuples and dicts are copied, other
-            objects are entered themselves.
+        info: The info of one env: arrays, lists, tuples and dicts in it are copied.
         index: Row of this env.
         num_envs: Rows of every array.
         env_id: The env's number in error messages; None for `index`.
@@ -56,7 +54,6 @@ def add_info(
             "expected a dict"
         )
     for key, value in info.items():
-        mask_key = f"_{key}"
         is_plain = value.__class__ in _PLAIN
         column = infos.get(key)
         try:
@@ -72,7 +69,7 @@ def add_info(
                 if not is_plain and (isinstance(column, dict) or column.dtype.hasobject):
                     value = copy_value(value)
                 column[index] = value
-            mask = infos.get(mask_key)
+            mask = infos.get(mask_key := f"_{key}")
             if mask is None:
                 mask = infos[mask_key] = np.zeros(num_envs, dtype=np.bool_)
             mask[index] = True
@@ -117,27 +114,21 @@ def copy_value(value: Any) -> Any:
     kind = value.__class__
     if kind in _PLAIN:
         return value
-    if kind is np.ndarray:
+    if kind is np.ndarray or kind is set:
         return value.copy()
+    if kind is dict:
+        return {key: copy_value(part) for key, part in value.items()}
     if isinstance(value, dict):
-        if kind is dict:
-            return {key: copy_value(part) for key, part in value.items()}
         parts = copy.copy(value)  # keeps the type, such as OrderedDict
-        for key, part in value.items():
-            parts[key] = copy_value(part)
+        parts.update((key, copy_value(part)) for key, part in value.items())
         return parts
-    if kind is list:
-        return [copy_value(part) for part in value]
-    if kind is tuple:
-        return tuple(copy_value(part) for part in value)
-    return set(value) if kind is set else value
+    return kind(map(copy_value, value)) if kind is list or kind is tuple else value
 
 
-class InfosApart(dict[int, list[dict[str, Any]]]):
-    """Infos that are not batched yet: per row the dicts to be entered, mostly one.
+class InfosApart(dict[int, dict[str, Any]]):
+    """Infos that are not batched yet, by row.
 
-    Rows are in the order in which they must be entered. Vector envs in other processes return
-    this, so that infos are batched only once.
+    Vector envs in other processes return this, so that infos are batched only once.
     """
 
     def enter(
@@ -151,20 +142,15 @@ class InfosApart(dict[int, list[dict[str, Any]]]):
 
         `rows` gives the row there of each row here; `env_ids` gives the env, for errors.
         """
-        for row, entries in self.items():
-            for info in entries:
-                add_info(infos, info, int(rows[row]), num_rows, int(env_ids[row]))
+        for row, info in self.items():
+            add_info(infos, info, int(rows[row]), num_rows, int(env_ids[row]))
 
 
 def keep_info(
-    infos: dict[int, Any],
-    info: dict[str, Any],
-    index: int,
-    num_envs: int,
-    env_id: int | None = None,
+    infos: dict[int, Any], info: Any, index: int, num_envs: int, env_id: int | None = None
 ) -> None:
     """Keep an info as `add_info` does, but unbatched."""
-    infos.setdefault(index, []).append(copy_value(info))
+    infos[index] = copy_value(info)
 
 
 def take_infos(infos: dict[str, Any], env_ids: np.ndarray) -> dict[str, Any]:

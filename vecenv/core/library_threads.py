@@ -26,7 +26,7 @@ _VARIABLES += ("NUMEXPR_NUM_THREADS",)
 def limited_environment() -> dict[str, str]:
     """Return this process's environment variables, with limits of libraries' threads added.
 
-    Variables that the user has set win. OpenBLAS, MKL and PyTorch also follow OMP_NUM_THREADS.
+    Variables that the user has set win; OpenBLAS, MKL and PyTorch also follow OMP_NUM_THREADS.
     """
     names = () if "OMP_NUM_THREADS" in os.environ else _VARIABLES
     return {**dict.fromkeys((*names, "NUMBA_NUM_THREADS"), "1"), **os.environ}

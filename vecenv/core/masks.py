@@ -67,22 +67,14 @@ def mask_starts(space: Space) -> np.ndarray:
 
 
 def allow_something(bits: np.ndarray, starts: np.ndarray) -> Any:
-    """Return which masks, bool (B, width), allow a value for each part of an action, bool (B,).
-
-    Args:
-        bits: The masks.
-        starts: See `mask_starts`.
-    """
-    if len(starts) == 1:
+    """Return which masks, bool (B, width), allow a value for each part of an action, bool (B,)."""
+    if len(starts) == 1:  # see `mask_starts`
         return bits.any(axis=1)
     return np.logical_or.reduceat(bits, starts, axis=1).all(axis=1)
 
 
 def mask_width(space: Space) -> int:
-    """Return the length of a mask for actions of `space`.
-
-    Raises:
-        NoActionMaskError: There are no masks for such a space.
+    """Return the length of a mask for actions of `space`; raises as `mask_sizes` does.
 
     Example:
         >>> mask_width(Discrete(6)), mask_width(MultiDiscrete([3, 4]))
@@ -108,10 +100,6 @@ def sample_actions(
 
     Returns:
         (B, *action_shape) of the space's dtype; the caller owns it.
-
-    Raises:
-        ActionMaskError: `masks` has another shape.
-        NoActionMaskError: There are no masks for such a space.
 
     Example:
         >>> rng = np.random.default_rng(0)
@@ -187,9 +175,7 @@ class MaskInfos(Wrapper):
                 raise NoActionMaskError(f"{self.env} gives no action mask; {_how_to(self._width)}")
             found: Any = self.env.get_wrapper_attr(self._method)
             mask = found() if callable(found) else found
-        if getattr(mask, "dtype", None) != np.int8 or mask.shape != (self._width,):
-            mask = flat_mask(mask, self._width, self.env.action_space)
-        return {**info, MASK_KEY: mask}
+        return {**info, MASK_KEY: flat_mask(mask, self._width, self.env.action_space)}
 
 
 def _how_to(width: int) -> str:
@@ -210,55 +196,39 @@ def flat_mask(mask: Any, width: int, space: Space) -> np.ndarray:
     Raises:
         ActionMaskError: Wrong shape or type, or values other than 0 and 1.
     """
-    flat = _joined(mask)
-    if flat is None or flat.size != width or (isinstance(space, Discrete) and flat.ndim != 1):
-        came = f"{type(mask).__name__} {mask!r}" if flat is None else f"of shape {flat.shape}"
+    try:
+        is_apart = isinstance(mask, tuple | list) and any(np.ndim(part) for part in mask)
+        flat = np.concatenate([np.ravel(part) for part in mask]) if is_apart else np.asarray(mask)
+    except (TypeError, ValueError, RuntimeError):
+        flat = np.array(None)
+    is_array = flat.dtype.kind in "biuf"
+    if not is_array or flat.size != width or (isinstance(space, Discrete) and flat.ndim != 1):
+        came = f"of shape {flat.shape}" if is_array else f"{type(mask).__name__} {mask!r}"
         raise ActionMaskError(
             f"the action mask is {came}, expected {width} times 0 or 1 for actions of {space}"
         )
     flat = flat.reshape(-1)
     bits = flat.astype(np.bool_)
-    if flat.dtype != np.bool_ and (bits != flat).any():
-        raise ActionMaskError(_no_bits(flat[bits != flat][0]))
+    if (bits != flat).any():
+        raise ActionMaskError(
+            f"an action mask has {flat[bits != flat][0]}, expected 0 (not allowed) or 1 (allowed)"
+        )
     return bits.view(np.int8)
-
-
-def _joined(mask: Any) -> np.ndarray | None:
-    """Join nested tuples or lists of masks into one array; return None if they are no numbers."""
-    try:
-        if isinstance(mask, tuple | list) and any(np.ndim(part) for part in mask):
-            parts = [_joined(part) for part in mask]
-            if any(part is None for part in parts):
-                return None
-            return np.concatenate([part.reshape(-1) for part in parts if part is not None])
-        array = np.asarray(mask)
-    except (TypeError, ValueError, RuntimeError):
-        return None
-    return array if array.dtype.kind in "biuf" else None
-
-
-def _no_bits(value: Any) -> str:
-    return f"an action mask has {value}, expected 0 (not allowed) or 1 (allowed)"
 
 
 class LatestMasks:
     """The masks that came with the infos of each env's latest reset or step.
 
     Attributes:
-        is_used: Whether infos have had masks, or masks have been requested; before, nothing is
-            recorded.
         is_apart: Whether infos are unbatched, as `InfosApart`.
         values: Masks (num_envs, ...) as the infos had them; None if there have been none.
-        is_over: bool (num_envs,), whether the latest step has ended the episode.
     """
 
     def __init__(self, num_envs: int, space: Space) -> None:
         self._num_envs, self._space = num_envs, space
-        self.is_used = False
         self.is_apart = False
         self.values: np.ndarray | None = None
         self._is_given = np.zeros(num_envs, np.bool_)
-        self.is_over = np.zeros(num_envs, np.bool_)
 
     @cached_property
     def _width(self) -> int:
@@ -268,114 +238,101 @@ class LatestMasks:
         """Return the name of a row in errors."""
         return f"env {row}"
 
-    def note(self, infos: dict[Any, Any], is_over: Any, rows: Any = slice(None)) -> None:
-        """Record the masks of a batch of results.
-
-        Args:
-            infos: Batched infos, or unbatched ones.
-            is_over: Whether the episodes have ended with these results, bool (B,), or False.
-            rows: The envs of these results: int64 (B,), or a slice.
-        """
-        self.is_used = True
-        self.is_over[rows] = is_over
+    def note(self, infos: dict[Any, Any], rows: Any = slice(None)) -> None:
+        """Record the masks in the infos of the envs `rows`, int64 (B,) or a slice."""
         if self.is_apart:
-            found, given = _take_apart(infos, len(self.is_over[rows]))
+            each = [infos.get(row, {}).get(MASK_KEY) for row in range(len(self._is_given[rows]))]
+            given: Any = np.array([mask is not None for mask in each])
+            found = as_objects(each) if given.any() else None
         else:
             found, given = infos.get(MASK_KEY), infos.get(_GIVEN_KEY)
+        values = self.values
         if found is None:
-            self._is_given[rows] = False
+            if values is not None:
+                self._is_given[rows] = False
             return
         if not isinstance(found, np.ndarray):  # masks that are dicts are batched as one
             found = as_objects([found] * len(self._is_given[rows]))
-        values = self.values
         if values is None:
             values = np.zeros((self._num_envs, *found.shape[1:]), found.dtype)
         elif values.dtype != found.dtype or values.shape[1:] != found.shape[1:]:
             values, found = as_objects(list(values)), as_objects(list(found))
         self.values = values
-        values[rows] = found
-        self._is_given[rows] = given
+        values[rows], self._is_given[rows] = found, given
 
-    def note_reset(self, infos: dict[Any, Any], env_ids: np.ndarray | None) -> None:
-        """Record the masks of a reset of some envs, int64 (B,), from infos with rows of all."""
-        if env_ids is not None and self.is_apart:
-            rows = enumerate(env_ids.tolist())
-            infos = {row: infos[env_id] for row, env_id in rows if env_id in infos}
-        elif env_ids is not None:
+    def note_reset(self, infos: dict[Any, Any], rows: Any) -> None:
+        """Record the masks of a reset of the envs `rows`, from infos with rows of all envs."""
+        if isinstance(rows, np.ndarray) and self.is_apart:
+            pairs = enumerate(rows.tolist())
+            infos = {row: infos[env_id] for row, env_id in pairs if env_id in infos}
+        elif isinstance(rows, np.ndarray):
             known = {key: infos[key] for key in (MASK_KEY, _GIVEN_KEY) if key in infos}
-            infos = take_infos(known, env_ids)
-        self.note(infos, False, slice(None) if env_ids is None else env_ids)
+            infos = take_infos(known, rows)
+        self.note(infos, rows)
 
     def state(self) -> tuple[Any, ...]:
         """Return the arguments of `restore`: no copies."""
-        return self.is_used, self.values, self._is_given, self.is_over
+        return self.values, self._is_given
 
-    def restore(self, is_used: bool, values: Any, is_given: np.ndarray, is_over: Any) -> None:
+    def restore(self, values: Any, is_given: np.ndarray) -> None:
         """Restore what `state` returned, for the same number of envs."""
-        self.is_used, self.values = is_used, values
-        self._is_given[:], self.is_over[:] = is_given, is_over
+        self.values, self._is_given[:] = values, is_given
 
-    def read(self, rows: Any) -> np.ndarray:
+    def read(self, rows: Any, is_over: np.ndarray) -> np.ndarray:
         """Return the masks of these envs, see `checked`."""
         assert self.values is not None
-        return self.checked(self.values[rows], rows, self._is_given[rows])
+        return self.checked(self.values[rows], rows, is_over, self._is_given[rows])
 
     def checked(
         self,
         values: np.ndarray,
         rows: Any,
+        is_over: np.ndarray,
         is_given: np.ndarray | None = None,
         allowed: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return masks int8 (B, width) from what envs gave, (B, ...) or objects (B,).
 
         Where an episode has ended and the env will be reset, whatever the action, a mask that is
-        missing or allows nothing becomes one that allows everything.
+        wrong, missing or allows nothing becomes one that allows everything.
 
         Args:
             values: Masks as the envs gave them.
             rows: Which envs these are: int64 (B,), or a slice.
+            is_over: bool (B,), whose episode has ended.
             is_given: bool (B,), which envs gave a mask; None if all did.
             allowed: bool (B, width), what a mask can allow at all; None for everything.
 
         Raises:
             ActionMaskError: A mask does not fit the action space, or is missing; names the env.
         """
-        width = self._width
-        env_ids, is_over = np.arange(self._num_envs)[rows], self.is_over[rows]
-        needed = np.ones(len(env_ids), np.bool_) if is_given is None else is_given.copy()
-        if not (needed | is_over).all():
-            name = self.name(env_ids[~(needed | is_over)][0])
-            raise ActionMaskError(
-                f"{name} gave no infos['action_mask'] with its latest results, as it or others did "
-                "before; return one from every reset and step"
-            )
-        is_rows = values.ndim == 2 or not isinstance(self._space, Discrete)
-        if values.dtype.kind in "biuf" and is_rows and values[0].size == width:
-            flat = values.reshape(len(env_ids), width)
-            bits = flat.astype(np.bool_)
-            wrong = (bits != flat) & needed[:, None]
-            if wrong.any():
-                name = self.name(env_ids[wrong.any(1)][0])
-                raise ActionMaskError(f"{name}: {_no_bits(flat[wrong][0])}")
+        width, space = self._width, self._space
+        env_ids = np.arange(self._num_envs)[rows]
+        bits = np.zeros((len(env_ids), width), np.bool_)
+        found = np.ones(len(env_ids), np.bool_) if is_given is None else is_given.copy()
+        is_fast = values.dtype.kind in "biuf" and values.shape[1:] == (width,)
+        if is_fast and not ((values != 0) & (values != 1)).any():
+            bits[...] = values
         else:
-            bits = np.zeros((len(env_ids), width), np.bool_)
-            for row in np.flatnonzero(needed).tolist():
+            for row in np.flatnonzero(found).tolist():
                 try:
-                    bits[row] = flat_mask(values[row], width, self._space)
+                    bits[row] = flat_mask(values[row], width, space)
                 except ActionMaskError as error:
                     if not is_over[row]:
-                        name = self.name(env_ids[row])
-                        raise ActionMaskError(f"{name}: {error}") from None
-                    needed[row] = False
+                        raise ActionMaskError(f"{self.name(env_ids[row])}: {error}") from None
+                    found[row] = False
+        if len(missing := np.flatnonzero(~(found | is_over))):
+            name = self.name(int(env_ids[missing[0]]))
+            raise ActionMaskError(
+                f"{name} gave no infos['action_mask'] with its latest "
+                "results, as it or others did before; return one from every reset and step"
+            )
         if allowed is not None:
             bits &= allowed
-        is_empty = ~(allow_something(bits, mask_starts(self._space)) & needed)
-        if is_empty.any():
-            live = np.flatnonzero(is_empty & ~is_over)
-            if len(live):
-                raise none_allowed(self.name(int(env_ids[live[0]])))
-            bits[is_empty] = True
+        is_empty = ~(allow_something(bits, mask_starts(space)) & found)
+        if len(live := np.flatnonzero(is_empty & ~is_over)):
+            raise none_allowed(self.name(int(env_ids[live[0]])))
+        bits[is_empty] = True
         return bits.view(np.int8)
 
 
@@ -410,13 +367,3 @@ def as_objects(items: Sequence[Any]) -> np.ndarray:
     for row, item in enumerate(items):
         array[row] = item
     return array
-
-
-def _take_apart(infos: dict[int, Any], count: int) -> tuple[np.ndarray | None, np.ndarray]:
-    """Return the masks in unbatched infos, and which rows have one."""
-    found: list[Any] = [None] * count
-    for row, entries in infos.items():
-        info = entries[-1]  # an earlier one belongs to the episode that has ended
-        found[row] = info.get(MASK_KEY) if isinstance(info, dict) else None
-    given = np.array([mask is not None for mask in found])
-    return (as_objects(found) if given.any() else None), given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,6 +15,7 @@ from gymnasium.error import (
 )
 
 from vecenv.core.actions import as_array
+from vecenv.core.arguments import read_count
 from vecenv.core.errors import ForkedEnvError
 
 __all__ = ["CallProtocol", "told"]
@@ -23,96 +24,92 @@ __all__ = ["CallProtocol", "told"]
 class CallProtocol:
     """State of the calls of one vector env.
 
-    The states are *new* (never reset), *ready*, *pending* (an asynchronous reset, step or call was
-    sent and has not been waited for), *sending* (some envs are in flight between `send` and
-    `recv`) and *closed*. A call that the state does not allow raises one of Gymnasium's errors,
-    names the pending call, and changes nothing.
+    A call that the state does not allow raises one of Gymnasium's errors, names the pending call,
+    and changes nothing:
+
+                       is closed   call pending   envs in flight   never reset   some env reopened
+        full reset     refused     refused        gives them up    yes           yes
+        masked reset   refused     refused        only others      refused       yes
+        step           refused     refused        refused          refused       refused
+        send           refused     refused        only others      refused       only others
+        other calls    refused     refused        refused          yes           yes
 
     Attributes:
-        is_ready: Reset, open, and nothing pending or in flight: `step` is allowed.
         pending: Name of the pending asynchronous call ("reset", "step", "call") or None.
         in_flight, num_in_flight: bool (num_envs,), envs between `send` and `recv`; their number.
+        has_reset: Whether all envs have been reset, and their state is known since.
+        unreset: Ids of envs that were reopened and have not been reset since.
         fault: The first error since the last reset that made a reset or a new vector env
             necessary, or None; every call that is refused because of it quotes it.
         parent_pid: In a fork, the process that the envs belong to, or None.
         is_started: Whether the envs exist; before, only `reset` starts them.
-        unreset: Ids of envs that were reopened and have not been reset since.
-        unfinished: Brings the envs in flight up to date if Ctrl-C ends the call that now runs; may
-            be called again if it is itself interrupted. None between calls.
+        unfinished: Brings the envs in flight up to date if an exception from elsewhere, such as
+            Ctrl-C, ends the call that now runs; None between calls.
     """
-
-    fault: BaseException | None = None
-    unfinished: Callable[[], None] | None = None
-    parent_pid: int | None = None
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
-        self.is_ready = False
-        self.is_closed = False
-        self.has_reset = False
+        self.is_closed = self.has_reset = False
         self.is_started = True
         self.unreset: set[int] = set()
         self._reset_mask: np.ndarray | None = None  # of the reset that has begun
         self.pending: str | None = None
         self.in_flight = np.zeros(num_envs, dtype=np.bool_)
         self.num_in_flight = 0
+        self.fault: BaseException | None = None
+        self.unfinished: Callable[[], None] | None = None
+        self.parent_pid: int | None = None
 
-    def _update(self) -> None:
-        """Derive `is_ready`, which is stored because every step reads it."""
-        self.is_ready = (
+    @property
+    def is_ready(self) -> bool:
+        """Whether `step` is allowed: reset, open, and nothing pending or in flight."""
+        return (
             self.has_reset
+            and self.pending is None
+            and not self.num_in_flight
+            and self.unfinished is None
             and not self.unreset
             and not self.is_closed
-            and self.pending is None
-            and self.num_in_flight == 0
             and self.parent_pid is None
         )
 
-    def leave_to_parent(self, parent_pid: int) -> None:
-        """Refuse every call but `close` from now on: in a fork, the envs are the parent's."""
-        self.parent_pid = parent_pid
-        self._update()
+    # -- what has happened ---------------------------------------------------------------------
 
     def mark_reset(self) -> None:
         """Record that the reset has ended, and that all envs have been reset at least once."""
         mask, self._reset_mask = self._reset_mask, None
         self.unreset = {k for k in self.unreset if mask is not None and not mask[k]}
-        self.fault = None
-        self.has_reset = True
-        self._update()
-
-    def note_fault(self, fault: BaseException) -> None:
-        """Record a fault, unless there is an earlier one."""
-        if self.fault is None:
-            self.fault = fault
+        self.fault, self.has_reset = None, True
 
     def forget_reset(self, fault: BaseException | None = None) -> None:
         """Require a new `reset`: after an env's exception its state is unknown."""
-        if fault is not None:
-            self.note_fault(fault)
+        self.fault = self.fault or fault
         self.has_reset = False
-        self._update()
 
     def give_up(self, fault: BaseException | None = None) -> None:
         """Record that nothing is in flight any more, as a step failed, and require a `reset`."""
-        self.in_flight[:] = False
-        self.num_in_flight = 0
+        self.in_flight[:], self.num_in_flight = False, 0
         self.forget_reset(fault)
 
-    def begin_async(self, call: str) -> None:
-        """Record that an asynchronous "reset", "step" or "call" is about to be sent."""
-        self.is_ready = False
-        self.pending = call
+    def mark_sent(self, env_ids: np.ndarray) -> None:
+        """Record that these envs are in flight."""
+        self.in_flight[env_ids] = True
+        self.num_in_flight += len(env_ids)
+        self.unfinished = None
 
-    def end_async(self) -> None:
-        """Record that the pending asynchronous call has been waited for, or given up."""
-        self.pending = None
-        self._update()
+    def mark_received(self, env_ids: np.ndarray) -> None:
+        """Record that these envs have come back."""
+        self.in_flight[env_ids] = False
+        self.num_in_flight -= len(env_ids)
+        self.unfinished = None
 
-    def mark_closed(self) -> None:
-        """Record that the vector env is closed, for good."""
-        self.is_closed = True
-        self._update()
+    def settle(self) -> None:
+        """Complete what an interrupted call has left; if interrupted, the next call does it."""
+        if self.unfinished is not None:
+            self.unfinished()
+            self.unfinished = None
+
+    # -- what is allowed -----------------------------------------------------------------------
 
     def require_open(self, call: str) -> None:
         """Refuse `call` after close, and in a fork."""
@@ -130,12 +127,6 @@ class CallProtocol:
             ) from self.fault
         self.settle()
 
-    def settle(self) -> None:
-        """Complete what an interrupted call has left; if interrupted, the next call does it."""
-        if self.unfinished is not None:
-            self.unfinished()
-            self.unfinished = None
-
     def require_idle(self, call: str) -> None:
         """Refuse `call` after close or while another call is pending."""
         self.require_open(call)
@@ -146,21 +137,8 @@ class CallProtocol:
         """Refuse `call` unless the envs have been reset and nothing is pending."""
         if not self.is_ready:
             self.require_idle(call)
-            self._update()  # `AsyncVectorEnv` clears `is_ready` during a call
             if not self.is_ready:
                 self._ask_for_reset(call)
-
-    def require_reopenable(self, rows: Any) -> np.ndarray:
-        """Return the rows of a `reopen` as int64 (B,); raise while a call is pending."""
-        self.require_open("reopen")
-        if self.is_started:
-            self.require_idle("reopen")
-        return self._distinct_ids([rows] if isinstance(rows, int | np.integer) else rows, "rows")
-
-    def mark_reopened(self, env_ids: Iterable[int]) -> None:
-        """Record that these envs are new, so that they must be reset before they are stepped."""
-        self.unreset.update(env_ids)
-        self._update()
 
     def _ask_for_reset(self, call: str) -> NoReturn:
         if self.has_reset and self.unreset:
@@ -193,23 +171,24 @@ class CallProtocol:
             "send",
         )
 
-    def begin_reset(self, reset_mask: np.ndarray | None) -> None:
+    def begin_reset(self, reset_mask: np.ndarray | None, call: str = "reset") -> None:
         """Begin a reset of all envs (those in flight are given up) or of the masked ones."""
-        self.require_open("reset")
+        self.require_open(call)
         if self.pending is not None:
-            self._refuse_pending("reset")
+            self._refuse_pending(call)
         if reset_mask is None or reset_mask.all():
-            self.in_flight[:] = False
-            self.num_in_flight = 0
+            self.in_flight[:], self.num_in_flight = False, 0
             reset_mask = None
         elif not self.has_reset:
             raise ResetNeeded(
                 "`reset` with a `reset_mask` came before the first full `reset`; "
                 "reset all envs first"
             )
-        elif self.num_in_flight and (self.in_flight & reset_mask).any():
-            self._refuse_pending("reset")
+        elif (self.in_flight & reset_mask).any():
+            self._refuse_pending(call)
         self._reset_mask = reset_mask
+
+    # -- ids -----------------------------------------------------------------------------------
 
     def check_env_ids(self, env_ids: Any, call: str = "send") -> np.ndarray:
         """Return the ids of a `send`, or other call, as int64 (B,); all envs in order for None.
@@ -223,7 +202,7 @@ class CallProtocol:
             self._refuse_pending(call)
         if not self.has_reset:
             self._ask_for_reset(call)
-        ids = np.arange(self.num_envs) if env_ids is None else self._distinct_ids(env_ids)
+        ids = np.arange(self.num_envs) if env_ids is None else self.distinct_ids(env_ids)
         if self.unreset and not self.unreset.isdisjoint(ids.tolist()):
             self._ask_for_reset(call)
         if self.num_in_flight and np.count_nonzero(self.in_flight[ids]):
@@ -235,7 +214,8 @@ class CallProtocol:
             )
         return ids
 
-    def _distinct_ids(self, env_ids: Any, name: str = "env_ids") -> np.ndarray:
+    def distinct_ids(self, env_ids: Any, name: str = "env_ids") -> np.ndarray:
+        """Return distinct ids of envs as int64 (B,), a copy."""
         try:
             ids = as_array(env_ids)
         except TypeError as error:  # raised for tensors with gradients
@@ -244,7 +224,7 @@ class CallProtocol:
             raise ValueError(f"{name} must be a non-empty (B,) array of ids, got shape {ids.shape}")
         if ids.dtype.kind not in "iu":
             raise TypeError(f"{name} must be integers, got dtype {ids.dtype}")
-        ids = ids.astype(np.int64)  # a copy: the caller may reuse its array
+        ids = ids.astype(np.int64)
         is_outside = (ids < 0) | (ids >= self.num_envs)
         if is_outside.any():
             bad = np.asarray(env_ids)[is_outside][0]
@@ -255,47 +235,19 @@ class CallProtocol:
             )
         return ids
 
-    def mark_sent(self, env_ids: np.ndarray) -> None:
-        """Record that these envs are in flight."""
-        self.in_flight[env_ids] = True
-        self.num_in_flight += len(env_ids)
-        self.is_ready = False
-        self.unfinished = None
-
     def check_recv(self, min_envs: int | None, max_envs: int | None) -> tuple[int, int]:
         """Return how many envs a `recv` waits for, and how many it may return; see there."""
         self.require_open("recv")
         if self.num_in_flight == 0:
             raise NoAsyncCallError("`recv` was called without a pending `send`", "recv")
-        for name, given in (("max_envs", max_envs), ("min_envs", min_envs)):
-            if isinstance(given, bool) or not isinstance(given, int | np.integer | None):
-                raise TypeError(f"{name} is {given!r}, expected an integer")
-        if max_envs is not None and max_envs < 1:
-            raise ValueError(f"max_envs is {max_envs}, expected at least 1")
-        most = self.num_in_flight if max_envs is None else min(int(max_envs), self.num_in_flight)
-        if min_envs is None:
-            return most, most
-        if not 1 <= min_envs <= self.num_in_flight:
-            raise ValueError(
-                f"min_envs is {min_envs}, expected 1 to {self.num_in_flight}, the envs in flight"
-            )
-        if min_envs > most:
+        there = self.num_in_flight
+        most = there if max_envs is None else min(read_count("max_envs", max_envs), there)
+        least = most if min_envs is None else read_count("min_envs", min_envs, 1, there)
+        if least > most:
             raise ValueError(
                 f"min_envs is {min_envs} and max_envs {max_envs}, expected min_envs <= max_envs"
             )
-        return int(min_envs), most
-
-    def recount(self) -> None:
-        """Update what is derived from `in_flight`, after a change of it."""
-        self.num_in_flight = int(np.count_nonzero(self.in_flight))
-        self._update()
-
-    def mark_received(self, env_ids: np.ndarray) -> None:
-        """Record that these envs have come back."""
-        self.in_flight[env_ids] = False
-        self.num_in_flight -= len(env_ids)
-        self._update()
-        self.unfinished = None
+        return least, most
 
 
 def told(fault: BaseException | None) -> str:

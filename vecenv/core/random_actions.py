@@ -18,10 +18,11 @@ from vecenv.core.errors import ActionMaskError
 from vecenv.core.masks import (
     MASK_KEY,
     METHODS,
+    allow_something,
     can_be_masked,
     flat_mask,
     has_mask_part,
-    mask_sizes,
+    mask_starts,
     mask_width,
     sample_actions,
 )
@@ -69,17 +70,15 @@ class RandomActions:
             self._all_actions.seed(seed)
         self._rng = np.random.default_rng(seed)
         # Spaces of actions and observations, per group of a game, or of the only kind of action.
-        self._kinds = _groups(self._action_space, obs_space)
-        self._is_game = bool(self._kinds)
-        self._kinds = self._kinds or {"": (self._action_space, obs_space)}
+        self._groups = _groups(self._action_space, obs_space)
+        self._kinds = self._groups or {"": (self._action_space, obs_space)}
         self._masks: dict[str, np.ndarray] = {}  # latest masks, bool (num_envs, width), by kind
         self._padding: dict[str, Any] = {}  # what masks of a group can allow at all
-        if self._is_game:
+        if self._groups:
             with contextlib.suppress(Exception):  # games that are laid out differently
-                padding = self._call("padding")
-                self._padding = padding if self._is_single else padding[0]
-                for name, allowed in self._padding.items():
-                    self._masks[name] = np.tile(allowed, (self._num_envs, 1))
+                self._padding = self._call("padding")[0]
+        for name, allowed in self._padding.items():
+            self._masks[name] = np.tile(allowed, (self._num_envs, 1))
 
     def see(self, obs: Any, infos: Any, env_ids: np.ndarray | None = None) -> None:
         """Record the results of the latest reset or step; `VecEnv`s are asked for masks instead.
@@ -89,31 +88,25 @@ class RandomActions:
             infos: Infos.
             env_ids: Envs of these results, int64 (B,); None for all envs in order.
         """
-        if self._asked is not None:
-            return
-        for name, (space, obs_space) in self._kinds.items():
+        for name, (space, obs_space) in self._kinds.items() if self._asked is None else ():
             if not can_be_masked(space):
                 continue
+            width, given = mask_width(space), None
             own_obs, own = (obs[name][_AGENTS_OBS], infos.get(name)) if name else (obs, infos)
-            given = None
             if isinstance(own, dict) and own.get(MASK_KEY) is not None:
                 values, given = own[MASK_KEY], own.get(f"_{MASK_KEY}")
-            elif has_mask_part(obs_space, mask_width(space)):
+            elif has_mask_part(obs_space, width):
                 values = own_obs[MASK_KEY]
-            elif not self._is_game and self._method is not None:
+            elif not name and self._method is not None:
                 values = self._call(self._method)
+                values = values[0] if self._is_single else values
             else:
                 continue
-            shape = (self._num_envs, mask_width(space))
-            masks = self._masks.setdefault(name, np.ones(shape, np.bool_))
+            masks = self._masks.setdefault(name, np.ones((self._num_envs, width), np.bool_))
             rows = range(self._num_envs) if env_ids is None else env_ids
-            for row, mask, is_given in zip(
-                rows,
-                [values] if self._is_single else values,
-                [True] * len(rows) if given is None or self._is_single else given,
-                strict=True,
-            ):
-                if is_given:
+            values = [values] if self._is_single else values
+            for k, (row, mask) in enumerate(zip(rows, values, strict=True)):
+                if given is None or self._is_single or given[k]:
                     masks[row] = _as_bits(mask, space) & self._padding.get(name, True)
 
     @cached_property
@@ -124,22 +117,21 @@ class RandomActions:
     def __call__(self, env_ids: np.ndarray | None = None) -> Any:
         """Draw an action for each env, or, for envs with masks, for those of `env_ids`, (B,)."""
         drawn = self._all_actions.sample()
-        if self._is_game:
+        if self._groups:
             return {name: self._draw(name, part, env_ids) for name, part in drawn.items()}
         return self._draw("", drawn, env_ids)
 
     def _draw(self, name: str, drawn: Any, env_ids: np.ndarray | None) -> Any:
         """Return allowed actions; without masks, `drawn`, which are for all envs."""
-        masks = self._masks.get(name)
+        rows = slice(None) if env_ids is None or self._is_single else env_ids
+        masks = self._masks[name][rows] if name in self._masks else None
         with contextlib.suppress(ActionMaskError, ResetNeeded):
             if self._asked is not None and self.are_masked:
                 masks = self._asked.action_masks(env_ids)
-            elif masks is not None and env_ids is not None:
-                masks = masks[env_ids]
             if masks is not None:
                 actions = sample_actions(self._kinds[name][0], masks, self._rng)
                 return actions[0] if self._is_single else actions
-        return drawn if env_ids is None or self._is_single else drawn[env_ids]
+        return drawn if self._is_single or env_ids is None else drawn[rows]
 
     @cached_property
     def _asked(self) -> VecEnv | None:
@@ -160,42 +152,35 @@ class RandomActions:
         return None
 
     def _call(self, name: str, *args: Any) -> Any:
-        """Call a method of the single envs; return the result, a list per env for vector envs."""
+        """Call a method of the single envs; return a list with the result of each."""
         if not self._is_single:
             return self._env.unwrapped.call(name, *args)
         found = self._env.get_wrapper_attr(name)
-        return found(*args) if callable(found) else found
+        return [found(*args) if callable(found) else found]
 
 
 def _groups(actions: Space, observations: Space) -> dict[str, tuple[Space, Space]]:
     """Return the action and observation space of each group of a game; nothing for other envs."""
+    if not isinstance(actions, Dict) or not isinstance(observations, Dict):
+        return {}
     found: dict[str, tuple[Space, Space]] = {}
-    if isinstance(actions, Dict) and isinstance(observations, Dict):
-        for name, space in actions.spaces.items():
-            columns = observations.spaces.get(name)
-            if not isinstance(columns, Dict) or _AGENTS_OBS not in columns.spaces:
-                return {}
-            found[name] = _as_parts(space), columns[_AGENTS_OBS]
+    for name, space in actions.spaces.items():
+        columns = observations.spaces.get(name)
+        if not isinstance(columns, Dict) or _AGENTS_OBS not in columns.spaces:
+            return {}
+        # Gymnasium batches Discrete spaces to MultiDiscrete, and the others to integer boxes.
+        if isinstance(space, Box) and space.dtype.kind in "iu" and space.is_bounded():
+            low, high = space.low.astype(np.int64), space.high.astype(np.int64)
+            if (high - low).max(initial=0) < _MOST_VALUES:
+                space = MultiDiscrete(high - low + 1, dtype=space.dtype.type, start=low)
+        found[name] = space, columns[_AGENTS_OBS]
     return found
 
 
-def _as_parts(space: Space) -> Space:
-    """Return the actions of several agents as a space with masks, if such masks are possible.
-
-    Gymnasium batches Discrete spaces to it; MultiDiscrete and MultiBinary to integer boxes.
-    """
-    if isinstance(space, Box) and space.dtype.kind in "iu" and space.is_bounded():
-        low, high = space.low.astype(np.int64), space.high.astype(np.int64)
-        if (high - low).max(initial=0) < _MOST_VALUES:
-            return MultiDiscrete(high - low + 1, dtype=space.dtype.type, start=low)
-    return space
-
-
 def _as_bits(mask: Any, space: Space) -> np.ndarray:
-    """Return a mask as bool (width,); a part that allows nothing becomes all True."""
-    try:
-        bits = flat_mask(mask, mask_width(space), space).astype(np.bool_)
-    except ActionMaskError:
-        return np.ones(mask_width(space), np.bool_)
-    sizes = mask_sizes(space)
-    return bits | np.repeat(~np.logical_or.reduceat(bits, np.cumsum(sizes) - sizes), sizes)
+    """Return a mask as bool (width,); one that is wrong or allows nothing becomes all True."""
+    with contextlib.suppress(ActionMaskError):
+        bits = flat_mask(mask, mask_width(space), space).view(np.bool_)
+        if allow_something(bits[None], mask_starts(space)).all():
+            return bits
+    return np.ones(mask_width(space), np.bool_)

@@ -11,9 +11,8 @@ from gymnasium import Env, Space
 from gymnasium.vector.utils import create_empty_array
 
 from vecenv.core.errors import EnvCreationError
-from vecenv.core.faults import shorten
 from vecenv.core.infos import copy_value
-from vecenv.core.spaces import require_new_env, require_spaces, take_row
+from vecenv.core.spaces import require_new_env, require_spaces, short, take_row
 
 __all__ = [
     "MissingEnv",
@@ -31,7 +30,8 @@ class RestartingEnv:
     """Stands for an env in `EnvGroup`; if the env raises, makes a new one and reports truncation.
 
     The failed step returns the last observation, reward 0, truncated, and the info fields
-    `restarts` (int, so far) and `restart_reason` (text). Autoreset does the rest.
+    `restarts` (int, so far) and `restart_reason` (text). Autoreset does the rest. KeyboardInterrupt
+    is no fault of the env.
 
     Attributes:
         env: The env that is being stepped.
@@ -40,17 +40,11 @@ class RestartingEnv:
         env: The first env.
         factory: Makes the later envs.
         count: int64 (1,), shared with the caller: how often the env has been replaced.
-        is_callers: Whether the caller's own process steps the env.
     """
 
-    def __init__(
-        self, env: Env, factory: Callable[[], Env], count: np.ndarray, is_callers: bool
-    ) -> None:
+    def __init__(self, env: Env, factory: Callable[[], Env], count: np.ndarray) -> None:
         self.env = env
-        # In the caller's process Ctrl-C is not a fault of the env; workers ignore Ctrl-C.
-        self._passing: Any = KeyboardInterrupt if is_callers else ()
-        self._count = count
-        self._factory = factory
+        self._count, self._factory = count, factory
         self._seed: int | None = None
         self._last_obs: Any = None
         self._lost: str | None = None  # why the episode in progress is lost
@@ -67,14 +61,11 @@ class RestartingEnv:
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Reset the env; if it raises, try once with a new one."""
         self._lost = None
-        if seed is not None:
-            self._seed = seed
+        self._seed = self._seed if seed is None else seed
         again = None if options is None else copy_value(options)  # the env may change its options
         try:
             result = self.env.reset(seed=seed, options=options)
-        except self._passing:
-            raise
-        except BaseException:
+        except (Exception, SystemExit):
             self._replace()
             result = self.env.reset(seed=seed, options=again)
         self._last_obs = result[0]
@@ -88,10 +79,8 @@ class RestartingEnv:
                 result = self.env.step(action)
                 self._last_obs = result[0]
                 return result
-            except self._passing:
-                raise
-            except BaseException as error:
-                reason = f"{type(error).__name__}: {error} (action {shorten(repr(action))})"
+            except (Exception, SystemExit) as error:
+                reason = f"{type(error).__name__}: {error} (action {short(action, 200)})"
                 self._replace()
         info = {"restarts": int(self._count[0]), "restart_reason": reason}
         return self._last_obs, 0.0, False, True, info
@@ -115,15 +104,11 @@ def mixed_seed(seed: int, count: int) -> int:
 
 
 def with_restarts(
-    envs: Sequence[Env],
-    factories: Sequence[Callable[[], Env]],
-    counts: np.ndarray,
-    *,
-    is_callers: bool = True,
+    envs: Sequence[Env], factories: Sequence[Callable[[], Env]], counts: np.ndarray
 ) -> list[Any]:
     """Wrap envs to restart when they raise; the caller reads counts, int64 (num_envs,)."""
     return [
-        RestartingEnv(env, factory, counts[index : index + 1], is_callers)
+        RestartingEnv(env, factory, counts[index : index + 1])
         for index, (env, factory) in enumerate(zip(envs, factories, strict=True))
     ]
 
@@ -149,11 +134,7 @@ class MissingEnv(Env):
     ) -> None:
         self.reason, self._is_empty = reason, is_empty
         if spaces is not None:
-            self.be_of(*spaces)
-
-    def be_of(self, observation_space: Space, action_space: Space) -> None:
-        """Take over the spaces of the other envs."""
-        self.observation_space, self.action_space = observation_space, action_space
+            self.observation_space, self.action_space = spaces
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Return an empty observation, or raise."""
@@ -189,15 +170,9 @@ def remade(
 ) -> Env:
     """Close an env, then return a new one for its row; raise if it can't be made.
 
-    The old env is closed first: a process may have memory, or a display, for only one of them.
-
-    Args:
-        env_id: The row, for messages.
-        env: The old env.
-        factory: Makes the new one.
-        others: Envs of the same process, none of which it may return.
-        spaces: (observation space, action space) that it must have; else it is closed again.
-        observation_mode: The vector env's: whether bounds of observations may differ.
+    The old env is closed first: a process may have memory, or a display, for only one of them. The
+    factory may return none of the `others` of this process, and an env of these (observation space,
+    action space), whose bounds may differ unless the observation mode is "same".
     """
     with contextlib.suppress(Exception):  # the old env is dropped in any case
         env.close()
@@ -206,9 +181,8 @@ def remade(
     try:
         found = new.observation_space, new.action_space
         require_spaces(env_id, found, spaces, observation_mode, "that of the other envs")
-    except BaseException:
-        with contextlib.suppress(Exception):
-            new.close()
+    except RuntimeError:
+        new.close()
         raise
     return new
 

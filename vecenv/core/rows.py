@@ -16,11 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Dict, Tuple
-from gymnasium.vector.utils import concatenate, create_empty_array
 
 from vecenv.core.errors import ObservationError, SlotError
-from vecenv.core.spaces import ARRAY_SPACES, parts_of, take_row
+from vecenv.core.spaces import ARRAY_SPACES, by_space, parts_of, short
 
 __all__ = [
     "FLAG_DTYPES",
@@ -29,6 +27,7 @@ __all__ = [
     "ObservationRows",
     "Outputs",
     "StepRows",
+    "StepSlot",
     "aligned_zeros",
     "check_slot_array",
     "checked_layout",
@@ -58,36 +57,27 @@ def checked_layout(shape: Any, dtype: Any) -> tuple[tuple[int, ...], np.dtype, i
     Raises:
         ValueError: A negative dimension, or items without any bytes.
         TypeError: A dimension that is no integer, or items that are Python objects.
+        MemoryError: The array could not be addressed.
     """
     wanted = np.dtype(dtype)
     dtype, inner = wanted.base, wanted.shape  # of a dtype with dimensions of its own
     lengths = shape if isinstance(shape, tuple | list) else (shape,)
     sizes = (*map(operator.index, lengths), *inner)
-    if any(size < 0 for size in sizes):
+    if min(sizes, default=0) < 0:
         raise ValueError(f"allocate: shape is {shape}, expected dimensions of at least 0")
-    if dtype.hasobject:
-        raise TypeError(
-            f"allocate: dtype is {dtype}, expected numbers, flags or text of fixed length: Python "
-            "objects can't be in memory that other code writes into"
+    if dtype.hasobject or dtype.itemsize == 0:
+        raise (TypeError if dtype.hasobject else ValueError)(
+            f"allocate: dtype is {dtype}, expected numbers, flags or text of a given length, such "
+            "as U8; Python objects can't be in memory that other code writes into"
         )
-    if dtype.itemsize == 0:
-        raise ValueError(
-            f"allocate: dtype is {dtype.str!r}, whose items have no bytes; give it a length, such "
-            f"as {dtype.str[1:-1]}8"
-        )
-    return sizes, dtype, math.prod(sizes) * dtype.itemsize
+    if (size_bytes := math.prod(sizes) * dtype.itemsize) >= 1 << 62:
+        raise MemoryError(f"allocate({shape}, {dtype}) needs {size_bytes} bytes")
+    return sizes, dtype, size_bytes
 
 
 def aligned_zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-    """Return zeros of this shape and dtype, aligned to a cache line; the caller owns them.
-
-    Raises:
-        ValueError, TypeError: See `checked_layout`.
-        MemoryError: There is not enough memory.
-    """
+    """Return zeros, aligned to a cache line; the caller owns them. Raises as `checked_layout`."""
     shape, dtype, size_bytes = checked_layout(shape, dtype)
-    if size_bytes >= 1 << 62:
-        raise MemoryError(f"allocate({shape}, {dtype}) needs {size_bytes} bytes")
     pages = np.zeros(size_bytes + _CACHE_LINE, dtype=np.uint8)
     start = -pages.ctypes.data % _CACHE_LINE
     return pages[start : start + size_bytes].view(dtype).reshape(shape)
@@ -107,11 +97,6 @@ def rows_of(env_ids: range | np.ndarray) -> slice | np.ndarray:
     return slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids
 
 
-def _is_batched_as(space: Space, types: tuple[type, ...]) -> bool:
-    """Whether Gymnasium concatenates this space (maybe a user's) like one of these types."""
-    return concatenate.dispatch(type(space)) in {concatenate.dispatch(kind) for kind in types}
-
-
 # -- observations ----------------------------------------------------------------------------------
 
 
@@ -126,78 +111,122 @@ class ObservationRows:
     Attributes:
         target: Object for `target[key] = obs`.
         keys: One key per env.
-        array: The array of a fixed-shape leaf, (num_envs, *shape); None for other spaces.
+        array: The array, (num_envs, *shape), of a space that is one leaf of fixed shape, else None.
+        leaves: The rows of each leaf of the space.
     """
 
-    target: Any
-    keys: Sequence[Any]
-    array: Any = None
+    def __init__(
+        self, space: Space, num_envs: int, allocate: Allocate = aligned_zeros, leaves: Any = None
+    ) -> None:
+        self._space, self.num_envs = space, num_envs
+        self.leaves: list[_ArrayLeaf | _ObjectLeaf] = leaves or []
+        if leaves is not None:  # of `over`: whole batches are put, no rows are written
+            return
 
-    @staticmethod
-    def make(space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> ObservationRows:
-        """Allocate the batch for `num_envs` observations of `space`."""
-        if isinstance(space, ARRAY_SPACES) and _is_batched_as(space, ARRAY_SPACES):
-            return ArrayRows(space, allocate((num_envs, *(space.shape or ())), space.dtype))
-        parts = parts_of(space)
-        if parts is not None and _is_batched_as(space, (Dict, Tuple)):
-            make = ObservationRows.make
-            children = {k: make(part, num_envs, allocate) for k, part in parts.items()}
-            return TreeRows(space, children, num_envs)
-        return ObjectRows(space, num_envs)
+        def add(part: Space) -> None:
+            if isinstance(part, ARRAY_SPACES):
+                array = allocate((num_envs, *(part.shape or ())), part.dtype)
+                self.leaves.append(_ArrayLeaf(part, array))
+            else:
+                self.leaves.append(_ObjectLeaf(part, num_envs))
+
+        by_space(add, space)
+        self._parts = [
+            (path, leaf, leaf.target, leaf.keys)
+            for path, leaf in zip(_paths(space), self.leaves, strict=True)
+        ]
+        self.target: Any = self
+        self.keys: Sequence[Any] = range(num_envs)
+        self.array: Any = None
+        if parts_of(space) is None:
+            ((_, leaf, self.target, self.keys),) = self._parts
+            self.array = leaf.array
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all leaves are arrays."""
+        return all(leaf.array is not None for leaf in self.leaves)
+
+    def __setitem__(self, index: int, obs: Any) -> None:
+        for path, leaf, target, keys in self._parts:
+            part = obs
+            for key in path:
+                part = part[key]
+            try:
+                target[keys[index]] = part
+            except NEEDS_CONVERSION:
+                leaf.write(index, part)
 
     def write(self, index: int, obs: Any) -> None:
         """Write the observation of env `index`, with conversion within the same kind of dtype.
 
-        Raises:
-            ObservationError: Shape or dtype do not fit; names the env.
+        Raises ObservationError, which names the env, if shape or dtype do not fit.
         """
-        raise NotImplementedError
+        if self.target is not self:
+            self.leaves[0].write(index, obs)
+            return
+        try:
+            self[index] = obs
+        except (KeyError, IndexError, TypeError) as error:
+            raise ObservationError(
+                f"returned {type(obs).__name__} without part {error}, "
+                f"expected an observation of {self._space}",
+                index,
+            ) from error
 
     def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
         """Write a batch of observations, one per entry of `env_ids`; a range is one block."""
-        raise NotImplementedError
+        left = iter(self.leaves)
+        by_space(lambda _, part: next(left).put(env_ids, part), self._space, batch)
 
     def batch(self) -> Any:
         """Return the batch in the form of the observation space: views, until the next write."""
-        raise NotImplementedError
+        left = iter(self.leaves)
+        return by_space(lambda _: next(left).batch(), self._space)
 
     def take(self, env_ids: np.ndarray) -> Any:
         """Return a batch of the rows `env_ids`, int64 (B,): copies, in this order."""
-        raise NotImplementedError
+        left = iter(self.leaves)
+        return by_space(lambda _: next(left).take(env_ids), self._space)
 
     def over(self, batch: Any) -> ObservationRows:
-        """Return rows that write into `batch`, which the caller owns.
+        """Return rows to `put` batches into the caller's `batch`; raise SlotError if it misfits."""
+        left, leaves = iter(self.leaves), []
+        try:
+            by_space(lambda _, part: leaves.append(next(left).over(part)), self._space, batch)
+        except (LookupError, TypeError) as error:
+            raise SlotError(
+                f"out.obs is {short(batch)}, expected the parts of {self._space}: {error!r}"
+            ) from None
+        return ObservationRows(self._space, self.num_envs, leaves=leaves)
 
-        Raises:
-            SlotError: An array of wrong shape, dtype or layout, or a space without fixed shape.
-        """
-        raise NotImplementedError
+
+def _paths(space: Space) -> list[tuple[Any, ...]]:
+    """Return the keys that lead to each leaf of a space."""
+    if (parts := parts_of(space)) is None:
+        return [()]
+    return [(key, *path) for key, part in parts.items() for path in _paths(part)]
 
 
-class ArrayRows(ObservationRows):
-    """Rows of one array.
+class _ArrayLeaf:
+    """Rows of one array, (num_envs, *shape); with `is_whole` only batches are put."""
 
-    Args:
-        space: Space of one observation.
-        array: (num_envs, *shape).
-        slices: Slice of each row in the flat array, if other rows of this space have them.
-    """
+    target: Any
+    keys: Sequence[Any]
 
-    array: np.ndarray
-
-    def __init__(self, space: Space, array: np.ndarray, slices: list[slice] | None = None) -> None:
+    def __init__(self, space: Space, array: np.ndarray, *, is_whole: bool = False) -> None:
         self._space, self.array = space, array
+        if is_whole:
+            return
         num_envs, *shape = array.shape
-        self._row_shape = tuple(shape)
-        width = math.prod(shape)
-        self._slices = slices or [slice(i * width, (i + 1) * width) for i in range(num_envs)]
+        self._row_shape, width = tuple(shape), math.prod(shape)
+        self._slices = [slice(i * width, (i + 1) * width) for i in range(num_envs)]
         # Memoryviews can't assign items of other dtypes, and can't be cast if they are empty.
-        is_simple = array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative
-        self._flat: Any = None
-        if is_simple and array.size:
-            self._flat = memoryview(array.reshape(-1))  # type: ignore[arg-type]  # typeshed before 3.12
-        self.keys = self._slices if self._flat is not None and len(shape) == 1 else range(num_envs)
-        self.target = self if self._flat is None or len(shape) > 1 else self._flat
+        is_simple = array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative and array.size
+        flat: Any = memoryview(array.reshape(-1)) if is_simple else None  # type: ignore[arg-type]  # typeshed before 3.12
+        self._flat = flat
+        self.keys = self._slices if flat is not None and len(shape) == 1 else range(num_envs)
+        self.target = self if flat is None or len(shape) > 1 else flat
 
     def __setitem__(self, index: int, obs: Any) -> None:
         """Write an observation of two or more dimensions, or of a dtype unknown to memoryviews."""
@@ -228,115 +257,47 @@ class ArrayRows(ObservationRows):
     def take(self, env_ids: np.ndarray) -> np.ndarray:
         return self.array[env_ids]
 
-    def over(self, batch: Any) -> ArrayRows:
+    def over(self, batch: Any) -> _ArrayLeaf:
         batch = check_slot_array("obs", batch, self.array.shape, (self.array.dtype,))
-        return ArrayRows(self._space, batch, self._slices)
+        return _ArrayLeaf(self._space, batch, is_whole=True)
 
 
-class ObjectRows(ObservationRows):
+class _ObjectLeaf:
     """Rows of a space without fixed shape: a list with one observation per env."""
+
+    array = None
 
     def __init__(self, space: Space, num_envs: int) -> None:
         self._space = space
-        self._is_batched_as_tuple = _is_batched_as(space, (Space,))
-        self.keys = range(num_envs)
+        self.keys: Sequence[Any] = range(num_envs)
         self.target: list[Any] = [None] * num_envs
 
     def write(self, index: int, obs: Any) -> None:
         self.target[index] = obs
 
     def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
-        for row, env_id in enumerate(env_ids):
-            self.target[env_id] = take_row(self._space, batch, row)
+        for env_id, item in zip(env_ids, batch, strict=True):
+            self.target[env_id] = item
 
-    def batch(self) -> Any:
-        return self._batch_of(self.target)
+    def batch(self) -> tuple[Any, ...]:
+        return tuple(self.target)
 
-    def take(self, env_ids: np.ndarray) -> Any:
-        return self._batch_of([copy_batch(self.target[index]) for index in env_ids])
+    def take(self, env_ids: np.ndarray) -> tuple[Any, ...]:
+        return tuple(copy_batch(self.target[index]) for index in env_ids)
 
-    def _batch_of(self, items: list[Any]) -> Any:
-        if self._is_batched_as_tuple:
-            return tuple(items)
-        return concatenate(self._space, items, create_empty_array(self._space, n=len(items)))
-
-    def over(self, batch: Any) -> ObjectRows:
+    def over(self, batch: Any) -> _ObjectLeaf:
         raise SlotError(
             f"`out` needs observations of fixed shape; {self._space} has none, step without `out`"
         )
-
-
-class TreeRows(ObservationRows):
-    """Rows of a Dict or Tuple space.
-
-    Attributes:
-        children: The rows of the parts, by key or position.
-    """
-
-    def __init__(self, space: Space, children: dict[Any, ObservationRows], num_envs: int) -> None:
-        self._space = space
-        self.children = children
-        self._parts = [(name, rows, rows.target, rows.keys) for name, rows in children.items()]
-        self.keys = range(num_envs)
-        self.target = self
-
-    def __setitem__(self, index: int, obs: Any) -> None:
-        for name, rows, target, keys in self._parts:
-            part = obs[name]
-            try:
-                target[keys[index]] = part
-            except NEEDS_CONVERSION:
-                rows.write(index, part)
-
-    def write(self, index: int, obs: Any) -> None:
-        try:
-            self[index] = obs
-        except (KeyError, IndexError, TypeError) as error:
-            raise ObservationError(
-                f"returned {type(obs).__name__} without part {error}, "
-                f"expected an observation of {self._space}",
-                index,
-            ) from error
-
-    def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
-        for name, rows in self.children.items():
-            rows.put(env_ids, batch[name])
-
-    def batch(self) -> Any:
-        return self._nested({name: rows.batch() for name, rows in self.children.items()})
-
-    def take(self, env_ids: np.ndarray) -> Any:
-        return self._nested({name: rows.take(env_ids) for name, rows in self.children.items()})
-
-    def _nested(self, parts: dict[Any, Any]) -> Any:
-        return parts if isinstance(self._space, Dict) else tuple(parts.values())
-
-    def over(self, batch: Any) -> TreeRows:
-        is_list = isinstance(batch, tuple | list)
-        if not is_list and not hasattr(batch, "keys"):
-            raise SlotError(f"out.obs is {type(batch).__name__}, expected {list(self.children)}")
-        names = range(len(batch)) if is_list else batch
-        if set(names) != set(self.children):
-            raise SlotError(f"out.obs has the parts {list(names)}, expected {list(self.children)}")
-        children = {name: rows.over(batch[name]) for name, rows in self.children.items()}
-        return TreeRows(self._space, children, len(self.keys))
 
 
 # -- the results of a step -------------------------------------------------------------------------
 
 
 class StepRows:
-    """Rows for the results of one step: observations, rewards and flags.
+    """Rows for the results of one step: observations, rewards (num_envs,) and flags (num_envs,)."""
 
-    Attributes:
-        obs: Rows of the observations.
-        rewards: float64 or float32 (num_envs,).
-        terminations: bool (num_envs,).
-        truncations: bool (num_envs,).
-        has_ends: Whether a flag may be True; only then a step clears the flags.
-    """
-
-    __slots__ = ("has_ends", "obs", "reward_view", "rewards", "terminations", "truncations")
+    __slots__ = ("obs", "reward_view", "rewards", "terminations", "truncations")
 
     def __init__(
         self,
@@ -345,18 +306,15 @@ class StepRows:
         terminations: np.ndarray,
         truncations: np.ndarray,
     ) -> None:
-        self.obs = obs
-        self.rewards = rewards
+        self.obs, self.rewards = obs, rewards
         # Assigning an item of the view takes 2/3 of the time of an array's item.
         self.reward_view: Any = memoryview(rewards)  # type: ignore[arg-type]  # typeshed before 3.12
-        self.terminations = terminations
-        self.truncations = truncations
-        self.has_ends = True
+        self.terminations, self.truncations = terminations, truncations
 
     @staticmethod
     def make(space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> StepRows:
         """Allocate rows for `num_envs` envs with observations of `space`."""
-        obs = ObservationRows.make(space, num_envs, allocate)
+        obs = ObservationRows(space, num_envs, allocate)
         return StepRows(obs, *(allocate((num_envs,), kind) for kind in ("f8", "?", "?")))
 
     def put(self, env_ids: range | np.ndarray, results: Sequence[Any]) -> None:
@@ -365,19 +323,16 @@ class StepRows:
         rows = rows_of(env_ids)
         self.rewards[rows], self.terminations[rows], self.truncations[rows] = results[1:4]
 
-    def clear_flags(self, indices: Sequence[int] | None) -> None:
-        """Set the flags of all rows, or of some, to False."""
-        chosen: Any = slice(None) if indices is None else list(indices)
-        self.terminations[chosen] = False
-        self.truncations[chosen] = False
-        self.has_ends = indices is not None
 
+class StepSlot(NamedTuple):
+    """Memory for the results of one step, for the argument `out`.
 
-class Outputs(NamedTuple):
-    """The output arrays of a call with R rows; all are C-contiguous.
+    Any object with these attributes works too, such as what `buffers.RolloutBuffer.slot` returns.
+    The arrays are C-contiguous and stay the caller's; a step overwrites them. If a slot has an
+    attribute `autoreset_mode`, envs of another mode refuse it.
 
     Attributes:
-        obs: (R, *obs_shape).
+        obs: (R, *obs_shape), of the space's dtype.
         rewards: float32 or float64 (R,).
         terminations: bool (R,).
         truncations: bool (R,).
@@ -389,15 +344,15 @@ class Outputs(NamedTuple):
     truncations: np.ndarray
 
 
-def slot_arrays(out: Any, num_envs: int) -> Outputs:
+Outputs = StepSlot  # its name in `vecenv.jit`
+
+
+def slot_arrays(out: Any, num_envs: int) -> StepSlot:
     """Return a slot's observations unchanged, and its other arrays, checked, as plain arrays.
 
-    Args:
-        out: Object with the arrays `obs, rewards, terminations, truncations`, see `StepSlot`.
-        num_envs: Number of rows that every array must have.
-
     Raises:
-        SlotError: An array is missing, or has a wrong shape, dtype or layout, or is both flags.
+        SlotError: An array is missing, or has a wrong shape (`num_envs` rows), dtype or layout, or
+            is both flags.
     """
     shape = (num_envs,)
     try:
@@ -411,19 +366,19 @@ def slot_arrays(out: Any, num_envs: int) -> Outputs:
     rewards = check_slot_array("rewards", rewards, shape, _REWARD_DTYPES)
     terminations = check_slot_array("terminations", terminations, shape, FLAG_DTYPES)
     truncations = check_slot_array("truncations", truncations, shape, FLAG_DTYPES)
-    if np.may_share_memory(terminations, truncations):
+    is_shared = terminations.base is truncations.base  # else they don't; this is asked every step
+    if is_shared and np.may_share_memory(terminations, truncations):
         raise SlotError(
             "out.terminations and out.truncations share memory, so one would overwrite the other; "
             "give each an array of its own"
         )
-    return Outputs(obs, rewards, terminations, truncations)
+    return StepSlot(obs, rewards, terminations, truncations)
 
 
-def slot_outputs(out: Any, obs_shape: tuple[int, ...], obs_dtype: Any) -> Outputs:
+def slot_outputs(out: Any, obs_shape: tuple[int, ...], obs_dtypes: tuple[Any, ...]) -> StepSlot:
     """Return the arrays of a slot whose observations are one array, see `slot_arrays`."""
     found = slot_arrays(out, obs_shape[0])
-    obs = check_slot_array("obs", found.obs, obs_shape, (np.dtype(obs_dtype),))
-    return found._replace(obs=obs)
+    return found._replace(obs=check_slot_array("obs", found.obs, obs_shape, obs_dtypes))
 
 
 def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:
@@ -440,9 +395,12 @@ def check_slot_array(
     Raises:
         SlotError: The array can't be written into as it is.
     """
-    if not isinstance(array, np.ndarray):
+    if type(array) is np.ndarray and array.shape == shape and array.dtype in dtypes:
+        if array.flags.carray:
+            return array
+    elif not isinstance(array, np.ndarray):
         raise SlotError(f"out.{name} must be a NumPy array, got {type(array).__name__}")
-    plain = array if type(array) is np.ndarray else np.asarray(array)
+    plain = np.asarray(array)
     if plain.shape != shape or plain.dtype not in dtypes:
         raise SlotError(
             f"out.{name} has shape {plain.shape} and dtype {plain.dtype}, "

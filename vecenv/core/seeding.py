@@ -12,6 +12,8 @@ __all__ = ["Seed", "checked_seed", "seed_per_env", "split_reset_mask"]
 
 Seed = int | Sequence[int | None] | None
 
+_MISSING = object()
+
 
 def checked_seed(seed: Seed, num_envs: int) -> int | list[int | None] | None:
     """Return the seed of `reset` as None, an int, or a list with an int or None per env.
@@ -51,7 +53,7 @@ def split_reset_mask(
     """Take `reset_mask` out of reset options, without changing the caller's dict.
 
     Returns:
-        The mask, bool (num_envs,), or None; and the other options for the envs.
+        The mask, bool (num_envs,), a copy, or None; and the other options for the envs.
 
     Raises:
         TypeError: The options are not a dict, or the mask is not a NumPy array of bool.
@@ -64,13 +66,11 @@ def split_reset_mask(
             f"options is {options!r}, expected None or a dict, of which each env gets a copy"
         )
     rest = dict(options)
-    if "reset_mask" not in rest:
+    if (mask := rest.pop("reset_mask", _MISSING)) is _MISSING:
         return None, rest
-    mask = rest.pop("reset_mask")
     where = "`options['reset_mask']`"
     if not isinstance(mask, np.ndarray):
         raise TypeError(f"{where} must be a numpy array, got {type(mask)}")
-    mask = np.array(mask)  # a plain copy, of any subclass, owned here
     if mask.shape != (num_envs,):
         raise ValueError(f"{where} must have shape `({num_envs},)`, got {mask.shape}")
     if mask.dtype != np.bool_:
@@ -80,4 +80,4 @@ def split_reset_mask(
             f"{where} must contain a boolean array with at least one True value, "
             f"got reset_mask={mask}"
         )
-    return mask, rest
+    return np.array(mask), rest

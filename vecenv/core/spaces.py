@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +29,6 @@ __all__ = [
     "require_spaces",
     "short",
     "stack_rows",
-    "take_range",
     "take_row",
     "take_rows",
     "why_outside",
@@ -136,7 +135,7 @@ def batch_env_spaces(
     """
     if not observation_spaces:
         raise ValueError("A vector env needs at least one env, got an empty list of factories")
-    single, num_envs = observation_spaces[0], len(observation_spaces)
+    single, action_space, num_envs = observation_spaces[0], action_spaces[0], len(action_spaces)
     batched = None
     if isinstance(observation_mode, tuple) and len(observation_mode) == 2:
         batched, single = observation_mode
@@ -150,78 +149,56 @@ def batch_env_spaces(
             "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
             f"batch observation space, actual got {observation_mode}"
         )
-    for index, space in _distinct(observation_spaces):
-        if _fits(space, single, observation_mode):
-            continue
-        if observation_mode == "same":
-            raise RuntimeError(
-                f"{owner}(..., observation_mode='same') however the sub-environments observation "
-                f"spaces are not equivalent. Env {index} has {space}, expected that of env 0: "
-                f"{single}. If this is intentional, use `observation_mode='different'` instead."
-            )
-        raise RuntimeError(
-            f"{owner}(..., observation_mode='different' or custom space) however the "
-            "sub-environments observation spaces do not share a common shape and dtype. "
-            f"Env {index} has {space}, expected the shape and dtype of {single}"
-        )
-    for index, space in _distinct(action_spaces):
-        if space != action_spaces[0]:
-            raise RuntimeError(
-                f"The action space of env {index} is {space}, expected that of env 0: "
-                f"{action_spaces[0]}; all envs of a vector env must share one action space"
-            )
+    told = f"{owner}(..., observation_mode='{{}}') however the sub-environments observation spaces "
+    if observation_mode == "same":
+        told = told.format("same") + "are not equivalent (observation_mode='different' allows it). "
+    else:
+        told = told.format("different' or 'custom space") + "do not share shape and dtype. "
+    seen: set[tuple[int, int]] = set()  # a worker's envs often share one object
+    for index, spaces in enumerate(zip(observation_spaces, action_spaces, strict=True)):
+        if (ids := (id(spaces[0]), id(spaces[1]))) not in seen:
+            seen.add(ids)
+            expected, why = (single, action_space), "that of env 0"
+            require_spaces(index, spaces, expected, observation_mode, why, told)
     if observation_mode == "same":
         batched = batch_space(single, num_envs)
     elif observation_mode == "different":
         batched = batch_differing_spaces(list(observation_spaces))
     assert batched is not None
-    return BatchedSpaces(single, batched, action_spaces[0], batch_space(action_spaces[0], num_envs))
-
-
-def _fits(space: Space, wanted: Space, mode: Any) -> bool:
-    """Whether an observation space fits those of other envs; bounds may differ unless "same"."""
-    return space == wanted if mode == "same" else is_space_dtype_shape_equiv(space, wanted)
-
-
-def _distinct(spaces: Sequence[Space]) -> Iterable[tuple[int, Space]]:
-    """Yield each space once, with its first env; a worker's envs often share one object."""
-    first: dict[int, tuple[int, Space]] = {}
-    for index, space in enumerate(spaces):
-        first.setdefault(id(space), (index, space))
-    return first.values()
+    return BatchedSpaces(single, batched, action_space, batch_space(action_space, num_envs))
 
 
 def require_spaces(
-    env_id: int, spaces: tuple[Space, Space], expected: tuple[Space, Space], mode: Any, why: str
+    env_id: int,
+    spaces: tuple[Space, Space],
+    expected: tuple[Space, Space],
+    mode: Any,
+    why: str,
+    told: str = "",
 ) -> None:
-    """Raise unless an env has the expected (observation space, action space).
+    """Raise RuntimeError unless an env has the expected (observation space, action space).
 
-    Args:
-        env_id: The env, for the message.
-        spaces: Its spaces.
-        expected: The expected spaces.
-        mode: The observation mode; if it is not "same", bounds of observations may differ.
-        why: Where the expected spaces come from, for the message.
-
-    Raises:
-        RuntimeError: The spaces differ; names the env.
+    In observation modes other than "same" the bounds of observations may differ. The message says
+    `why` these are expected, and begins with `told` if it is about an observation space.
     """
-    fits = _fits(spaces[0], expected[0], mode), spaces[1] == expected[1]
-    kinds = "observation", "action"
-    for kind, space, wanted, is_right in zip(kinds, spaces, expected, fits, strict=True):
-        if not is_right:
-            raise RuntimeError(
-                f"The {kind} space of env {env_id} is {space}, expected {wanted}, {why}"
-            )
+    (obs_space, action_space), (wanted, wanted_action) = spaces, expected
+    fits = obs_space == wanted
+    if not (fits or (mode != "same" and is_space_dtype_shape_equiv(obs_space, wanted))):
+        kind, found = f"{told}The observation", (obs_space, wanted)
+    elif action_space != wanted_action:
+        kind, found = "The action", (action_space, wanted_action)
+    else:
+        return
+    raise RuntimeError(
+        f"{kind} space of env {env_id} is {found[0]}, expected {found[1]}, {why}; all envs of a "
+        "vector env must share one"
+    )
 
 
 def require_new_env(env: Env, known: dict[int, int]) -> None:
     """Raise TypeError for an object that is no env, has no spaces, or was returned before.
 
-    Args:
-        env: The env.
-        known: Numbers of the envs made so far, which are alive, by the id of the innermost env;
-            this env is added.
+    `known` has the numbers of the envs made so far by the id of the innermost env; this is added.
     """
     if not isinstance(env, Env):
         raise TypeError(f"expected a gymnasium.Env, got {type(env).__name__}")
@@ -260,11 +237,6 @@ def chunk_bounds(num_envs: int, num_chunks: int) -> list[int]:
 def take_row(single_space: Space, batch: Any, index: int) -> Any:
     """Return the part of env `index` in a batch; arrays are views."""
     return by_space(lambda _, rows: rows[index], single_space, batch)
-
-
-def take_range(single_space: Space, batch: Any, first: int, last: int) -> Any:
-    """Return the rows first, ..., last - 1 of a batch; arrays are views."""
-    return by_space(lambda _, rows: rows[first:last], single_space, batch)
 
 
 def take_rows(single_space: Space, batch: Any, indices: Sequence[int]) -> Any:
@@ -323,12 +295,9 @@ def is_same(a: Any, b: Any) -> bool:
 
 
 def why_outside(space: Space, value: Any, name: str) -> str | None:
-    """Return why `value` is not in `space`; None if it is.
+    """Return why `value` is not in `space`, with exactly its dtype; None if it is.
 
-    Args:
-        space: Batched space, or that of one env.
-        value: Value that should be an element of it, with exactly its dtype.
-        name: Name of the value in messages; parts of nested values add theirs.
+    Messages call the value `name`; parts of nested values add theirs.
     """
     if (parts := parts_of(space)) is not None:
         if isinstance(space, Dict) and (
@@ -365,5 +334,8 @@ def why_outside(space: Space, value: Any, name: str) -> str | None:
 
 def short(value: Any, most: int = 100) -> str:
     """Return a representation of at most `most` characters, on one line."""
-    text = " ".join(repr(value.item() if isinstance(value, np.generic) else value).split())
+    try:
+        text = " ".join(repr(value.item() if isinstance(value, np.generic) else value).split())
+    except Exception as error:  # of a user's class
+        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
     return text if len(text) <= most else text[: most - 3] + "..."

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -18,7 +19,6 @@ from vecenv.core.deadline import Deadline
 from vecenv.core.errors import InfoError
 from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults, retold
 from vecenv.core.infos import add_info
-from vecenv.core.masks import MASK_KEY
 from vecenv.core.replacing import mixed_seed
 from vecenv.core.rows import StepRows, slot_rows
 from vecenv.core.seeding import Seed, seed_per_env
@@ -26,21 +26,25 @@ from vecenv.core.spaces import (
     ObservationMode,
     batch_env_spaces,
     chunk_bounds,
-    take_range,
     take_rows,
 )
-from vecenv.ray.actor import Reply, Start
+from vecenv.ray.actor import Reply, Start, checked_rows
 from vecenv.ray.cluster import Cluster
-from vecenv.ray.opening import Makers, check_makers, pickled, read_demand, start_of_each
-from vecenv.ray.parts import checked_rows
-from vecenv.ray.pool import ActorPool, Call
+from vecenv.ray.pool import (
+    ActorPool,
+    Call,
+    Makers,
+    check_makers,
+    pickled,
+    read_demand,
+    start_of_each,
+)
 from vecenv.timing.calls import COLLECT
 from vecenv.timing.stamps import WorkerProcess
 
 __all__ = ["RayVectorEnv"]
 
 _CLOSE_S = 5.0
-_RELEASE_AT_ONCE_S = 2.0  # seconds; after a fault a node may be lost, and its CPUs never free
 _RESERVED = ("reset", "step", "close")
 
 
@@ -64,7 +68,6 @@ class RayVectorEnv(GymVecEnv):
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
         num_envs: Number of envs; only with a factory of vector envs.
         num_workers: Number of actors; None for as many as there is room for.
-        worker_backend, worker_options: Removed: an actor has a `SyncVectorEnv`, so use more actors.
         cpus_per_worker: CPUs that Ray reserves for each actor.
         gpus_per_worker: GPUs, or parts of one, for each actor.
         memory_per_worker: Bytes of memory for each actor; Ray places actors by it, and enforces no
@@ -76,14 +79,11 @@ class RayVectorEnv(GymVecEnv):
         address: Address of the cluster: "host:port", "ray://host:port" or "auto"; None for the one
             that Ray is connected to, that of the environment variable `RAY_ADDRESS`, or else one
             that is started on this machine and ends with this process.
-        runtime_env: Runtime environment of the actors, such as {"working_dir": "."}; see Ray. Ray
-            accepts folders and modules of this machine only while connecting: they are passed to
-            `ray.init` if it is called here, and refused if you have called it.
+        runtime_env: Runtime environment of the actors, such as {"working_dir": "."}; see Ray. It is
+            passed to `ray.init` if that is called here, and refused if you have called it.
         on_error: "raise", or "restart": envs that raise and actors that are gone are replaced,
             their episodes reported as truncated; `reset` also replaces actors that don't answer it
             within `timeout`.
-        shares_cpus: Whether an actor that replaces another shares the CPUs of the others if no node
-            has free ones; else it waits for a node, until `start_timeout`.
         timeout: Longest wait in seconds of calls without a timeout of their own; None waits for as
             long as the actors live.
         start_timeout: Longest wait in seconds until an actor's envs are made, restarts included,
@@ -117,8 +117,6 @@ class RayVectorEnv(GymVecEnv):
         *,
         num_envs: int | None = None,
         num_workers: int | None = None,
-        worker_backend: Any = None,
-        worker_options: Any = None,
         cpus_per_worker: float = 1.0,
         gpus_per_worker: float = 0.0,
         memory_per_worker: float | None = None,
@@ -127,7 +125,6 @@ class RayVectorEnv(GymVecEnv):
         address: str | None = None,
         runtime_env: dict[str, Any] | None = None,
         on_error: str = "raise",
-        shares_cpus: bool = False,
         timeout: float | None = None,
         start_timeout: float = 120.0,
     ) -> None:
@@ -137,12 +134,6 @@ class RayVectorEnv(GymVecEnv):
         read_timeout("start_timeout", start_timeout)
         mode = read_autoreset_mode(autoreset_mode)
         check_choice("on_error", on_error, ("raise", "restart"))
-        if worker_backend is not None or worker_options is not None:
-            raise ValueError(
-                "worker_backend and worker_options are gone: one process of an actor steps its "
-                "envs, so take an actor per core (num_workers=..., cpus_per_worker=1); for "
-                "compiled envs pass a factory of vector envs, bound by functools.partial"
-            )
         if runtime_env is not None and not isinstance(runtime_env, Mapping):
             raise ValueError(f"runtime_env is {runtime_env!r}, expected a dict; see Ray")
         amounts = {"CPU": cpus_per_worker, "GPU": gpus_per_worker or None}
@@ -150,13 +141,12 @@ class RayVectorEnv(GymVecEnv):
         demand = read_demand(amounts, resources, scheduling_strategy)
         count = check_makers(env_fns, num_envs, num_workers, demand)
         cluster = Cluster(address, runtime_env)
-        demand = demand._replace(runtime_env=cluster.runtime_env)
         bounds = chunk_bounds(count, num_workers or cluster.choose_number(count, demand))
         options: dict[str, Any] = {"autoreset_mode": mode.value}
         if not callable(env_fns):
             options["observation_mode"] = observation_mode
         starts = start_of_each(env_fns, bounds, options, on_error == "restart")
-        pool = ActorPool(cluster, starts, demand, start_timeout, shares_cpus)
+        pool = ActorPool(cluster, starts, demand, start_timeout)
         try:
             found = [seat.spaces for seat in pool.seats if seat.spaces is not None]
             obs_spaces, action_spaces = zip(*(p for one in found for p in one.spaces), strict=True)
@@ -172,8 +162,8 @@ class RayVectorEnv(GymVecEnv):
         self._seeds: list[int | None] = [None] * self.num_envs  # of the latest resets
         self.restarts = np.zeros(self.num_envs, np.int64)
         self.busy_ns = np.zeros(self.num_workers, np.int64)
-        self._ready: deque[tuple[int, Sequence[Any]]] = deque()  # envs that are back, their infos
-        pool.left_by_fork = self._calls.leave_to_parent
+        self._ready: deque[tuple[int, Any]] = deque()  # envs that are back, and their infos
+        pool.left_by_fork = partial(setattr, self._calls, "parent_pid")
         if on_error == "restart":
             pool.after_loss = self._start_after
         self.closed = False
@@ -188,7 +178,7 @@ class RayVectorEnv(GymVecEnv):
             keeps_late: Whether late answers can still be waited for.
         """
         calls = self._calls
-        calls.unfinished, calls.is_ready = self._give_up, False
+        calls.unfinished = self._give_up
         try:
             yield
         except (StepTimeoutError, InfoError) as error:
@@ -197,7 +187,6 @@ class RayVectorEnv(GymVecEnv):
             calls.unfinished = None
             raise
         calls.unfinished = None
-        calls.is_ready = calls.has_reset and not calls.num_in_flight
 
     def _give_up(self, error: BaseException | None = None) -> None:
         """Forget all requests; because of this error, refuse all calls but `reset` and `close`."""
@@ -212,7 +201,6 @@ class RayVectorEnv(GymVecEnv):
         seeds = seed_per_env(seed, self.num_envs)
         mask = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
         with self._call():
-            self._own_rows()
             if mask.all():  # a full reset gives up what was in flight
                 self._pool.forget()
                 self._ready.clear()
@@ -233,24 +221,21 @@ class RayVectorEnv(GymVecEnv):
                 self._rows.obs.put(rows + envs.start, obs)
                 reply.result[1].enter(infos, envs, self.num_envs, envs)
             chosen = np.flatnonzero(mask)
-            self._ended.ended.difference_update(chosen.tolist())
             self._note_reset(infos, chosen)
             return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
-        if self._is_disabled:
-            self._ended.require_reset_ended(range(self.num_envs))
-        rows = self._rows if out is None else slot_rows(out, self._rows.obs, self.num_envs)
+        self._refuse_ended()
+        rows, slot = self._rows, self._slot(out)
         space, deadline = self.single_action_space, self._deadline(None)
         with self._call(keeps_late=True):
             self._steps += 1
             for part in self._starts():
-                own_actions = take_range(space, actions, part.envs.start, part.envs.stop)
+                own_actions = take_rows(space, actions, part.envs)
                 self._pool.ask(part.worker, "step", own_actions, None)
             try:
                 replies = self._wait("step", self.num_envs, deadline, f"step {self._steps}")
             except StepTimeoutError as error:
-                self._own_rows()
                 self._calls.mark_sent(np.arange(self.num_envs))
                 error.args = (f"{error.args[0]}. All envs are in flight: `recv` them, or `reset`",)
                 raise
@@ -259,16 +244,13 @@ class RayVectorEnv(GymVecEnv):
             for envs, reply in self._in_order(replies):
                 rows.put(envs, reply.result)
                 reply.result[4].enter(infos, envs, self.num_envs, envs)
-            if self._is_disabled:
-                self._note_ended(rows.terminations | rows.truncations)
-            return self._results(rows, out, infos)
+            return self._results(out, slot, infos)
 
     # -- send and recv ---------------------------------------------------------------------
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        self._ended.require_reset_ended(env_ids.tolist())
+        self._refuse_ended(env_ids)
         self._calls.unfinished = self._give_up
-        self._own_rows()
         self._steps += 1
         for part in self._starts():
             first = part.envs.start
@@ -292,15 +274,12 @@ class RayVectorEnv(GymVecEnv):
                 *results, told, ids = reply.result
                 ids = np.array(envs) if ids is None else ids + envs.start
                 rows.put(ids, results)
-                ready.extend((k, told.get(k - envs.start, ())) for k in ids.tolist())
+                ready.extend((k, told.get(k - envs.start)) for k in ids.tolist())
             taken = [ready.popleft() for _ in range(min(most, len(ready)))]
             env_ids, infos = np.array([env_id for env_id, _ in taken]), {}
-            for row, (env_id, entries) in enumerate(taken):
-                for info in entries:
+            for row, (env_id, info) in enumerate(taken):
+                if info:
                     add_info(infos, info, row, len(taken), env_id)
-            if self._is_disabled:
-                is_over = rows.terminations[env_ids] | rows.truncations[env_ids]
-                self._note_ended(is_over, env_ids)
             return self._batch_of(env_ids, infos)
 
     # -- fragments -------------------------------------------------------------------------
@@ -325,7 +304,8 @@ class RayVectorEnv(GymVecEnv):
         """
         self._calls.require_idle("set_policy")
         policy = pickled(policy_fn, "policy_fn")
-        self._change_starts(policy=policy)
+        for seat in self._pool.seats:  # for successors
+            seat.start = seat.start._replace(policy=policy)
         timeout = self._pool.start_timeout  # making a policy may import a lot
         self._ask_all("set_policy", [(policy,)] * self.num_workers, timeout)
         self._has_policy = True
@@ -404,7 +384,6 @@ class RayVectorEnv(GymVecEnv):
         deadline: Deadline,
     ) -> dict[int, dict[str, Any]]:
         pool, num_steps = self._pool, len(rows)
-        self._own_rows()
         reference = None if weights is None else pool.cluster.put(weights)
         for part in self._starts():
             own_inputs = [array[:, part.rows] for array in inputs]
@@ -419,27 +398,20 @@ class RayVectorEnv(GymVecEnv):
                 fragment.copy_fields(fields, envs)
                 for t, step in enumerate(rows):
                     step.put(envs, fragment.slot(t))
-                self._rows.obs.put(envs, fragment.slot(last).obs)
+                self._rows.put(envs, fragment.slot(last))
                 found[envs.start] = envs, fragment.infos
         self._steps += num_steps
         infos: dict[int, dict[str, Any]] = {}
         for _, (envs, by_step) in sorted(found.items()):
             for t, told in by_step.items():
                 told.enter(infos.setdefault(t, {}), envs, self.num_envs, envs)
-        last_infos = infos.get(num_steps - 1, {})
-        if self._masks.is_used or MASK_KEY in last_infos:
-            self._masks.note(last_infos, rows[-1].terminations | rows[-1].truncations)
+        self._masks.note(infos.get(num_steps - 1, {}))
         return dict(sorted(infos.items()))
 
     # -- the actors ------------------------------------------------------------------------
 
     def _starts(self) -> list[Start]:
         return [seat.start for seat in self._pool.seats]
-
-    def _change_starts(self, **changes: Any) -> None:
-        """Change what successors of actors are started with."""
-        for seat in self._pool.seats:
-            seat.start = seat.start._replace(**changes)
 
     def _envs_of(self, call: Call) -> range:
         return self._pool.seats[call.worker].start.envs
@@ -460,7 +432,7 @@ class RayVectorEnv(GymVecEnv):
         try:
             replies = self._pool.wait(method, count, deadline, doing, replaces_late)
         except WorkerDiedError as error:
-            self._calls.note_fault(retold(error))
+            self._calls.fault = self._calls.fault or retold(error)
             self.close(terminate=True)
             error.args = (f"{error.args[0]} The vector env is closed.",)
             raise
@@ -514,7 +486,7 @@ class RayVectorEnv(GymVecEnv):
         if self._calls.has_reset:
             pairs = zip(self._seeds[rows], restarts.tolist(), strict=True)
             seeds = [None if seed is None else mixed_seed(seed, k) for seed, k in pairs]
-            loss = reason, self._latest.take(np.array(start.envs)), seeds
+            loss = reason, self._rows.obs.take(np.array(start.envs)), seeds
         return start._replace(restarts=restarts, loss=loss)
 
     # -- methods of the envs ---------------------------------------------------------------
@@ -561,9 +533,6 @@ class RayVectorEnv(GymVecEnv):
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the actors in any state; Ray itself keeps running.
 
-        Returns when Ray has released the actors' resources (after 5 seconds at the latest, 2 with
-        `terminate`, as other programs may take them at once).
-
         Args:
             timeout: Seconds for envs to finish and close, 5 if None; actors that still run then are
                 killed.
@@ -572,7 +541,7 @@ class RayVectorEnv(GymVecEnv):
         if not hasattr(self, "_pool"):
             return
         if terminate:
-            self._pool.stop(0.0, _RELEASE_AT_ONCE_S)
+            self._pool.stop(0.0)
         else:
             self._pool.stop(_CLOSE_S if timeout is None else timeout)
 

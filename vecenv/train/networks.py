@@ -77,10 +77,19 @@ def linear(num_inputs: int, num_outputs: int, gain: float = 2**0.5) -> nn.Linear
     return layer
 
 
+class Tanh(nn.Tanh):
+    """`nn.Tanh`; without gradients on the CPU by NumPy, which takes a fifth of the time."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or input.device.type != "cpu":
+            return super().forward(input)
+        return torch.from_numpy(np.tanh(input.numpy()))
+
+
 def mlp(*widths: int, gain: float) -> nn.Sequential:
     """Return orthogonal layers with tanh between them; `gain` is for the last one."""
     *inner, last = pairwise(widths)
-    hidden = [part for a, b in inner for part in (linear(a, b), nn.Tanh())]
+    hidden = [part for a, b in inner for part in (linear(a, b), Tanh())]
     return nn.Sequential(*hidden, linear(*last, gain))
 
 

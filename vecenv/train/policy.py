@@ -167,12 +167,13 @@ def load_policy(
         return _load_sb3(path, vecnormalize)
     if vecnormalize is not None:
         raise ValueError(f"vecnormalize is for models of stable-baselines3, {path} is none")
-    homes = [p for p in (path, *path.parents[:2]) if any((p / n).is_file() for n in SHIPPED)]
-    home = (homes or [path])[0]
+    near = path, *path.parents[:2]
+    home = next((p for p in near if any((p / name).is_file() for name in SHIPPED)), path)
     if missing := [name for name in SHIPPED if not (home / name).is_file()]:
-        wanted = f"a run folder of vecenv train, with {', '.join(SHIPPED)} and {LAST}, or a file "
-        wanted += "in it, or a .zip of stable-baselines3"
-        raise ValueError(f"{path} has no {missing[0]}, expected {wanted}")
+        if missing == [POLICY_FILE] and not (home / LAST).is_file():
+            raise FileNotFoundError(f"{home} has no policy yet: its training has saved nothing")
+        told = f"a run folder of vecenv train with {', '.join(SHIPPED)} and {LAST}, or a .zip"
+        raise ValueError(f"{path} has no {missing[0]}, expected {told} of stable-baselines3")
     try:
         kept = load_checkpoint(home / POLICY_FILE)
         made_by, spaces = str(kept["trainer"]), kept["spaces"]
@@ -203,8 +204,7 @@ def load_agent(agent: Any, path: Path) -> None:
     home = path.parent if path.name in SHIPPED else path
     file = home / LAST if home.is_dir() else path
     if not file.exists():
-        told = "saves at its end and from time to time (--save-every)"
-        raise FileNotFoundError(f"{path} has no policy yet, no {file}, which the training {told}")
+        raise FileNotFoundError(f"{path} has no policy yet: its training has not saved {file}")
     try:
         agent.load_state_dict(load_checkpoint(file)["state"]["agent"])
     except (KeyError, RuntimeError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -287,9 +288,10 @@ class PPO(Trainer):
                 envs.step(self.act(t), out=rollout.slot(t))
         # As many steps as fit the processor's cache; on a device, as many as keep it busy.
         size = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // count)
-        with quick_products(size * count, device=rollout.device):
-            for t in range(0, end, size):
-                self.fill(slice(t, min(t + size, end)))
+        parts = [slice(t, min(t + size, end)) for t in range(0, end, size)]
+        spare = ThreadPoolExecutor(2, "fill", torch.set_num_threads, (1,))  # as the gradient's
+        with quick_products(size * count, device=rollout.device), spare as pool:
+            list((pool.map if self.gradient.num_threads > 1 else map)(self.fill, parts))
         rollout.count_episodes()  # with the original rewards
 
     def act(self, t: int) -> Any:

@@ -73,7 +73,7 @@ class Answer(NamedTuple):
 
     Attributes:
         result: Result of a message; None for a step.
-        infos: Per index in the chunk, the infos to be entered, mostly one.
+        infos: The infos by index in the chunk.
         objects: Observations of leaves without fixed shape, one list per leaf.
         errors: Faults of single envs.
     """
@@ -157,12 +157,12 @@ class Chunk:
     ) -> None:
         self.worker, self.num_envs = worker, layout.num_envs
         self.first, self.last = first, first + len(envs)
-        self.group = EnvGroup(envs, layout.autoreset_mode, keep_info)
+        self.group = EnvGroup(envs, layout.autoreset_mode, tables.rows, keep_info)
         self._every, self._place, self._layout = range(len(envs)), place, layout
         self._spaces = layout.observation_space, layout.action_space
         for env in map(without_restarts, envs):
             if isinstance(env, MissingEnv):
-                env.be_of(*self._spaces)
+                env.observation_space, env.action_space = self._spaces
         self._rows, self._objects = tables.rows, tables.objects
         self._actions: Any = tables.actions  # None if all actions travel as payloads
         self._published = list(tables.published.items())
@@ -185,7 +185,7 @@ class Chunk:
         while left:  # envs after one that raises are stepped all the same
             some = None if len(left) == len(self._every) else left  # None is quicker
             try:
-                infos = self.group.step(self._announced(actions, left), self._rows, some)
+                infos = self.group.step(self._announced(actions, left), some)
                 break
             except BaseException as error:
                 k = getattr(error, "env_index", left[0]) - left[0]  # place of the env in `left`
@@ -196,7 +196,7 @@ class Chunk:
         self.group.mark_done(chosen[-1])
         if not (infos or faults or self._objects):
             return None
-        infos = {k - chosen[0]: entries for k, entries in infos.items()}
+        infos = {k - chosen[0]: info for k, info in infos.items()}
         objects = [[leaf.target[k] for k in chosen] for leaf in self._objects]
         return Answer(None, infos, objects, faults)
 
@@ -262,9 +262,7 @@ class Chunk:
         infos: dict[int, Any] = {}
 
         def reset(index: int) -> None:
-            info = self.group.reset_env(index, seeds[index], options, self._rows.obs)
-            if info:  # kept at once, as another env may fill the same dict
-                keep_info(infos, info, index, len(self._every))
+            self.group.reset_env(index, seeds[index], options, infos)
             self.group.mark_done(index)
 
         chosen = None if reset_mask is None else np.flatnonzero(reset_mask).tolist()

@@ -58,7 +58,7 @@ from vecenv.core.infos import add_info
 from vecenv.core.pickling import dump_factories, dump_registry, dumps
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.replacing import raise_creation_errors
-from vecenv.core.rows import StepRows, slot_rows
+from vecenv.core.rows import StepRows
 from vecenv.core.seeding import Seed, checked_seed, seed_per_env, split_reset_mask
 from vecenv.core.spaces import ObservationMode
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
@@ -229,10 +229,10 @@ class AsyncVectorEnv(GymVecEnv):
             self.metadata = {**(about.metadata or {}), "autoreset_mode": self.autoreset_mode}
             self.render_mode = about.render_mode
             self._bind_rows(pool.tables.rows)
-            self._pool, pool.left_by_fork = pool, self._calls.leave_to_parent
+            self._pool, pool.left_by_fork = pool, partial(setattr, self._calls, "parent_pid")
             self.published, self.restarts = pool.tables.published, pool.tables.restarts
-            self._out: Any = None  # `out` of the pending step, and its rows
-            self._resetting: Sequence[int] = ()  # the envs of the pending reset
+            self._out: Any = (None, None)  # `out` of the pending step, and its rows
+            self._resetting: Any = slice(None)  # the envs of the pending reset
             self._shared_stamps: EnvStamps | None = None
             self._on_cut = partial(_note_cut, self._calls, pool)
             self._calls.is_started = True
@@ -258,17 +258,14 @@ class AsyncVectorEnv(GymVecEnv):
             checked_seed(seed, self.num_envs)
             mask, _ = split_reset_mask(options, self.num_envs)
             if mask is None or mask.all():
-                calls.end_async()
+                calls.pending = None
                 calls.give_up(RuntimeError("a call had timed out and was given up by `reset`"))
         return super().reset(seed=seed, options=options)
 
     def reset_async(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
         """Start resetting all envs, or those of `options["reset_mask"]`; see `reset`."""
-        self._calls.require_open("reset_async")
-        if self._calls.pending is not None:
-            self._calls.require_idle("reset_async")
         mask, rest = split_reset_mask(options, self.num_envs)
-        self._calls.begin_reset(mask)
+        self._calls.begin_reset(mask, "reset_async")
         self._begin_reset(seed, rest, mask)
         self._calls.unfinished = None
 
@@ -289,8 +286,8 @@ class AsyncVectorEnv(GymVecEnv):
         seeds = seed_per_env(seed, self.num_envs)
         if not self._calls.is_started:
             self._start()
-        chosen = range(self.num_envs) if mask is None else np.flatnonzero(mask).tolist()
-        self._resetting, is_full = chosen, len(chosen) == self.num_envs
+        is_full = mask is None or bool(mask.all())
+        self._resetting = slice(None) if is_full else np.flatnonzero(mask)
 
         def request(i: int, j: int) -> tuple[Any, ...]:
             return seeds[i:j], options, None if mask is None else mask[i:j]
@@ -299,7 +296,6 @@ class AsyncVectorEnv(GymVecEnv):
 
     def _finish_reset(self, deadline: Deadline) -> tuple[Any, dict[str, Any]]:
         infos, _ = self._finish("reset", deadline)
-        self._ended.ended.difference_update(self._resetting)
         obs = self._observations()
         self._note_reset(infos, self._resetting)
         return obs, infos
@@ -333,9 +329,8 @@ class AsyncVectorEnv(GymVecEnv):
     def _begin_step(self, actions: Any, out: Any) -> None:
         """Give all workers the actions; then the step is pending."""
         pool, calls = self._pool, self._calls
-        if self._is_disabled:
-            self._ended.require_reset_ended(range(self.num_envs))
-        slot = None if out is None else slot_rows(out, self._rows.obs, self.num_envs)
+        self._refuse_ended()
+        slot = self._slot(out)
         payloads, own = None, None if pool.own is None else pool.own.step
         shared = pool.tables.actions
         # Actions without fixed shape, or of another dtype than the rows, travel as payloads.
@@ -344,34 +339,24 @@ class AsyncVectorEnv(GymVecEnv):
             parts = [each[i:j] for i, j in self._plan.chunks]
             own = None if own is None else partial(own, parts.pop(0))
             payloads = list(map(dumps, parts))
-        calls.unfinished, calls.pending, calls.is_ready = self._on_cut, "step", False
-        self._out = None if out is None else (out, slot)
+        calls.unfinished, calls.pending = self._on_cut, "step"
+        self._out = out, slot
         pool.post(Kind.STEP, own, payloads)
 
     def _finish_step(self, infos: dict[str, Any]) -> StepResult:
-        rows = self._rows
-        if self._is_disabled:
-            self._note_ended(rows.terminations | rows.truncations)
-        if self._out is None:
-            return self._results(rows, None, infos)
         out, slot = self._out
-        slot.obs.put(range(self.num_envs), rows.obs.batch())
-        slot.rewards[...] = rows.rewards
-        slot.terminations[...] = rows.terminations
-        slot.truncations[...] = rows.truncations
-        return self._results(rows, out, infos)
+        return self._results(out, slot, infos)
 
     # -- first-ready -------------------------------------------------------------------------
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         pool, ids = self._pool, env_ids.tolist()
-        if self._is_disabled:
-            self._ended.require_reset_ended(ids)
+        self._refuse_ended(env_ids)
         shared, each, payloads = pool.tables.actions, None, []
         if shared is None or not shared.write(actions, env_ids):
             each = self._actions.snapshot(actions)
             payloads = [dumps([action]) for action in each]
-        self._calls.unfinished, self._calls.is_ready = self._on_cut, False
+        self._calls.unfinished = self._on_cut
         pool.send(ids, each, payloads)
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
@@ -382,9 +367,6 @@ class AsyncVectorEnv(GymVecEnv):
         self._guarded(pool.wait, deadline, "a step that was sent", count)
         taken = [pool.ready.popleft() for _ in range(min(most, len(pool.ready)))]
         env_ids = np.array([env_id for env_id, _ in taken], np.int64)
-        rows = self._rows
-        if self._is_disabled:
-            self._note_ended((rows.terminations | rows.truncations)[env_ids], env_ids)
         found = [(env_id, row, answer) for row, (env_id, answer) in enumerate(taken) if answer]
         try:
             infos = self._gather(found, env_ids.tolist())
@@ -414,12 +396,11 @@ class AsyncVectorEnv(GymVecEnv):
         if faults := [fault for *_, answer in found for fault in answer.errors]:
             raise_faults(faults, pool.steps)
         for *_, row, answer in found:
-            entries.update((row + index, parts) for index, parts in answer.infos.items())
+            entries.update((row + index, info) for index, info in answer.infos.items())
         if len(entries) == len(env_ids) and (batch := _columns(list(entries.values()))):
             return batch
         for row in sorted(entries):  # in order: the first env that has a key decides its dtype
-            for info in entries[row]:
-                add_info(infos, info, row, len(env_ids), env_ids[row])
+            add_info(infos, entries[row], row, len(env_ids), env_ids[row])
         return infos
 
     def _guarded(self, wait: Callable[..., None], *args: Any) -> None:
@@ -431,9 +412,8 @@ class AsyncVectorEnv(GymVecEnv):
             self._calls.unfinished = None  # not cut off: the call stays pending
             raise
         except WorkerDiedError as error:
-            self._calls.note_fault(retold(error))
-            self._calls.end_async()
-            self._calls.unfinished = None
+            self._calls.fault = self._calls.fault or retold(error)
+            self._calls.unfinished = self._calls.pending = None
             self.close(terminate=True)
             told = f"{error.args[0]} The vector env is closed: make a new one"
             if not self._plan.restart_envs:
@@ -488,12 +468,12 @@ class AsyncVectorEnv(GymVecEnv):
         if pool.own is not None:
             own = partial(getattr(pool.own, method), *requests.pop(0))
         payloads = [message(method, *arguments) for arguments in requests]
-        calls.unfinished, calls.is_ready = self._on_cut, False
+        calls.unfinished = self._on_cut
         if is_full:
             if pool.is_cut or pool.timed_out:
                 self._guarded(pool.give_up)
             pool.forget_rows()
-        calls.begin_async(call)
+        calls.pending = call
         pool.post(Kind.ASK, own, payloads)
 
     def _reopen(self, factories: dict[int, Callable[[], Env]]) -> None:
@@ -507,7 +487,7 @@ class AsyncVectorEnv(GymVecEnv):
         is_started, chunks = self._calls.is_started, self._plan.chunks
         # Before any change, as pickling may raise.
         requests = {chunk: request(*chunk) for chunk in chunks if is_started}
-        self._calls.mark_reopened(factories)
+        self._calls.unreset.update(factories)
         self.env_fns = [factories.get(env_id, made) for env_id, made in enumerate(self.env_fns)]
         self._plan.factories[:] = self.env_fns
         if not is_started:
@@ -543,8 +523,6 @@ class AsyncVectorEnv(GymVecEnv):
             self._calls.forget_reset(error)
             raise error
         self._take_notes(*notes)
-        self._ended.ended.clear()
-        self._ended.ended.update(np.flatnonzero(found).tolist())  # matters if autoreset is disabled
         self._calls.mark_reset()
 
     # -- pending calls -----------------------------------------------------------------------
@@ -570,7 +548,7 @@ class AsyncVectorEnv(GymVecEnv):
             also if an error is raised, except a timeout.
         """
         pool, calls = self._pool, self._calls
-        calls.unfinished, calls.is_ready = self._on_cut, False
+        calls.unfinished = self._on_cut
         pool.do_own()  # while the workers do theirs
         self._guarded(pool.wait, deadline, f"step {pool.steps}" if call == "step" else call)
         found = pool.answers()
@@ -582,7 +560,6 @@ class AsyncVectorEnv(GymVecEnv):
             raise
         finally:
             calls.unfinished = calls.pending = None
-            calls.is_ready = calls.has_reset and not calls.unreset
         return infos, [answer.result for *_, answer in found if answer.result is not None]
 
     # -- timing ------------------------------------------------------------------------------
@@ -650,7 +627,7 @@ class AsyncVectorEnv(GymVecEnv):
             # Release the shared memory; users may still read these attributes, so copy them.
             self.published = {name: array.copy() for name, array in self.published.items()}
             self.restarts = self.restarts.copy()
-            for name in ("_out", "_rows", "_latest", "_latest_flags", "_shared_stamps"):
+            for name in ("_out", "_rows", "_shared_stamps"):
                 setattr(self, name, None)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -662,21 +639,19 @@ class AsyncVectorEnv(GymVecEnv):
 def _note_cut(calls: CallProtocol, pool: Pool) -> None:
     """Refuse all calls but `reset` and `close`, after an exception in the midst of a call."""
     pool.is_cut = True
-    calls.end_async()
-    calls.fault = None
+    calls.pending = calls.fault = None
     told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
     calls.give_up(RuntimeError(told))
 
 
-def _columns(entries: Sequence[Sequence[Any]]) -> dict[str, Any] | None:
+def _columns(infos: Sequence[Any]) -> dict[str, Any] | None:
     """Batch infos if each row has one with the same keys, all numbers of the same types, else None.
 
     The result equals that of `add_info`, in a third of the time. Batching infos is most of what the
     caller does in a step.
     """
-    infos, batch = [parts[0] for parts in entries], dict[str, Any]()
-    keys, count = infos[0], sum(map(len, entries))
-    if {*map(type, infos)} != {dict} or {*map(len, infos)} != {len(keys)} or count > len(infos):
+    keys, batch = infos[0], dict[str, Any]()
+    if {*map(type, infos)} != {dict} or {*map(len, infos)} != {len(keys)}:
         return None
     for key, kind in zip(keys, map(type, keys.values()), strict=True):
         values = [info.get(key) for info in infos]

@@ -220,7 +220,7 @@ class Pool:
                 self.own = Chunk(self._own_envs, -1, 0, layout, tables, [0])
             self.tables = Tables(self.memory, layout, 0, len(self.plan.factories))
             for seat in self.seats:
-                self._tell(seat, "lay_out", layout)
+                self._tell(seat, "lay_out", layout, None, False)
                 seat.is_ready = True
         except BaseException as error:
             if isinstance(error, OSError) and error.errno == errno.EMFILE:

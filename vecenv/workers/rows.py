@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +9,8 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
-from vecenv.core.faults import shorten
-from vecenv.core.rows import ObjectRows, ObservationRows, StepRows, TreeRows, copy_batch
-from vecenv.core.spaces import take_row
+from vecenv.core.rows import ObservationRows, StepRows, copy_batch
+from vecenv.core.spaces import leaves, short, take_row
 from vecenv.workers.memory import Memory
 
 __all__ = ["Actions", "Layout", "Tables"]
@@ -59,25 +57,15 @@ class Tables:
         memory.used_bytes = layout.begin
         count = last - first
         self.rows = StepRows.make(layout.observation_space, count, take)
-        self.objects = [leaf for leaf, _ in _leaves(self.rows.obs) if isinstance(leaf, ObjectRows)]
-        actions = ObservationRows.make(layout.action_space, count, take)
-        leaves = [leaf for leaf, _ in _leaves(actions)]
-        is_fixed = leaves and not any(isinstance(leaf, ObjectRows) for leaf in leaves)
+        self.objects = [leaf for leaf in self.rows.obs.leaves if leaf.array is None]
+        actions = ObservationRows(layout.action_space, count, take)
+        is_fixed = actions.leaves and actions.is_fixed
         self.actions = Actions(layout.action_space, actions, count) if is_fixed else None
         self.published = {
             name: take((count, *(space.shape or ())), space.dtype)
             for name, space in layout.published.items()
         }
         self.restarts = take((count,), np.int64)
-
-
-def _leaves(rows: ObservationRows, batch: Any = None) -> Iterator[tuple[ObservationRows, Any]]:
-    """Yield the leaves of nested rows, each with its part of a batch, in the space's order."""
-    if isinstance(rows, TreeRows):
-        for name, child in rows.children.items():
-            yield from _leaves(child, None if batch is None else batch[name])
-    else:
-        yield rows, batch
 
 
 class Actions:
@@ -98,17 +86,17 @@ class Actions:
 
         Return False and write nothing if some have another dtype: envs must get that dtype.
         """
-        parts: Any = list(_leaves(self._rows, actions))
-        if any(part.dtype != rows.array.dtype for rows, part in parts):
+        pairs: Any = list(zip(self._rows.leaves, leaves(actions, self._space), strict=True))
+        if any(part.dtype != leaf.array.dtype for leaf, part in pairs):
             return False
-        for rows, part in parts:
-            rows.array[slice(None) if env_ids is None else env_ids] = part
+        for leaf, part in pairs:
+            leaf.array[slice(None) if env_ids is None else env_ids] = part
         return True
 
     def text(self, env_id: int) -> str:
         """Return a short text of the latest action of one env."""
         action = self.one(env_id)
-        return shorten(str(action.tolist() if hasattr(action, "tolist") else action))
+        return short(action.tolist() if hasattr(action, "tolist") else action, 200)
 
     def all(self) -> Any:
         """Return copies of all actions, a list or array as `SyncVectorEnv` passes to its envs."""

@@ -130,9 +130,7 @@ class _Worker:
         except BaseException as error:  # factories and spaces run code of users' classes
             return self._failed(error, self._first + getattr(error, "env_index", 0), "creation")
 
-    def lay_out(
-        self, layout: Layout, lost: tuple[str, list[Any]] | None = None, is_stamped: bool = False
-    ) -> None:
+    def lay_out(self, layout: Layout, lost: tuple[str, list[Any]] | None, is_stamped: bool) -> None:
         """Allocate the tables and set up the chunk; `lost` says what a former worker has left."""
         if layout.caller_steps:
             self._recv = patient(self._channel)
@@ -140,7 +138,7 @@ class _Worker:
         tables = Tables(self._memory, layout, first, last)
         if layout.restart_envs:
             counts = tables.restarts
-            self._envs = with_restarts(self._envs, self._factories, counts, is_callers=False)
+            self._envs = with_restarts(self._envs, self._factories, counts)
         self._chunk = Chunk(self._envs, self._worker, first, layout, tables, self._place)
         if lost is not None:
             self._chunk.lose_episodes(*lost)

@@ -14,7 +14,6 @@ from vecenv.cage import (
     load_defender,
     save_defender,
 )
-from vecenv.cage.saved import save_network
 
 
 @pytest.fixture
@@ -67,11 +66,8 @@ def test_other_files_are_refused(layers, tmp_path):
     save_defender(path, [(layers[0][0][:-1], layers[0][1]), layers[1]])
     with pytest.raises(ValueError, match=r"is no defender .* expected 152 inputs and 44 outputs"):
         load_defender(path)
-    with pytest.raises(ValueError, match="a policy for 151 inputs and 44 actions"):
+    with pytest.raises(ValueError, match="with 151 inputs and 44 outputs, expected 152 inputs"):
         evaluate(str(path), episodes=2)
-    save_network(path, layers, scale=(np.zeros(152), np.ones(152)))
-    with pytest.raises(ValueError, match=r"is no defender .* its inputs are normalised"):
-        load_defender(path)
 
 
 def test_a_defender_says_if_it_was_trained_under_other_rules(layers, tmp_path, recwarn):

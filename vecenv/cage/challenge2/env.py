@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import logger
-from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
 from vecenv.cage.challenge2.kernels import OBSERVATIONS, cage_kernels
@@ -262,10 +261,8 @@ class Cage2VectorEnv(JitVectorEnv):
 
     def get_action_meanings(self) -> list[str]:
         """Return the name of each action, as Atari envs do."""
-        if self.single_action_space == Discrete(len(actions := blue_actions(self.scenario))):
-            return [str(action) for action in actions]
-        choices = blue_choices(self.scenario)
-        return [c.name if c.host is None else f"{c.name} {c.host}" for c in choices]
+        listed = blue_choices if self._observation == "memory" else blue_actions
+        return [str(action) for action in listed(self.scenario)]
 
     def render(self) -> tuple[Any, ...] | None:
         """Return a text or a picture of every env, depending on `render_mode`."""

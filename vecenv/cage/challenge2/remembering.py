@@ -1,27 +1,26 @@
-"""Kernels of envs whose observations and actions are the features and choices of a `BlueMemory`.
+"""The knowledge of a blue agent: the 52 bits seen, its own actions and the published rules.
 
 `with_memory` wraps the kernels of the simulator: the action of a step is the index of a choice, and
-the observation is a row of `BlueMemory.features`.
+the observation is a row of `BlueMemory.features`. `BlueMemory` is the same outside of an env.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
-from vecenv.cage.challenge2.network.scenario import Scenario, blue_choices
+from vecenv.cage.challenge2.network.scenario import Scenario, blue_choices, cage2_scenario
 from vecenv.cage.challenge2.network.state import STATE_DTYPE
+from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.bits import ONE, ZERO, count, every_fourth
 from vecenv.jit import EnvKernels, cached_njit, write_bits
 
-__all__ = [
-    "MEMORY_STATE_DTYPE", "act_rows", "mask_rows", "memory_space", "note_rows", "show_rows",
-    "with_memory",
-]  # fmt: skip
+__all__ = ["MEMORY_STATE_DTYPE", "BlueMemory", "memory_space", "with_memory"]
 
 # The new fields come first: Numba treats two records as subtypes if one begins with the other's
 # fields, and would then run code compiled for one with the other.
@@ -48,9 +47,6 @@ _MANY = np.uint64(codes.MANY_EXPLOITS)
 _MAX_DECOYS = np.uint64(codes.MAX_DECOYS)
 _RESTORE, _DECOY = np.uint64(codes.RESTORE), np.uint64(codes.DECOY)
 _LAST_STEP = 65535  # the state's step counter saturates here
-# By the simulator's step or reset kernel: equal envs share their compiled code.
-_steps: dict[Any, Any] = {}
-_resets: dict[Any, Any] = {}
 
 
 def memory_space(scenario: Scenario, dtype: Any = np.float32) -> Box:
@@ -64,16 +60,13 @@ def memory_space(scenario: Scenario, dtype: Any = np.float32) -> Box:
             f"obs_dtype is {np.dtype(dtype)}, expected a floating one such as float32: the "
             "observation 'memory' has fractions in it"
         )
-    num_hosts, num_shorter = len(scenario.hosts), len(codes.EPISODE_LENGTHS) - 1
-    per_host = [1, 1, codes.MAX_DECOYS / 2, 1, 1, codes.MANY_EXPLOITS / 2, 1]
-    high = [1.0] * (codes.BITS_PER_HOST * num_hosts)
-    high += [value for value in per_host for _ in range(num_hosts)]
-    high += (
-        [1.0] * _FLAGS
-        + [_LAST_STEP / codes.EPISODE_LENGTHS[-1], 1.0]
-        + [1.0] * (2 * num_shorter + 1)
-    )
-    return Box(np.zeros(len(high), dtype), np.array(high, dtype), dtype=dtype)
+    num_hosts = len(scenario.hosts)
+    per_host = [1] * codes.BITS_PER_HOST + [1, 1, codes.MAX_DECOYS / 2, 1, 1]
+    per_host += [codes.MANY_EXPLOITS / 2, 1]
+    high = np.ones(len(per_host) * num_hosts + _FLAGS + _STEP_COLUMNS, dtype)
+    high[: len(per_host) * num_hosts] = np.repeat(per_host, num_hosts)
+    high[-_STEP_COLUMNS] = _LAST_STEP / codes.EPISODE_LENGTHS[-1]
+    return Box(np.zeros_like(high), high, dtype=dtype)
 
 
 def with_memory(kernels: EnvKernels, scenario: Scenario) -> EnvKernels:
@@ -83,22 +76,19 @@ def with_memory(kernels: EnvKernels, scenario: Scenario) -> EnvKernels:
         kernels: Kernels of the simulator, with the observation space `memory_space`.
         scenario: Scenario of the kernels.
     """
-    if kernels.step not in _steps:
-        _steps[kernels.step] = _make_step(kernels.step)
-    if kernels.reset not in _resets:
-        _resets[kernels.reset] = _make_reset(kernels.reset)
     return EnvKernels(
         MEMORY_STATE_DTYPE,
         kernels.observation_space,
         Discrete(len(blue_choices(scenario))),
-        _resets[kernels.reset],
-        _steps[kernels.step],
+        _make_reset(kernels.reset),
+        _make_step(kernels.step),
         observe_memory,
         choice_mask,
         name=kernels.name,
     )
 
 
+@functools.cache  # equal envs share their compiled code
 def _make_reset(core_reset: Any) -> Any:
     @njit
     def reset_and_forget(state, rng, tables):
@@ -111,6 +101,7 @@ def _make_reset(core_reset: Any) -> Any:
     return reset_and_forget
 
 
+@functools.cache
 def _make_step(core_step: Any) -> Any:
     @njit
     def choose(state, choice, rng, tables):
@@ -227,7 +218,7 @@ def choice_mask(state, out, tables):
         out[index] = not (is_full and np.uint64(tables.choice_kind[choice]) == _DECOY)
 
 
-# --- kernels of a memory outside an env, see `BlueMemory` ---
+# --- kernels of a memory outside an env ---
 
 
 @cached_njit
@@ -267,3 +258,74 @@ def mask_rows(states, out, tables):
     """Write which choices are useful, bool (N, choices)."""
     for row in range(states.shape[0]):
         choice_mask(states[row], out[row], tables)
+
+
+class BlueMemory:
+    """The memory of a blue agent that defends N envs at the same time.
+
+    It never reads the true state of an env, so a policy built on it can also play the original
+    simulator.
+
+    In every step, call `features` with the latest observations and make choices from the result.
+    Then call `act` to get actions, step the envs, and call `note` with the new observations.
+
+    Args:
+        num_envs: Number of envs, N.
+        scenario: Scenario of the envs; CAGE 2 by default.
+
+    Attributes:
+        choices: The possible choices.
+        num_features: Length F of a row of features.
+        step_column: Index of the feature that is the number of steps made, as a fraction of 100.
+    """
+
+    def __init__(self, num_envs: int, scenario: Scenario | None = None) -> None:
+        scenario = cage2_scenario() if scenario is None else scenario
+        self.choices = blue_choices(scenario)
+        self._tables: Any = compile_tables(scenario)
+        # Only the parts of an env's state that blue can know are ever written.
+        self._states = np.zeros(num_envs, MEMORY_STATE_DTYPE).view(np.recarray)
+        self._bits = np.uint64(1) << np.arange(
+            codes.BITS_PER_HOST * len(scenario.hosts), dtype=np.uint64
+        )
+        self._chosen = np.zeros(num_envs, np.int64)
+        self.num_features = memory_space(scenario).shape[0]
+        self.step_column = self.num_features - _STEP_COLUMNS
+
+    def forget(self, begins: np.ndarray | None = None) -> None:
+        """Forget the episodes of all envs, or of those where `begins` bool (N,) holds."""
+        self._states[... if begins is None else begins] = np.zeros((), MEMORY_STATE_DTYPE)
+
+    def act(self, choices: np.ndarray) -> np.ndarray:
+        """Return the env's actions int64 (N,) for choices int64 (N,); Sleep for a missing decoy."""
+        self._chosen = np.array(choices, np.int64)  # `note` needs them after the caller's step
+        actions = np.empty_like(self._chosen)
+        act_rows(self._states, self._chosen, actions, self._tables)
+        return actions
+
+    def useless(self) -> np.ndarray:
+        """Return which choices, bool (N, choices), are decoys on hosts that can take no more."""
+        mask = np.empty((len(self._states), len(self.choices)), np.bool_)
+        mask_rows(self._states, mask, self._tables)
+        return ~mask
+
+    def note(self, obs: np.ndarray) -> None:
+        """Record the result of the latest choices: obs (N, 4 * hosts), numbers 0 and 1."""
+        note_rows(self._states, self._chosen, self._packed(obs), self._tables)
+
+    def features(self, obs: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """Return the features, float32 (N, F): the latest obs (N, 4 * hosts) and the memory.
+
+        Args:
+            obs: Numbers 0 and 1.
+            out: Array (N, F) to write into; a new array if None.
+        """
+        if out is None:
+            out = np.empty((len(obs), self.num_features), dtype=np.float32)
+        show_rows(self._states, self._packed(obs), out, self._tables)
+        return out
+
+    def _packed(self, obs: np.ndarray) -> np.ndarray:
+        """Return the observations as bits, uint64 (N,)."""
+        is_set = np.asarray(obs)[:, : len(self._bits)] > 0
+        return (is_set * self._bits).sum(axis=1, dtype=np.uint64)

@@ -489,6 +489,9 @@ class Choice(NamedTuple):
     host: str | None
     actions: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return self.name if self.host is None else f"{self.name} {self.host}"
+
 
 def blue_choices(scenario: Scenario) -> tuple[Choice, ...]:
     """Return the choices of a blue agent: Sleep, and four on each host that red can take over.

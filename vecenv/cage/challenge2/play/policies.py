@@ -8,7 +8,8 @@ A policy plays a batch of environments at once. It chooses actions from the obse
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,15 +23,16 @@ from vecenv.cage.challenge2.network.scenario import (
     blue_choices,
     cage2_scenario,
 )
-from vecenv.cage.challenge2.play.blue_memory import BlueMemory
+from vecenv.cage.challenge2.remembering import BlueMemory
 from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST
 from vecenv.cage.identity import warn_of_other
 from vecenv.cage.playing import PolicyKinds, called
-from vecenv.cage.saved import Layers, Network, is_sb3_file, load_network, save_network, softmax
+from vecenv.cage.saved import is_sb3_file
+from vecenv.files import load_arrays, save_arrays
 
 __all__ = [
     "POLICY_NAMES", "TRAINED_DEFENDER", "BatchedPolicy", "BluePolicy", "DefenderPolicy",
-    "NetworkPolicy", "ObservationPolicy", "Policy", "ReactivePolicy", "SleepPolicy",
+    "ObservationPolicy", "Policy", "ReactivePolicy", "SleepPolicy",
     "UniformPolicy", "find_policy", "load_defender", "save_defender",
 ]  # fmt: skip
 
@@ -102,8 +104,7 @@ class UniformPolicy(BluePolicy):
 
     def __init__(self, scenario: Scenario | None = None, *, seed: int | None = None) -> None:
         super().__init__(scenario)
-        hosts, decoys = len(self.scenario.hosts), len(self.scenario.decoys)
-        self._num_actions = 2 + (3 + decoys) * hosts
+        self._num_actions = len(blue_actions(self.scenario))
         self._generator = np.random.default_rng(seed)
 
     def act(self, obs: np.ndarray, alerts: np.ndarray) -> np.ndarray:
@@ -180,33 +181,9 @@ _MAKERS: dict[str, Callable[[Scenario | None, int | None], BluePolicy]] = {
 POLICY_NAMES = tuple(_MAKERS)
 
 
-class NetworkPolicy:
-    """The most likely actions of a trained network.
-
-    Args:
-        network: Maps observations to one number per action, largest for the most likely.
-        observation: Kind of observation it was trained on, "bits" or "memory".
-    """
-
-    def __init__(self, network: Network, observation: str) -> None:
-        self._network = network
-        self.observation = observation
-
-    def act(
-        self, obs: np.ndarray, alerts: np.ndarray, /, report: dict[str, Any] | None = None
-    ) -> np.ndarray:
-        """Choose actions, int64 (N,), for obs (N, inputs)."""
-        outputs = self._network.outputs(obs)
-        if report is not None:
-            report["probabilities"] = softmax(outputs)
-        return outputs.argmax(axis=1)
-
-    def reset(self) -> None:
-        """Do nothing: the policy has no memory."""
-
-
 TRAINED_DEFENDER = Path(__file__).with_name("defender.npz")  # what `make cage2` has trained
 _IMPOSSIBLE = -1e9
+Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 class DefenderPolicy:
@@ -230,16 +207,18 @@ class DefenderPolicy:
 
     def __init__(self, layers: Layers, scenario: Scenario | None = None) -> None:
         self._scenario = cage2_scenario() if scenario is None else scenario
-        self._network = network = Network(layers)
-        self.layers = network.layers
+        self.layers = list(layers)
         self._memory: BlueMemory | None = None
+        shapes = [(weight.shape, bias.shape) for weight, bias in self.layers]
+        widths = [weight[0] for weight, _ in shapes] + [bias[0] for _, bias in shapes[-1:]]
+        if not shapes or shapes != [((a, b), (b,)) for a, b in pairwise(widths)]:
+            raise ValueError(f"layers of shapes {shapes!s:.999} do not fit each other")
         probe = BlueMemory(1, self._scenario)
         expected = probe.num_features, len(probe.choices)
-        if (network.num_inputs, network.num_outputs) != expected:
+        if (widths[0], widths[-1]) != expected:
             raise ValueError(
-                f"layers with {network.num_inputs} inputs and {network.num_outputs} outputs, "
-                f"expected {expected[0]} inputs and {expected[1]} outputs: they were trained for "
-                "another scenario"
+                f"layers with {widths[0]} inputs and {widths[-1]} outputs, expected {expected[0]} "
+                f"inputs and {expected[1]} outputs: they were trained for another scenario"
             )
 
     def reset(self) -> None:
@@ -259,12 +238,16 @@ class DefenderPolicy:
             self._memory = BlueMemory(len(obs), self._scenario)
         else:
             self._memory.note(obs)
-        x = self._network.outputs(self._memory.features(obs))
+        x = self._memory.features(obs)
+        for number, (weight, bias) in enumerate(self.layers):
+            x = (np.tanh(x) if number else x) @ weight + bias
         x[self._memory.useless()] = _IMPOSSIBLE
         choices = x.argmax(axis=1)
         if report is not None:
-            labels = [f"{c.name} {c.host}" if c.host else c.name for c in self._memory.choices]
-            report.update(probabilities=softmax(x), labels=labels, chosen=choices)
+            shares = np.exp(x - x.max(axis=1, keepdims=True))
+            report["probabilities"] = shares / shares.sum(axis=1, keepdims=True)
+            report["labels"] = [str(choice) for choice in self._memory.choices]
+            report["chosen"] = choices
         return self._memory.act(choices)
 
 
@@ -281,8 +264,8 @@ def save_defender(
         **facts: Further values to save, such as the number of training steps.
     """
     scenario = cage2_scenario() if scenario is None else scenario
-    small = [(np.asarray(w, np.float16), np.asarray(b, np.float16)) for w, b in layers]
-    save_network(path, small, **{**facts, "made_for": scenario.identity()})
+    small = [[np.asarray(part, np.float16) for part in layer] for layer in layers]
+    save_arrays(path, {**facts, "layers": small, "made_for": scenario.identity()})
 
 
 def load_defender(path: str | Path, scenario: Scenario | None = None) -> DefenderPolicy:
@@ -299,15 +282,27 @@ def load_defender(path: str | Path, scenario: Scenario | None = None) -> Defende
         OSError: The file can't be read.
     """
     scenario = cage2_scenario() if scenario is None else scenario
-    network = load_network(path)
     try:
-        if network.scale is not None:
-            raise ValueError("its inputs are normalised")
-        policy = DefenderPolicy(network.layers, scenario)
+        saved = load_arrays(path)
+        layers = [(_numbers(weight, 2), _numbers(bias, 1)) for weight, bias in saved["layers"]]
+        made_for = saved["made_for"]
+    except (LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no saved policy: {error!s:.999}") from error
+    try:
+        policy = DefenderPolicy(layers, scenario)
     except ValueError as error:
         raise ValueError(f"{path} is no defender that can play here: {error}") from error
-    warn_of_other(Path(path).name, network.made_for, scenario.identity())
+    warn_of_other(Path(path).name, made_for, scenario.identity())
     return policy
+
+
+def _numbers(array: Any, ndim: int) -> np.ndarray:
+    """Return an array of floats as float32; raise ValueError if it is no finite float array."""
+    if not isinstance(array, np.ndarray) or array.ndim != ndim or array.dtype.kind != "f":
+        raise ValueError("its arrays are others than those of a network")
+    if not (np.abs(array) <= np.finfo(np.float32).max).all():
+        raise ValueError("its numbers are not finite")
+    return array.astype(np.float32)
 
 
 class _FunctionPolicy:
@@ -375,41 +370,24 @@ def find_policy(
 
 
 def _policy_of_file(path: Path, scenario: Scenario) -> BatchedPolicy:
-    """Return the policy of a file; what it takes in says which kind it is."""
-    if path.suffix == ".pt" or is_sb3_file(path):  # the first in a run folder
-        from vecenv import load_policy
-
-        found = load_policy(path.parents[1] if path.suffix == ".pt" else path)
-        shape, num_actions = found.observation_space.shape, getattr(found.action_space, "n", None)
-        return _FunctionPolicy(found, _observation_of(path, scenario, shape, num_actions))
-    network = load_network(path)
-    if network.num_inputs == BlueMemory(1, scenario).num_features:
-        return load_defender(path, scenario)
-    observation = _observation_of(path, scenario, (network.num_inputs,), network.num_outputs)
-    warn_of_other(path.name, network.made_for, scenario.identity())
-    return NetworkPolicy(network, observation)
-
-
-def _observation_of(path: Path, scenario: Scenario, shape: Any, num_actions: Any) -> str:
-    """Return the kind of observation that a network takes; refuse networks for other envs.
-
-    Args:
-        path: File of the network.
-        scenario: Scenario to play.
-        shape: Shape of its inputs.
-        num_actions: Number of its actions; None to skip this check.
+    """Return the policy of a file: a defender's, or one that `vecenv.load_policy` reads.
 
     Raises:
-        ValueError: The network is for another env.
+        ValueError: The policy is for another env.
     """
-    shapes = {observation_space(scenario, name).shape: name for name in OBSERVATIONS}
-    num_choices = {name: len(blue_actions(scenario)) for name in OBSERVATIONS}
-    num_choices["memory"] = len(blue_choices(scenario))
-    if shape not in shapes or num_actions != num_choices[shapes[shape]]:
+    if path.suffix != ".pt" and not is_sb3_file(path):
+        return load_defender(path, scenario)
+    from vecenv import load_policy
+
+    found = load_policy(path.parents[1] if path.suffix == ".pt" else path)
+    counts = {"bits": len(blue_actions(scenario)), "memory": len(blue_choices(scenario))}
+    known = {observation_space(scenario, name).shape: name for name in OBSERVATIONS}
+    shape, num_actions = found.observation_space.shape, getattr(found.action_space, "n", None)
+    if shape not in known or num_actions != counts[known[shape]]:
+        expected = [f"{wanted[0]} and {counts[name]}" for wanted, name in known.items()]
         inputs = shape[0] if shape is not None and len(shape) == 1 else shape
-        known = [f"{wanted[0]} and {num_choices[name]}" for wanted, name in shapes.items()]
         raise ValueError(
             f"{path} is a policy for {inputs} inputs and {num_actions} actions, expected "
-            f"{', '.join(known)}: it was trained in another env"
+            f"{', '.join(expected)}: it was trained in another env"
         )
-    return shapes[shape]
+    return _FunctionPolicy(found, known[shape])
