@@ -16,8 +16,7 @@ from port import toys
 
 from vecenv.command.cli import main
 from vecenv.jit import JitVectorEnv
-from vecenv.port import prove
-from vecenv.port.deadline import StuckError
+from vecenv.port import StuckError, prove
 from vecenv.port.returns import compare_means
 
 BRIEF: Any = {"minutes": 0.004, "debug": True, "has_free_runs": False}
@@ -153,7 +152,7 @@ def test_what_can_not_be_compared_is_refused(env, kernels, options, message):
         prove(env, kernels, **BRIEF, **options)
 
 
-def test_sides_must_be_some():
+def test_kernels_must_be_some():
     with pytest.raises(TypeError, match="expected EnvKernels or what makes a JitVectorEnv"):
         prove(toys.Walk, "walk", **BRIEF)
     with pytest.raises(TypeError, match="expected a Gymnasium env or a parallel env with reset"):

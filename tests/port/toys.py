@@ -7,6 +7,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
+from numba import njit
 
 from vecenv.jit import AgentsOf, EnvKernels
 from vecenv.jit.random import (
@@ -386,7 +387,10 @@ class Endless(Walk):
         return super().step(action)
 
 
+compiled_step = njit(step)
+
+
 def step_endless(state, action, rng):
     while state.place == 8:
         state.wind = 0
-    return step(state, action, rng)
+    return compiled_step(state, action, rng)

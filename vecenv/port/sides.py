@@ -37,6 +37,7 @@ RESET = None  # stands in for an action
 Seen = dict[str, np.ndarray]
 _NUM_SEARCHED = 3  # resets after which the search for new generators ends
 _COMPILING = 20.0  # how much longer than a call making a side may take
+_FIRST = 4.0  # likewise the first call, which may compile a part
 _MOST_COPYING = 0.3  # share of all time in which envs may be copied
 
 
@@ -281,6 +282,7 @@ class KernelSide:
         options: dict[str, Any] = {} if limit is None else {"max_episode_steps": limit}
         with within("making the kernels", _COMPILING):
             self.envs = make(1, autoreset_mode="Disabled", num_threads=1, debug=debug, **options)
+        self._called, self._first = set[str](), 1.0 if debug else _FIRST
         groups = self.envs.kernels.groups
         self.layout = None if groups is None else GameLayout.of(groups)
         names = self.envs.kernels.state_dtype.names
@@ -289,7 +291,9 @@ class KernelSide:
     def __call__(self, action: Any, seed: int | None = None) -> Seen:
         """Reset, with `RESET`, or take a step."""
         what = f"{'reset' if action is RESET else 'step'} of the kernels"
-        with within(what, inputs=lambda: inputs_of(self.envs, action, seed)):
+        times = 1.0 if what in self._called else self._first
+        self._called.add(what)
+        with within(what, times, inputs=lambda: inputs_of(self.envs, action, seed)):
             if action is RESET:
                 return self._seen(_reset(self.envs, seed)[0])
             obs, *rest, _ = self.envs.step(action[None])
