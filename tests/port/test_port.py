@@ -182,9 +182,10 @@ def test_what_was_not_seen_is_told():
     assert Path(__file__).read_text().splitlines()[lines[0] - 1].strip() == "state.wind = 7"
 
 
-def test_copies_of_an_env_that_behave_otherwise_give_no_false_alarm():
-    proof = prove(toys.Uncopied, toys.WALK, **BRIEF | {"minutes": 0.02})
-    assert proof.is_proven, str(proof)
+@pytest.mark.parametrize("env", [toys.Uncopied, toys.Locked])
+def test_an_env_whose_copies_fail_gives_no_false_alarm(env):
+    proof = prove(env, toys.WALK, **BRIEF | {"minutes": 0.02})
+    assert proof.is_proven and proof.styles["rare states"] > 0, str(proof)
 
 
 def test_a_call_that_does_not_return_is_a_difference():

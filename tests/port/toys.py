@@ -1,6 +1,7 @@
 """Small envs with their kernels, and envs that can't be compared."""
 
 import random
+import threading
 import time
 from pathlib import Path
 
@@ -378,6 +379,13 @@ class Uncopied(Walk):
         found = super().step(action)
         self.move(int(found[0][0]))
         return found
+
+
+class Locked(Walk):
+    """Can't be copied."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
 
 
 class Endless(Walk):
