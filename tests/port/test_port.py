@@ -70,6 +70,17 @@ def test_a_field_is_named_with_the_line_that_set_it():
     assert line_of("state.wind = -2") in found.kernel_line
 
 
+def test_a_part_of_an_observation_that_is_rarely_written_is_a_difference():
+    def observe(state, out):
+        out[1] = state.wind
+        if state.place != 8:
+            out[0] = state.place
+
+    kernels = dataclasses.replace(toys.WALK, observe=observe)
+    found = prove(toys.Walk, kernels, minutes=0.1, debug=True, has_free_runs=False).difference
+    assert found is not None and found.what == "observation[0]" and found.python == "8"
+
+
 def test_a_draw_too_many_is_named_with_its_line():
     kernels = dataclasses.replace(toys.WALK, step=toys.step_one_more_draw)
     found = prove(toys.Walk, kernels, **BRIEF).difference

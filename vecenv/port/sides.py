@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium.spaces import Discrete, Tuple
 
 from vecenv.core.masks import MASK_KEY
+from vecenv.core.rows import Outputs
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import COLUMNS, GameLayout
 from vecenv.jit.kernels import EnvKernels
@@ -283,6 +284,8 @@ class KernelSide:
         with within("making the kernels", _COMPILING):
             self.envs = make(1, autoreset_mode="Disabled", num_threads=1, debug=debug, **options)
         self._called, self._first = set[str](), 1.0 if debug else _FIRST
+        space = self.envs.observation_space
+        self._obs, self._soil = np.empty(space.shape, space.dtype), 0
         groups = self.envs.kernels.groups
         self.layout = None if groups is None else GameLayout.of(groups)
         names = self.envs.kernels.state_dtype.names
@@ -295,9 +298,19 @@ class KernelSide:
         self._called.add(what)
         with within(what, times, inputs=lambda: inputs_of(self.envs, action, seed)):
             if action is RESET:
-                return self._seen(_reset(self.envs, seed)[0])
-            obs, *rest, _ = self.envs.step(action[None])
+                _reset(self.envs, seed)
+                return self._seen(self.envs.observe(out=self._soiled())[0])
+            flags = np.empty((2, 1), np.bool_)
+            out = Outputs(self._soiled(), np.empty(1), flags[0], flags[1])
+            obs, *rest, _ = self.envs.step(action[None], out=out)
             return self._seen(obs[0], *(column[0] for column in rest))
+
+    def _soiled(self) -> np.ndarray:
+        """Return memory for an observation, with other old values in every call."""
+        self._soil = 1 - self._soil
+        values = (0, 1) if self._obs.dtype.kind == "b" else (0x5B, 0xA4)
+        self._obs.view(np.uint8)[:] = values[self._soil]
+        return self._obs
 
     def save(self) -> Any:
         """Return the state."""
