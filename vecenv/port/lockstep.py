@@ -59,7 +59,7 @@ class Difference:
 
     def __str__(self) -> str:
         if not self.actions:
-            return f"{self.what}: {self.python or self.kernels}"
+            return self.python or self.kernels
         step = self.actions[::-1].index(RESET)
         when = f"step {step} of an episode" if step else "a reset"
         verb = {"draws": "draws differ", "deadline": "a call did not return"}
