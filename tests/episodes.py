@@ -30,6 +30,12 @@ def make_episode(number, length, boundaries=(), terminates=True):
     }
 
 
+def slow_bound(length, boundaries, t):
+    """The second boundary from step t on, else the first, else the last step."""
+    ahead = [place for place in sorted(boundaries) if t <= place < length]
+    return [length - 1, *ahead[:2]][min(len(ahead), 2)]
+
+
 def fill(buffer, count=40, seed=0):
     rng = np.random.default_rng(seed)
     for number in range(count):

@@ -3,12 +3,14 @@
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from gymnasium.spaces import Box, Dict, Discrete
 
 from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, SharedReplayBuffer
 
 OBS = Box(-np.inf, np.inf, (3,), np.float32)
-NESTED = Dict({"image": Box(0, 255, (2, 2), np.uint8), "speed": Box(-np.inf, np.inf, (1,))})
+NESTED = Dict({"image": Box(0, 255, (2, 2), np.uint8), "speed": Box(-np.inf, np.inf, (1,), float)})
+# Between its parts there are four bytes of nothing.
 ACTIONS = Discrete(5)
 RINGS = [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer]
 
@@ -35,7 +37,7 @@ def encode(numbers, space=OBS):
         return np.stack([numbers, -numbers, numbers % 7], 1).astype(np.float32)
     image = np.stack([numbers % 251, numbers // 251, numbers % 3, numbers % 5], 1)
     image = image.reshape(-1, 2, 2).astype(np.uint8)
-    return {"image": image, "speed": numbers[:, None].astype(np.float32)}
+    return {"image": image, "speed": numbers[:, None].astype(np.float64)}
 
 
 def decode(obs):
@@ -169,6 +171,17 @@ def check_against(buffer, model, num_steps=1, gamma=None):
         np.testing.assert_allclose(batch.discounts, discounts, rtol=1e-6)
     if batch.env_ids is not None:
         assert batch.env_ids.tolist() == [made.env for made in live]
+
+
+def assert_equal_batches(one, other):
+    """Require the same bytes, but of the rows, which differ between kinds of buffers."""
+    names = {*one._asdict(), "env_ids"} - {"indices", "weights", "drawn_from", "extras"}
+    for name in names | set(one.extras):
+        left, right = getattr(one, name), getattr(other, name)
+        assert torch.is_tensor(left) == torch.is_tensor(right), name
+        if torch.is_tensor(left):
+            assert (left.dtype, left.shape) == (right.dtype, right.shape), name
+            assert left.numpy().tobytes() == right.numpy().tobytes(), name
 
 
 def check_law(counts, probabilities):

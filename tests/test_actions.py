@@ -4,11 +4,10 @@ import functools
 
 import numpy as np
 import pytest
-from envs import SPACES, RandomEnv
+from envs import RandomEnv
 from equality import assert_same
 from gymnasium import spaces
 from gymnasium.error import InvalidAction, NoAsyncCallError
-from gymnasium.vector.utils import batch_space, iterate
 
 from vecenv import ActionError, ActionTypeError, SyncVectorEnv
 
@@ -152,18 +151,3 @@ def test_what_numpy_takes_is_taken(space, actions):
                 assert list(action[1]) == actions[1][k]
             else:
                 assert np.array_equal(action, actions[k])
-
-
-@pytest.mark.parametrize("name", SPACES)
-def test_actions_come_to_the_envs_as_gymnasium_hands_them_out(name):
-    """By step, by send and by sends of some, with the types of Gymnasium's `iterate`."""
-    envs = echo_envs(SPACES[name])
-    batched = batch_space(SPACES[name], 3)
-    batched.seed(5)
-    actions = batched.sample()
-    expected = list(iterate(batched, actions))
-    envs.step(actions)
-    envs.send(actions)
-    envs.recv()
-    for env_actions, one in zip(envs.get_attr("actions"), expected, strict=True):
-        assert_same(env_actions, [one, one])

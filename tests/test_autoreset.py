@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
 from buffers import RolloutBuffer
-from vecenv import AsyncVectorEnv, InfoError, ObservationError, SyncVectorEnv, make_vec
+from vecenv import AsyncVectorEnv, ObservationError, SyncVectorEnv, make_vec
 from vecenv.jit.cartpole import CartPoleVectorEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = MODES
@@ -280,28 +280,6 @@ def test_an_exception_in_an_env_keeps_its_type_and_names_the_env(where):
     envs.set_attr("is_broken", False)
     assert envs.reset()[0][:, 2].tolist() == [0, 0, 0]
     assert envs.step([0, 0, 0])[1].tolist() == [1, 1, 1]
-
-
-class Informing(CounterEnv):
-    """Resets with an info that is told it."""
-
-    info: object = {}
-
-    def reset(self, *, seed=None, options=None):
-        return super().reset(seed=seed, options=options)[0], self.info
-
-
-@pytest.mark.parametrize("info", [3, [("a", 1)], [["final_obs", 1]]])
-@pytest.mark.parametrize("when", ["reset", "autoreset"])
-def test_infos_of_resets_that_are_no_dicts_name_the_env(info, when):
-    envs = SyncVectorEnv([Informing, Informing], autoreset_mode="SameStep")
-    envs.reset()
-    envs.set_attr("info", [{}, info])
-    envs.set_attr("length", 1)
-    with pytest.raises(InfoError) as caught:
-        envs.reset() if when == "reset" else envs.step([0, 0])
-    assert caught.value.env_index == 1
-    assert any("env 1" in note for note in caught.value.__notes__)
 
 
 SPELLINGS = ["SameStep", "same_step", "SAME_STEP", "same-step", "samestep", SAME_STEP]

@@ -726,6 +726,11 @@ def test_what_a_method_raises_names_the_env(case):
     with pytest.raises(ValueError, match="invalid literal") as raised:
         envs.call("read", "x")
     assert re.search(r"env 1 .*call", raised.value.__notes__[-1])
+    with pytest.raises(AttributeError, match="no_such_method"):
+        envs.call("no_such_method")
+    if case.backend.name == "async":
+        with pytest.raises(ValueError, match="use `step` directly"):
+            envs.call("step", 0)
     assert vars(raised.value)["env_index"] == 1
     assert envs.call("read", "7") == ("7", 7, "7")
     envs.close()

@@ -40,21 +40,6 @@ def _registered():
     gym.registry.pop("Broken-v0")
 
 
-def test_evaluate_prints_the_table_and_writes_json(capsys, tmp_path):
-    path = tmp_path / "scores.json"
-
-    status = main(
-        ["evaluate", "--policy", "react-restore", "--episodes", "20", "--json", str(path)]
-    )
-
-    assert status == 0
-    out = capsys.readouterr().out
-    assert "react-restore: faithful rules, 20 episodes per cell" in out
-    assert "total" in out
-    scores = json.loads(path.read_text())
-    assert (scores["policy"], len(scores["cells"])) == ("react-restore", 9)
-
-
 @pytest.fixture
 def own_module(tmp_path, monkeypatch):
     """A module beside the user, with a policy and a red agent."""
@@ -112,12 +97,11 @@ def test_watch_writes_an_animation(capsys, tmp_path):
         assert gif.is_animated
 
 
-def test_watch_shows_the_last_step_where_there_is_no_terminal(capsys):
-    assert main(["watch", "--policy", "sleep", "--steps", "15", "--rules", "debugged"]) == 0
+def test_watch_writes_every_step_where_there_is_no_terminal(capsys):
+    assert main(["watch", "--policy", "sleep", "--steps", "3", "--rules", "debugged"]) == 0
     out = capsys.readouterr().out
-    assert "debugged rules" in out
-    assert "step 15/15" in out
-    assert "Privileged" in out
+    assert "debugged rules" in out and "Privileged" in out
+    assert [f"step {step}/3" in out for step in range(4)] == [True] * 4
 
 
 def test_check_reports_what_it_tried(capsys):
@@ -143,14 +127,11 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
         (["evaluate", "--policy", "nowhere:act"], "there is no module 'nowhere'"),
         (["evaluate", "--policy", "sleep", "--red-agents", "x"], "red_agents has 'x'"),
         (["watch", "--policy", "sleep", "--red-agent", "x"], "red_agent is 'x', expected one of"),
-        (["watch", "--policy", "sleep", "--steps", "0"], "episode_length is 0"),
         (["watch", "--policy", "sleep", "--fps", "0"], "fps is 0"),
-        (["watch", "--policy", "sleep", "--gif", "/nowhere/at/all.gif"], "/nowhere/at/all.gif"),
         (["check", "NoSuchEnv-v0"], "NoSuchEnv"),
         (["check", "agents:agents.parallel_tug"], "agents has no such module"),
         (["check", "agents:agents.games:runner"], "has no 'runner'; it has"),
         (["train", "agents:no_module:Game"], "there is no module 'no_module'"),
-        (["check", "CartPole-v1", "--num-envs", "0"], "num_envs is 0"),
         (["compare", "CartPole-v2"], "there is no env 'CartPole-v2'; did you mean CartPole-v1"),
         (
             ["evaluate", "--policy", "sleep", "--json", "/nowhere/at/all.json"],
@@ -160,16 +141,9 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
             ["watch", "--policy", "sleep", "--gif", "film.mp4"],
             "'film.mp4', expected a name",
         ),
-        (
-            ["compare", "no_module:make"],
-            "No module named 'no_module': it is neither installed nor in",
-        ),
         (["compare", "CartPole-v1", "--backends", "quick"], "'quick', expected some of loop, sync"),
         (["compare", "CartPole-v1", "--num-envs", "many"], "num_envs is 'many', expected integers"),
-        (["compare", "CartPole-v1", "--num-envs", "4,0"], "num_envs is [4, 0]"),
         (["compare", "CartPole-v1", "--env-kwargs", "3"], "'3', expected NAME=VALUE"),
-        (["compare", "CartPole-v1", "--json", "/nowhere/at/all.json"], "/nowhere/at/all.json"),
-        (["compare", "CartPole-v1", "--plot", "/nowhere/at/all.png"], "/nowhere/at/all.png"),
         (["compare", "CartPole-v1", "--plot", "picture.abc"], "expected an ending of"),
     ],
 )
@@ -549,7 +523,6 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["train", "CartPole-v7"], "there is no env 'CartPole-v7'; did you mean CartPole-v1"),
         (["train", "--seed", "1", "CartPole-v1"], "come after it, as in: vecenv train CartPole-v1"),
         (["train", "CartPole-v1", "--algo", "pp0"], "algo is 'pp0', expected one of ppo, sac"),
         (["train", "CartPole-v1", "--algo", "my.py"], "'my.py', but there is no such file"),
@@ -558,7 +531,6 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
             "is no trainer: it has no Options; --eject",
         ),
         (["train", "CartPole-v1", "--num-epochs", "0"], "num_epochs is 0, expected at least 1"),
-        (["train", "CartPole-v1", "--num-envs", "0"], "num_envs is 0, expected at least 1"),
         (["train", "CartPole-v1", "--hidden", "64", "0"], "hidden is (64, 0), expected at least 1"),
         (["train", "Pendulum-v1", "--alpha", "0"], "--alpha 0.0: expected a number above 0"),
         (["train", "CartPole-v1", "--algo", "sac"], "expected a bounded Box of floats"),
@@ -566,9 +538,7 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
         (["train", "test_cli_envs:Strange"], "actions are Tuple(Discrete(2)"),
         (["train", "test_cli_envs:Words"], "the observation 'obs' is Text"),
         (["train", "CartPole-v1", "--save", "/proc/nowhere"], "/proc/nowhere"),
-        (["train", "CartPole-v1", "--eval-episodes", "0"], "eval_episodes is 0, expected at least"),
         (["train", "CartPole-v1", "--config", "none.toml"], "config is 'none.toml', which can't"),
-        (["train", "CartPole-v1", "--config", "."], "can't be read (Is a directory); expected"),
         (["train", "CartPole-v1", "--config", "odd.toml"], "did you mean gamma?"),
         (
             ["train", "CartPole-v1", "--config", "bad.json"],
@@ -581,8 +551,6 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
         (["play", "CartPole-v1", "--policy", "none"], "there is no such file or folder"),
         (["play", "CartPole-v1", "--policy", "odd.toml"], "odd.toml is no policy"),
         (["play", "CartPole-v1", "--policy", ".", "--episodes", "0"], "episodes is 0"),
-        (["play", "CartPole-v1", "--policy", ".", "--gif", "a.mp4"], "expected a name that ends"),
-        (["play", "CartPole-v1", "--policy", ".", "--fps", "-1"], "fps is -1"),
         (["play", "CartPole-v1", "--policy", ".", "--gif", "no/a.gif"], "there is no folder"),
         (["watch", "CartPole-v1", "--policy", "."], "vecenv play CartPole-v1 --policy . --html"),
         (["watch", "--policy", "."], "policy is '.', a folder without a policy.npz; expected"),

@@ -2,14 +2,13 @@
 
 import numpy as np
 from equality import assert_same
-from gymnasium.vector import VectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from vecenv.core.infos import add_info
 from vecenv.jit.cartpole import CartPoleVectorEnv
-from vecenv.ray.parts import infos_by_env
+from vecenv.ray.actor import infos_by_env
 
 NUM_ENVS = 4
 
@@ -50,11 +49,6 @@ INFO = st.fixed_dictionaries(
         ),
     },
 )
-
-
-class Reference(VectorEnv):
-    def __init__(self, num_envs):
-        self.num_envs = num_envs
 
 
 @settings(max_examples=15)

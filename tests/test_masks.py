@@ -198,30 +198,6 @@ def test_other_things_of_the_name_are_no_masks():
         envs.close()
 
 
-@pytest.mark.parametrize("form", ["action_masks", "action_mask", "info", "obs", "tuple"])
-@pytest.mark.parametrize("parts", [False, True])
-def test_every_form_gives_the_same_rows(form, parts):
-    """Also of MultiDiscrete actions, whose masks may be a tuple as `sample(mask=)` takes it."""
-    if form == "tuple" and not parts:
-        return
-    fn = functools.partial(Minefield, form, parts)
-    for fns in ([fn] * 3, [lambda: MaskInfos(fn())] * 3):
-        envs = SyncVectorEnv(fns, autoreset_mode="SameStep")
-        obs, infos = envs.reset(seed=4)
-        rng = np.random.default_rng(1)
-        for _ in range(20):
-            keys = (obs["observation"] if form == "obs" else obs)[:, 0]
-            masks = envs.action_masks()
-            np.testing.assert_array_equal(masks, mask_of(keys))
-            if isinstance(envs.envs[0], MaskInfos):
-                np.testing.assert_array_equal(infos["action_mask"], masks)
-            actions = sample_actions(envs.single_action_space, masks, rng)
-            assert envs.action_space.contains(actions)
-            obs, _, dead, _, infos = envs.step(actions)
-            assert not dead.any()
-        envs.close()
-
-
 # -- the call -------------------------------------------------------------------------------------
 
 

@@ -8,11 +8,9 @@ import pytest
 from forked_runners import forked  # noqa: F401 - a fixture
 from gymnasium.vector import AutoresetMode
 from masked_envs import Forbidding, ForbiddingGame
-from PIL import Image
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv, check_vector_env
 from vecenv.agents import GameEnv
-from vecenv.choose import probe_env
 from vecenv.command.cli import main
 from vecenv.compare import Options, run_comparison
 from vecenv.core.random_actions import RandomActions
@@ -65,23 +63,6 @@ def test_a_check_steps_with_allowed_actions(backend, form, parts, mode):
     fns = [functools.partial(Forbidding, form, parts)] * 3
     report = check_vector_env(BACKENDS[backend](fns, autoreset_mode=AutoresetMode(mode)))
     assert "the same seed gives the same run" in report.passed
-
-
-def test_the_check_command_steps_with_allowed_actions(capsys):
-    assert main(["check", WHERE, "--num-steps", "50"]) == 0, capsys.readouterr()
-
-
-def test_watch_steps_with_allowed_actions(tmp_path, capsys):
-    path = tmp_path / "a.gif"
-    assert main(["watch", WHERE, "--gif", str(path), "--steps", "30"]) == 0, capsys.readouterr()
-    with Image.open(path) as picture:
-        assert picture.n_frames > 5
-
-
-@pytest.mark.parametrize("form", ["info", "obs", "action_masks"])
-def test_a_trial_steps_with_allowed_actions(form):
-    """Here in this process."""
-    assert probe_env(Forbidding(form)).step_s > 0
 
 
 @pytest.mark.parametrize("form", [pytest.param("obs", marks=pytest.mark.slow), "action_masks"])

@@ -6,7 +6,7 @@ import pytest
 from vecenv.adapters.sb3 import make_sb3_env
 
 pytest.importorskip("stable_baselines3")
-from stable_baselines3 import DQN, PPO
+from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -44,33 +44,4 @@ def test_ppo_balances_the_pole(backend):
     model.learn(100_000)
     assert logged_return(model) > 300
     assert score(model, envs) >= 475
-    envs.close()
-
-
-def cage_envs(num_envs):
-    return make_sb3_env("vecenv:Cage2-v0", num_envs, episode_length=30)
-
-
-@pytest.mark.learn
-@pytest.mark.timeout(400)
-def test_dqn_defends_the_network():
-    envs = cage_envs(32)
-    model = DQN(
-        "MlpPolicy",
-        envs,
-        learning_rate=1e-3,
-        batch_size=256,
-        buffer_size=200_000,
-        learning_starts=5000,
-        target_update_interval=2000,
-        train_freq=2,
-        gradient_steps=2,
-        gamma=0.95,
-        exploration_fraction=0.3,
-        exploration_final_eps=0.02,
-        seed=1,
-        device="cpu",
-    )
-    model.learn(300_000)
-    assert score(model, envs, 200) > -40
     envs.close()

@@ -25,10 +25,7 @@ import torch
 
 with warnings.catch_warnings(action="ignore"):  # TorchRL deprecates classes of its own
     from torchrl.collectors import Collector
-from tensordict.nn import TensorDictModule
 from torchrl.envs import GymWrapper, PettingZooWrapper, check_env_specs
-from torchrl.modules import MLP, ProbabilisticActor, QValueActor, ValueOperator
-from torchrl.objectives import ClipPPOLoss, DQNLoss
 from torchrl.objectives.value import GAE
 
 # Raised in TorchRL's own code: conversions of spaces, and checks of versions.
@@ -218,22 +215,6 @@ def test_gae_of_torchrl_is_ours():
     torch.testing.assert_close(found["advantage"].squeeze(-1).T, expected)
 
 
-def test_losses_take_the_views():
-    batch = as_tensordict(batch_of(SharedReplayBuffer).sample(32))
-    net = MLP(in_features=4, out_features=2, num_cells=[16])
-    actor = QValueActor(net, in_keys=["observation"], action_space="categorical")
-    loss = DQNLoss(actor, action_space="categorical", delay_value=True)
-    loss.make_value_estimator(gamma=0.99)
-    loss(batch)["loss"].backward()
-    assert all(p.grad.abs().sum() > 0 for p in list(net.parameters())[-2:])
-
-    rollout = rollout_of("NextStep")
-    rollout.compute_advantages(torch.zeros(4))
-    (rows,) = rollout.minibatches(1)
-    result = ClipPPOLoss(*actor_and_critic(2))(as_tensordict(rows))
-    (result["loss_objective"] + result["loss_critic"]).backward()
-
-
 @pytest.mark.parametrize("source", [{}, np.zeros(3), "buffer"])
 def test_what_has_no_tensors_is_refused(source):
     if isinstance(source, str):
@@ -249,19 +230,3 @@ def test_tuples_are_refused():
     buffer.add_episode({"obs": obs, "actions": np.zeros(3, int), "rewards": np.zeros(3)})
     with pytest.raises(TypeError, match="can't hold; use a Dict space"):
         as_tensordict(buffer.sample(2))
-
-
-def actor_and_critic(num_actions):
-    def net(outputs):
-        return MLP(
-            in_features=4, out_features=outputs, num_cells=[64, 64], activation_class=torch.nn.Tanh
-        )
-
-    logits = TensorDictModule(net(num_actions), in_keys=["observation"], out_keys=["logits"])
-    actor = ProbabilisticActor(
-        logits,
-        in_keys=["logits"],
-        distribution_class=torch.distributions.Categorical,
-        return_log_prob=True,
-    )
-    return actor, ValueOperator(net(1), in_keys=["observation"])

@@ -48,7 +48,7 @@ def test_masks_are_those_of_the_agents(debug):
         assert masks["cat"].shape == (GAMES * 2, 3)
         assert masks["mouse"].shape == (GAMES * 3, 5)
         np.testing.assert_array_equal(infos["cat"]["action_mask"], masks["cat"])
-        cells = envs.games.envs.states.cell[:, :NUM_CATS].reshape(-1)
+        cells = envs.games.states.cell[:, :NUM_CATS].reshape(-1)
         expected = ~((cells == 0) & envs.alive["cat"])
         np.testing.assert_array_equal(masks["cat"][:, 0], expected)
         assert masks["mouse"].all()
@@ -58,12 +58,12 @@ def test_masks_are_those_of_the_agents(debug):
 def test_an_impossible_action_names_game_and_agent_and_steps_nothing():
     envs = make(CHASE)
     envs.reset(seed=2)
-    before = envs.games.envs.states.copy()
+    before = envs.games.states.copy()
     cats, mice = np.zeros(6, int), np.ones((9, 2), int)
     mice[7, 1] = 5
     with pytest.raises(ActionError, match=r"'mouse_1' \(group 'mouse'\) of game 2 is \[1 5\]"):
         envs.step({"cat": cats, "mouse": mice})
-    np.testing.assert_array_equal(before, envs.games.envs.states)
+    np.testing.assert_array_equal(before, envs.games.states)
 
 
 def test_a_game_without_agents_after_reset_is_refused():

@@ -193,7 +193,7 @@ def test_games_in_which_agents_take_turns_are_refused():
     ("env", "kind", "message"),
     [
         ([], ValueError, "env is an empty list"),
-        ("agents.gamez", ModuleNotFoundError, "agents has no such module; it has games"),
+        ("agents.gamez", ModuleNotFoundError, "No module named 'agents.gamez'"),
         (3, TypeError, "env must be an id, a module with parallel_env, or a factory"),
         (
             "no_such_package.env_v1",

@@ -174,15 +174,12 @@ def test_rows_have_the_final_states_of_their_games():
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
-def test_one_game_is_rendered(backend):
+def test_games_are_rendered(backend):
     envs = make_vec_agents(runners, 2, backend=backend)
     envs.reset()
     envs.send(np.zeros(3, int), [1])
     envs.recv()
     assert envs.render() == ("count 0", "count 1")
-    assert envs.render_game(1) == "count 1"
-    with pytest.raises(IndexError, match="game is 2, expected 0 to 1"):
-        envs.render_game(2)
     envs.close()
 
 

@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,62 +34,12 @@ def test_the_ratio_is_the_time_of_b_over_that_of_a(against):
     assert one.is_slower
 
 
-def test_a_machine_that_becomes_slower_favours_nobody(against):
-    one = found(against, A1=1.0, B1=1.1, B2=1.2, A2=1.3)
-    assert one.ratio == pytest.approx(1.0)
-
-
 def test_what_the_control_does_too_is_no_finding(against):
     one = found(against, A1=1.0, B1=1.1, B2=1.1, A2=1.1)
     assert one.ratio == pytest.approx(1.1 / 1.05)
     assert one.control == pytest.approx(0.1)
     assert not one.is_slower
     assert not found(against, A1=1.0, B1=1.02, B2=1.02, A2=1.0).is_slower
-
-
-def test_a_row_of_which_nothing_was_measured_is_in_the_table(against):
-    one = against.Found("sync NullEnv 8", "env step", error="A: ValueError: no such option")
-    assert "A: ValueError: no such option" in against.table([one])
-    assert against.verdict([one]).startswith("0 rows measured")
-
-
-def test_rows_are_chosen_by_patterns(against):
-    names = [row.name for row in against.chosen_rows(["gae*", "sync *"])]
-    assert {"gae 128 x 8", "sync NullEnv 8"} <= set(names) < set(against.ROWS)
-    with pytest.raises(SystemExit, match="no row matches 'nothing'"):
-        against.chosen_rows(["nothing"])
-
-
-def test_programs_run_only_if_they_are_named(against):
-    names = {row.name for row in against.chosen_rows(None)}
-    assert names == {
-        row.name for row in against.ROWS.values() if not row.program and row.group != "grid"
-    }
-    programs = [row.name for row in against.chosen_rows(["program: PPO*", "loop: PPO*"])]
-    assert len(programs) == 4
-    assert names.isdisjoint(programs)
-
-
-def test_a_loop_is_the_second_half_of_the_steps_of_a_training(against, tmp_path):
-    (tmp_path / "run").mkdir()
-    points = [(10, 50.0), (60, 51.0), (90, 52.5), (110, 53.0)]
-    lines = [json.dumps({"steps": steps, "seconds": seconds}) for steps, seconds in points]
-    path = tmp_path / "run" / "metrics.jsonl"
-    path.write_text("\n".join(lines) + "\n")
-    assert against.loop_seconds(tmp_path) == pytest.approx((53.0 - 51.0) / (110 - 60))
-    path.write_text(lines[0] + "\n")
-    with pytest.raises(against.RowError, match=r"metrics\.jsonl has 1 lines"):
-        against.loop_seconds(tmp_path)
-
-
-def test_a_program_runs_in_an_empty_folder_and_tells_why_it_failed(against, tmp_path):
-    told = "import os, sys; sys.exit(f'no {len(os.listdir())} {os.environ[\"PYTHONPATH\"]}')"
-    row = against.Row("program: ends", "programs", "program", program=("-c", told))
-    path = f"{ROOT}{os.pathsep}{ROOT / 'examples'}"
-    with pytest.raises(against.RowError, match=re.escape(f"no 0 {path}")):
-        against.run_once(row, ROOT, tmp_path)
-    row = against.Row("program: ends", "programs", "program", program=("-c", "pass"))
-    assert 0 < against.run_once(row, ROOT, tmp_path) < against.PROGRAM_TIMEOUT_S
 
 
 @pytest.mark.slow

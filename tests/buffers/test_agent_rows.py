@@ -10,59 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_model import (
     ACTIONS,
-    NESTED,
     OBS,
-    RINGS,
     CountingEnvs,
-    ListModel,
-    check_against,
     columns_of,
 )
 
 from buffers import (
     BufferMisuseError,
     EpisodicReplayBuffer,
-    PerEnvReplayBuffer,
     SharedReplayBuffer,
     TransitionWriter,
 )
 
 GAMMA = 0.9
 SEEN = Box(-np.inf, np.inf, (1,), np.float32)
-
-
-@settings(max_examples=8, deadline=None)
-@given(
-    ring=st.sampled_from(RINGS),
-    num_envs=st.integers(1, 4),
-    capacity=st.integers(1, 40),
-    n_step=st.integers(1, 4),
-    store_next=st.booleans(),
-    staged=st.booleans(),
-    is_nested=st.booleans(),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_rings_store_valid_rows_and_join_no_windows_over_others(
-    ring, num_envs, capacity, n_step, store_next, staged, is_nested, seed
-):
-    space = NESTED if is_nested else OBS
-    envs, rng = CountingEnvs(num_envs, seed), np.random.default_rng(seed)
-    buffer = ring(
-        capacity, space, ACTIONS, num_envs=num_envs, n_step=n_step, gamma=GAMMA,
-        store_next=store_next, track_env=True, staged=staged, seed=0,
-    )  # fmt: skip
-    model = ListModel(capacity, num_envs, ring is PerEnvReplayBuffer)
-    for _ in range(8):
-        is_whole = rng.random() < 0.7
-        ids = np.tile(np.arange(num_envs), rng.integers(0, 4))
-        ids = ids if is_whole else rng.integers(0, num_envs, rng.integers(0, 9))
-        valid = rng.random(len(ids)) < 0.6
-        steps = steps_of(envs, ids, valid)
-        model.add([step for step, is_valid in zip(steps, valid, strict=True) if is_valid])
-        if steps:
-            columns = columns_of(steps, space)
-            buffer.add(**columns, env_ids=None if is_whole else ids, valid=valid)
-        check_against(buffer, model, n_step, GAMMA)
 
 
 def steps_of(envs, ids, valid):

@@ -145,6 +145,18 @@ def ended_result(infos):
     return obs, np.zeros(4), flags, np.zeros(4, bool), infos
 
 
+def test_a_step_without_an_agent_ends_its_episode_in_the_buffer():
+    envs, recorder, cuts = make_envs("vecenv", NEXT_STEP), Recorder(), []
+    recorder.cut_episodes = lambda env_ids: cuts.append(env_ids.tolist())
+    writer, no = TransitionWriter(envs, recorder), np.zeros(4, bool)
+    writer.reset(envs.reset(seed=0)[0])
+    for valid in ([True] * 4, [True, False, True, False]):
+        obs = np.zeros((4, 3), np.float32)
+        writer.step(np.zeros(4, int), obs, np.zeros(4), no, no, {}, valid=np.array(valid))
+    assert [env_id for env_id, _ in recorder.rows] == [0, 1, 2, 3, 0, 2]
+    assert cuts == [[0, 1, 2, 3], [1, 3]]  # of the reset, and of the dead
+
+
 BAD_RESULTS = {
     "no final_obs": (ended_result({}), "the episode of env 1 ended, but infos"),
     "empty final_obs": (ended_result({"final_obs": np.full(4, None)}), "the episode of env 1"),
@@ -194,6 +206,11 @@ def test_calls_out_of_order_are_refused():
         writer.reset(obs, [4])
     with pytest.raises(BufferMisuseError, match="actions has dtype"):
         writer.sent(np.zeros(1), [0])
+    envs, writer, _ = make_writer(NEXT_STEP)
+    writer.sent(actions[:1], [2])  # where no episode has ended, so that steps are quick
+    no = np.zeros(4, bool)
+    with pytest.raises(BufferMisuseError, match=r"step while envs \[2\] are in flight"):
+        writer.step(actions, obs, np.zeros(4), no, no, {})
 
 
 # Extra columns.
@@ -311,7 +328,7 @@ def on_a_device(buffer, num_envs=3):
         num_envs=num_envs,
         single_observation_space=space,
         single_action_space=spaces.Discrete(4),
-        device=buffer.device,
+        device=getattr(buffer, "device", torch.device("cpu")),
     )
     return TransitionWriter(like, buffer)
 
@@ -350,3 +367,12 @@ def test_a_step_that_does_not_fit_the_devices_path_is_written_all_the_same(chang
     following = [row["next_obs"][1][:, 0].tolist() for row in shelf.rows]
     assert obs == [[0, 0, 0], [1, 1, 1], [2, 2, 2]]
     assert following == [[1, 6, 1], [2, 7, 2], [3, 8, 3]]
+    assert [torch.is_tensor(row["obs"][0]) for row in shelf.rows] == [True, False, False]
+
+
+def test_tensors_are_read_for_a_buffer_that_takes_none():
+    recorder = Recorder()
+    writer = on_a_device(recorder)
+    writer.reset(torch.zeros(3, 2))
+    writer.step(*a_step(1))
+    assert [row["next_obs"][0] for _, row in recorder.rows] == [1, 6, 1]

@@ -63,13 +63,6 @@ def test_every_backend_is_measured():
     assert set(COMPARED) <= set(as_text(result).split())
 
 
-def test_shares_of_the_time_add_up(cartpole):
-    for case in cartpole[0].cases:
-        if case.report is not None:
-            assert sum(case.report.shares.values()) == pytest.approx(1.0)
-            assert case.report.shares["policy"] > 0
-
-
 @pytest.mark.usefixtures("forked")
 def test_the_number_of_workers_is_told_and_can_be_given(cartpole):
     usual = min(usable_cores(), 3)
@@ -175,18 +168,6 @@ def test_a_process_that_hangs_is_reported():
     assert time.monotonic() - begin < 60
 
 
-@pytest.mark.slow
-def test_what_fails_without_a_chance_is_said_once_for_each_reason():
-    result = run_comparison(
-        Options(f"{TOYS}:no_level", num_envs=(1, 2), backends=("loop", "jit"), **QUICK)
-    )
-    assert {case.status for case in result.cases} == {"failed", "unavailable"}
-    assert result.verdict == "nothing could be run: KeyError: 'no level 7'"
-    text = as_text(result)
-    assert len(re.findall(r"jit +│ +[12] │ skipped \(2\)", text)) == 2
-    assert "is a factory of single envs; compiled ones have ids" in text
-
-
 @pytest.mark.usefixtures("forked")
 def test_envs_without_single_envs_run_compiled_only():
     backends = ("loop", "jit")
@@ -197,13 +178,6 @@ def test_envs_without_single_envs_run_compiled_only():
     assert result.cases[1].speed_up is None
     assert "x one env in a loop" not in result.verdict
     as_text(result)
-
-
-@pytest.mark.usefixtures("forked")
-def test_the_loop_alone_and_no_loop():
-    result = run_comparison(Options(f"{TOYS}:Counter", num_envs=(2,), backends=("loop",), **QUICK))
-    assert [case.name for case in result.measured] == ["loop"]
-    assert result.verdict.startswith("No vector env was measured; one env in a loop makes ")
 
 
 @pytest.mark.parametrize(
@@ -331,13 +305,6 @@ def test_a_backend_that_was_measured_slower_is_not_advised(cartpole):
     verdict = Comparison("Env-v0", {}, "", [sync, many]).verdict
     assert "use async" not in verdict
     assert verdict.endswith("; async, 8 is not faster.")
-
-
-def test_a_large_tie_is_told_in_short():
-    cases = [Case("async", count, rounds=rounds(100.0)) for count in range(1, 8)]
-    assert Comparison("Env-v0", {}, "", cases).verdict == (
-        "A tie: async, 1; async, 2; async, 3; async, 4; and 3 more (100 steps/s)."
-    )
 
 
 def test_resets_that_hardly_came_are_told():

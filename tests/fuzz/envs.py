@@ -1,7 +1,7 @@
-"""Envs drawn at random, in lockstep with Gymnasium's vector envs and with envs stepped by hand.
+"""Envs drawn at random, in lockstep with Gymnasium's vector env.
 
 A case decides on spaces, infos, rewards, wrappers, the mode of autoreset, workers, threads, the
-start method, copies, and who is stepped when. Nothing here knows how vecenv works.
+start method and copies. Sends in parts are compared with steps in tests/test_backends.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import numpy as np
 from envs import ARRAY_SPACES, MODES, SPACES
 from equality import assert_same
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv
-from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from gymnasium.wrappers import vector as vector_wrappers
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv
@@ -394,149 +392,7 @@ class Lockstep:
         return expected
 
 
-# -- against envs stepped by hand ------------------------------------------------------------
-
-
-class Batcher(VectorEnv):
-    """Gymnasium's own batching of infos, for any number of rows."""
-
-    def __init__(self, num_envs):
-        self.num_envs = num_envs
-
-    def batch(self, infos_of_rows):
-        infos = {}
-        for row, entries in enumerate(infos_of_rows):
-            for info in entries:
-                infos = self._add_info(infos, info, row)
-        return infos
-
-
-class ByHand:
-    """Envs and what vector envs promise about them, as plainly as can be."""
-
-    def __init__(self, case):
-        self.case = case
-        self.envs = [fn() for fn in case.env_fns()]
-        self.is_over = [False] * case.num_envs
-        self.obs = [None] * case.num_envs
-
-    def reset(self, index, seed=None):
-        obs, info = self.envs[index].reset(seed=seed)
-        self.obs[index], self.is_over[index] = deepcopy(obs), False
-        return self.obs[index], deepcopy(info)
-
-    def step(self, index, action):
-        """Return observation, reward, flags and the info dicts of one env's step."""
-        mode = self.case.mode
-        if mode is NEXT_STEP and self.is_over[index]:
-            obs, info = self.reset(index)
-            return obs, 0.0, False, False, [info]
-        obs, reward, terminated, truncated, info = self.envs[index].step(deepcopy(action))
-        obs, infos, reward = deepcopy(obs), [deepcopy(info)], float(reward)
-        flags = bool(terminated), bool(truncated)
-        self.is_over[index] = any(flags)
-        self.obs[index] = obs
-        if any(flags) and mode is SAME_STEP:
-            infos = [{"final_obs": obs, "final_info": infos[0]}]
-            obs, info = self.reset(index)
-            infos.append(info)
-        return obs, reward, *flags, infos
-
-    def batch(self, results):
-        """Batch the results of some steps, with Gymnasium's functions."""
-        obs, rewards, terminations, truncations, infos = zip(*results, strict=True)
-        count = len(results)
-        return (
-            self.batch_obs(obs),
-            np.array(rewards, np.float64),
-            np.array(terminations, np.bool_),
-            np.array(truncations, np.bool_),
-            Batcher(count).batch(infos),
-        )
-
-    def batch_obs(self, obs):
-        space = self.envs[0].observation_space
-        return concatenate(space, list(obs), create_empty_array(space, n=len(obs)))
-
-
-def draw_actions(space, count):
-    """Return a batch of actions, and what each env gets of it."""
-    rows = [space.sample() for _ in range(count)]
-    batch = concatenate(space, rows, create_empty_array(space, n=count))
-    return batch, list(iterate(batch_space(space, count), batch))
-
-
-def run_by_hand(number):
-    """First-ready stepping, against envs stepped one by one."""
-    case = Case(number, fixed_shape=number % 3 == 0)
-    rng = case.rng
-    pool, kwargs = case.make_async(rng)
-    where = f"case {number} ({case.mode.value}, {kwargs}, {case.options})"
-    num_env_steps = 0
-    for envs in (SyncVectorEnv(case.env_fns(), autoreset_mode=case.mode), pool):
-        model = ByHand(case)
-        first = [model.reset(k, case.seed + k) for k in range(case.num_envs)]
-        obs, infos = envs.reset(seed=case.seed)
-        expected = model.batch_obs([pair[0] for pair in first])
-        assert_same(obs, expected, where)
-        wanted = Batcher(case.num_envs).batch([[info] for _, info in first])
-        assert_same(without_times(infos), without_times(wanted), where)
-        space = model.envs[0].action_space
-        space.seed(case.seed)
-        try:
-            for turn in range(case.num_steps // 8 + 1):
-                path = f"{where} turn {turn} of {type(envs).__name__}"
-                num_env_steps += by_sends(envs, model, space, rng, path)
-        finally:
-            envs.close()
-    return num_env_steps
-
-
-def restart_over(envs, model, path):
-    """Reset the envs that are over, if that is the caller's business."""
-    if model.case.mode is DISABLED and any(model.is_over):
-        mask = np.array(model.is_over)
-        obs, infos = envs.reset(options={"reset_mask": mask})
-        entries = [[model.reset(k)[1]] if mask[k] else [] for k in range(len(mask))]
-        assert_same(obs, model.batch_obs(model.obs), f"{path}, reset of {mask}")
-        wanted = without_times(Batcher(len(mask)).batch(entries))
-        assert_same(without_times(infos), wanted, f"{path}, reset of {mask}")
-
-
-def by_sends(envs, model, space, rng, path, num_rounds=8):
-    """Send some, receive some; whoever comes back must have what its env gave."""
-    num_envs, waiting, count = envs.num_envs, {}, 0
-    for _ in range(num_rounds):
-        idle = [k for k in range(num_envs) if k not in waiting]
-        ready = [k for k in idle if model.case.mode is not DISABLED or not model.is_over[k]]
-        chosen = rng.permutation(ready)[: rng.integers(1, len(ready) + 1)] if ready else []
-        if len(chosen):
-            actions, rows = draw_actions(space, len(chosen))
-            envs.send(actions, chosen)
-            for k, action in zip(chosen.tolist(), rows, strict=True):
-                waiting[k] = model.step(k, action)
-        if waiting:
-            count += receive(envs, model, waiting, int(rng.integers(1, len(waiting) + 1)), path)
-        if not waiting:
-            restart_over(envs, model, path)
-    while waiting:
-        count += receive(envs, model, waiting, None, path)
-    restart_over(envs, model, path)
-    return count
-
-
-def receive(envs, model, waiting, least, path):
-    batch = envs.recv(least, timeout=60)
-    ids = batch.env_ids.tolist()
-    expected = comparable(model.batch([waiting.pop(k) for k in ids]))
-    assert_same(comparable(tuple(batch[:5])), expected, f"{path}, envs {ids}")
-    return len(ids)
-
-
-# -- running ---------------------------------------------------------------------------------
-
-
 def run_case(number):
     """Run one case; return the number of env steps compared."""
     with np.errstate(over="ignore", invalid="ignore"):  # of numbers cast to the first env's dtype
-        return (run_lockstep if number % 5 < 3 else run_by_hand)(number)
+        return run_lockstep(number)

@@ -30,7 +30,8 @@ from buffers import (
 UNIT = "operations"
 OPERATIONS_PER_CASE = 120
 BY_KIND = Counter()  # operations tried so far by class and place of rows
-FRAMES = Box(0, 255, (2, 4), np.uint8)  # two frames, each the bytes of a number
+# Frames of which an observation is a stack: how many, their dtype, and the axis of the stack.
+STACKS = [(2, np.uint8, 0), (3, np.uint8, 1), (3, np.float32, 0), (2, np.float32, 1)]
 TAGS = Box(-np.inf, np.inf, (2,), np.float64)
 COLUMNS = ("obs", "next_obs", "actions", "rewards", "terminations", "truncations", "tags")
 
@@ -53,7 +54,11 @@ class Case:
         self.cls = RINGS[rng.integers(len(RINGS))]
         files = "memory" if self.cls is PrioritizedReplayBuffer else "memmap"
         self.where = str(rng.choice(["memory", "memory", "memory", files, "writers"]))
-        self.space = (OBS, NESTED, FRAMES)[rng.integers(3 if self.where == "memory" else 2)]
+        self.space, self.stack = (OBS, NESTED)[rng.integers(2)], None
+        if self.where == "memory" and rng.random() < 0.4:
+            self.stack = number, dtype, axis = STACKS[rng.integers(len(STACKS))]
+            frame = np.zeros((4 // np.dtype(dtype).itemsize), dtype)  # the bytes of a number
+            self.space = Box(0, 255, np.stack([frame] * number, axis).shape, dtype)
         self.kind = "writers" if self.where == "writers" else f"{self.cls.__name__}, {self.where}"
         self.num_envs, self.capacity = int(rng.integers(1, 4)), int(rng.integers(2, 24))
         self.num_steps = int(rng.choice([1, 1, 2, 3]))
@@ -70,25 +75,23 @@ class Case:
                 "track_episodes": self.num_steps == 1 and bool(rng.random() < 0.8),
                 "staged": bool(rng.random() < 0.2),
             }
-            if self.space is FRAMES:
-                self.options["frame_stack"] = 2
-            else:
-                self.options["store_next"] = bool(rng.random() < 0.5)
+            self.options["store_next"] = bool(rng.random() < 0.5)
+            if self.stack is not None:
+                self.options["frame_stack"] = self.stack[0]
         elif self.where == "writers":
             self.capacity *= self.num_writers
             self.options["num_writers"] = self.num_writers
-        total = self.num_envs * self.num_writers
+        total, per_ring = self.num_envs * self.num_writers, self.capacity // self.num_writers
         self.envs, self.before = CountingEnvs(total, int(rng.integers(99))), {}
-        per_ring = self.capacity // self.num_writers
         self.model = ListModel(per_ring, total, is_per_env)
         if self.where == "writers":
             self.model = WriterModel(per_ring, self.num_envs, self.num_writers)
         self.buffer, self.held, self.writers = self.make(), [], []
         if isinstance(self.buffer, MultiprocessReplayBuffer):
             self.writers = [self.buffer.writer(n) for n in range(self.num_writers)]
-        self.names = ["add", "add", "add", "sample", "sample_columns"]
+        self.names = ["add", "add", "add", "sample", "sample_columns", "cut"]
         if self.where != "writers":
-            self.names += ["cut", "reload"]
+            self.names += ["reload"]
         if self.where != "writers" and self.cls is PrioritizedReplayBuffer:
             self.names += ["hold", "update", "update"]
         self.told = (
@@ -111,16 +114,22 @@ class Case:
     # ---- transitions
 
     def encode(self, numbers):
-        if self.space is not FRAMES:
+        if self.stack is None:
             return replay_model.encode(np.asarray(numbers), self.space)
-        pairs = [(self.before.get(n, n), n) for n in numbers]
-        return np.array(pairs, "<u4").reshape(-1, 2).view(np.uint8).reshape(-1, 2, 4)
+        number, dtype, axis = self.stack
+        stacks = [[n] for n in numbers]
+        for stack in stacks:  # the frames before, up to the first of the episode
+            while len(stack) < number:
+                stack.insert(0, self.before.get(stack[0], stack[0]))
+        pages = np.array(stacks, "<u4").reshape(-1, number, 1).view(np.uint8)
+        return np.ascontiguousarray(np.moveaxis(pages.view(dtype), 1, 1 + axis))
 
     def decode(self, obs):
-        if self.space is not FRAMES:
+        if self.stack is None:
             return replay_model.decode(obs).tolist()
-        numbers = obs.numpy().reshape(-1, 2, 4).copy().view("<u4")[:, 1, 0].tolist()
-        assert np.array_equal(obs.numpy(), self.encode(numbers))
+        frames = np.moveaxis(obs.numpy(), 1 + self.stack[2], 1)[:, -1].copy()
+        numbers = frames.view(np.uint8).view("<u4")[:, 0].tolist()
+        assert obs.numpy().tobytes() == self.encode(numbers).tobytes()
         return numbers
 
     def columns(self, made):
@@ -196,9 +205,10 @@ class Case:
 
     def cut(self):
         ids = self.rng.permutation(self.num_envs)[: self.rng.integers(1, self.num_envs + 1)]
-        self.buffer.cut_episodes(ids)
+        writer = int(self.rng.integers(self.num_writers))
+        (self.writers[writer] if self.writers else self.buffer).cut_episodes(ids)
         for env in ids.tolist():
-            self.envs.cut(env)
+            self.envs.cut(writer * self.num_envs + env)
 
     def sample(self):
         size = int(self.rng.choice([1, 7, 33]))
@@ -267,6 +277,11 @@ class Case:
     def check_all(self):
         live = self.model.live()
         assert len(self.buffer) == len(live)
+        if self.stack is not None:  # no slot of frames is lost, or free while it is in use
+            once = self.buffer._table.once
+            used = once._used(*self.buffer._table.kept_links()).tolist()
+            free = once.free[: int(once.num_free[0])].tolist()
+            assert sorted([0, *used, *free]) == [*range(once.num_slots)]
         if live:
             columns = None
             if self.rng.random() < 0.3:
@@ -294,7 +309,7 @@ class Case:
             path = Path(self.folder.name) / "saved"
             before.save(path)
             self.buffer = self.make()
-            if self.space is not FRAMES and self.rng.random() < 0.5:
+            if self.stack is None and self.rng.random() < 0.5:
                 made = CountingEnvs(self.num_envs).random_steps(range(self.num_envs))
                 self.buffer.add(**self.columns(made))  # are forgotten
             self.buffer.load(path)

@@ -103,25 +103,6 @@ def test_branches_go_to_other_vector_envs_of_the_kind():
     assert_equal(other.observe()[[1, 3]], cage.observe()[[0, 0]])
 
 
-def test_games_of_agents_are_copied_with_who_is_alive():
-    envs = make_vec_agents("Cage4-v0", 3, steps=20)
-    obs, _ = envs.reset(seed=1)
-    sample = {name: group.single_action_space.n for name, group in envs.groups.items()}
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        envs.step({n: rng.integers(k, size=envs.groups[n].num_envs) for n, k in sample.items()})
-    envs.copy_rows(2, [0, 1])
-    actions = {
-        n: np.tile(rng.integers(k, size=envs.groups[n].num_agents), 3) for n, k in sample.items()
-    }
-    for _ in range(30):
-        obs, rewards, *_ = envs.step(actions)
-        for name, group in envs.groups.items():
-            for games in (obs[name], rewards[name], group.alive):
-                rows = games.reshape(3, group.num_agents, -1)
-                assert (rows[0] == rows[2]).all() and (rows[1] == rows[2]).all()
-
-
 def test_what_is_no_branch_is_refused_and_nothing_changes():
     envs = make(4, max_episode_steps=3, autoreset_mode="Disabled")
     for call in (lambda: envs.copy_rows(0, 1), envs.snapshot):
@@ -184,7 +165,7 @@ def test_random_copies_of_games_do_what_their_sources_would_have_done(mode):
         twin.reset(seed=1 + game)
     num_copies, actions = 0, [group.single_action_space.sample for _ in range(group.num_envs)]
     for step in range(60):
-        alive = np.flatnonzero(~envs.agents.games.envs.episode_over)
+        alive = np.flatnonzero(~envs.agents.games.episode_over)
         if step % 3 == 1 and len(alive):
             targets = rng.permutation(count)[: rng.integers(1, count + 1)]
             sources = rng.choice(alive, len(targets))

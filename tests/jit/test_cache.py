@@ -1,5 +1,3 @@
-import contextlib
-import importlib
 import itertools
 import logging
 import os
@@ -18,8 +16,6 @@ from numba.core.bytecode import FunctionIdentity
 
 import vecenv
 from vecenv.core.compiling import cached_njit, fingerprint, fresh_njit, is_jit_off
-from vecenv.jit import binding
-from vecenv.jit.binding import tidy
 
 if is_jit_off():
     pytest.skip("nothing is compiled", allow_module_level=True)
@@ -104,25 +100,6 @@ def test_damaged_files_are_replaced(tmp_path, monkeypatch):
     (saved,) = tmp_path.rglob("*.nbc")
     saved.write_bytes(saved.read_bytes()[:500])
     assert [num_hits(), num_hits()] == [0, 1]
-
-
-def test_code_used_least_recently_is_deleted(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(binding, "NUM_KEPT", 2)
-    functions = [cached_njit(closing_over(number)) for number in range(3)]
-    for age, function in enumerate(functions[:2]):
-        function(1)
-        tidy(function)
-        for index in tmp_path.rglob("*.nbi"):
-            os.utime(index, (0, 1000 * (2 - age)))  # the second function is older
-    again = cached_njit(closing_over(1))
-    assert again(1) == 2 and again.stats.cache_hits
-    tidy(again)  # and now it is not
-    functions[2](1)
-    tidy(functions[2])
-    kept = sorted(file.name for file in tmp_path.rglob("*.nb?"))
-    names = [function.py_func.__qualname__ for function in functions]
-    assert [sum(name in file for file in kept) for name in names] == [0, 2, 2]
 
 
 @pytest.mark.slow
@@ -265,49 +242,6 @@ def test_functions_are_compiled_from_what_they_are_when_the_env_is_made(tmp_path
     assert again(1) == 14 and again.stats.cache_hits
 
 
-def test_options_of_the_compiler_are_part_of_the_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
-    for options in ({}, {"error_model": "numpy"}):
-        divided = cached_njit(divide, **options)
-        with contextlib.suppress(ZeroDivisionError):
-            assert divided(1.0, 0.0) == np.inf and options
-        assert not divided.stats.cache_hits
-    assert len(list(tmp_path.rglob("*.nbi"))) == 2
-
-
-def divide(x, y):
-    return x / y
-
-
-@pytest.mark.slow
-def test_fingerprints_are_equal_in_every_process(tmp_path, monkeypatch):
-    """One process here, whose hashes of texts are others by chance, and two that are started."""
-    rules = (
-        "import enum\nclass Move(enum.IntEnum):\n    UP = 1\n    LEFT = 2\n"
-        "def allowed(x):\n    return x in {'up', 'down', 'left', 'right'} or x == Move.LEFT\n"
-    )
-    for folder, text in (("now", rules), ("then", rules.replace("LEFT = 2", "LEFT = 3"))):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "rules.py").write_text(text)
-    script = (
-        "import rules; from vecenv.core.compiling import *; print(fingerprint([rules.allowed]))"
-    )
-    paths = os.pathsep.join([str(tmp_path / "now"), str(Path(vecenv.__file__).parents[1])])
-    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": "1"}
-    command = [sys.executable, "-B", "-c", script]
-    found = subprocess.check_output(command, env=environment, text=True, timeout=120)
-
-    def here(folder):
-        with monkeypatch.context() as patch:
-            patch.syspath_prepend(tmp_path / folder)
-            patch.delitem(sys.modules, "rules", raising=False)
-            return fingerprint([importlib.import_module("rules").allowed])
-
-    assert here("now") == found.strip()
-    assert here("then") != found.strip()
-    del sys.modules["rules"]
-
-
 FACTOR = 2
 TABLE = np.arange(3)
 
@@ -353,27 +287,6 @@ def with_globals(function, **values):
 )
 def test_fingerprint_changes_with_whatever_the_code_depends_on(one, other):
     assert fingerprint([one]) != fingerprint([other])
-
-
-def test_fingerprint_knows_the_settings_of_numba(monkeypatch):
-    before = fingerprint([double])
-    monkeypatch.setattr(config, "BOUNDSCHECK", 1 - (config.BOUNDSCHECK or 0))
-    assert fingerprint([double]) != before
-
-
-def test_damaged_code_on_a_full_disk_is_compiled_anew(tmp_path, monkeypatch, caplog):
-    def no_space(*args):
-        raise OSError(28, "No space left on device")
-
-    def damaged(*args):
-        raise EOFError("Ran out of input")
-
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.load", damaged)
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.flush", no_space)
-    monkeypatch.setattr("numba.core.caching.IndexDataCacheFile.save", damaged)
-    kernel = cached_njit(lambda x: x + 3)
-    assert kernel(1) == 4
-    assert "not kept on disk: Ran out" in caplog.text
 
 
 @pytest.mark.parametrize("compiled", [cached_njit, fresh_njit])

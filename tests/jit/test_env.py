@@ -5,14 +5,12 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
-from jit.toy_env import PARAMS, TOY, LimitedSlowToy
+from jit.toy_env import TOY, LimitedSlowToy
 from jit.toy_rolls import assert_same, make, random_actions, roll, slot_for, split_jobs
 
 from vecenv import ActionError, SyncVectorEnv
 from vecenv.check import check_vector_env
-from vecenv.core.compiling import fresh_njit, is_jit_off
-from vecenv.jit import binding
-from vecenv.jit.kernels import as_record
+from vecenv.core.compiling import is_jit_off
 
 MODES = list(AutoresetMode)
 
@@ -267,19 +265,6 @@ def test_a_step_with_out_allocates_no_arrays():
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak_bytes < 50_000, "less than the smallest array of one value per env"
-
-
-@pytest.mark.slow  # compiled anew each time
-@pytest.mark.skipif(is_jit_off(), reason="needs compiled code")
-def test_compiled_code_allocates_nothing(monkeypatch):
-    monkeypatch.setattr(
-        binding, "cached_njit", fresh_njit
-    )  # code from the cache can't be inspected
-    monkeypatch.setattr(binding, "_loops", {})
-    loop = binding.bind_loop(TOY, as_record(PARAMS))
-    (code,) = loop.attend.inspect_llvm().values()
-    assert "atomicrmw" in code
-    assert "NRT_MemInfo_alloc" not in code and "NRT_Allocate" not in code
 
 
 def test_unknown_options_are_refused():

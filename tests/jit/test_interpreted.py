@@ -71,10 +71,6 @@ def far_reset(state, rng):
     state.visits[SIZE] = 1
 
 
-def far_observe(state, out):
-    out[1] = state.cell
-
-
 def far_mask(state, out):
     out[0] = True
     out[2] = True
@@ -90,7 +86,6 @@ def far_mask(state, out):
             "index 5 is out of bounds for axis 0 with size 5, with cell = 5",
         ),
         ({"reset": far_reset}, "state.visits[SIZE] = 1", "index 5 is out of bounds"),
-        ({"observe": far_observe}, "out[1] = state.cell", "index 1 is out of bounds"),
         ({"action_mask": far_mask}, "out[2] = True", "index 2 is out of bounds"),
     ],
 )
@@ -173,17 +168,6 @@ def test_debugging_runs_everything_in_python_with_equal_results():
         envs.reset(seed=0)
         for _ in range(SIZE):
             envs.step([1, 1])
-
-
-@needs_jit
-def test_bundled_envs_are_not_tried_out(monkeypatch):
-    from vecenv.jit.cartpole import CartPoleVectorEnv
-
-    monkeypatch.setattr(binding, "try_out", None)
-    monkeypatch.setattr(binding, "_loops", {})
-    CartPoleVectorEnv(2)
-    with pytest.raises(TypeError, match="NoneType"):
-        JitVectorEnv(WALK)
 
 
 @needs_jit

@@ -141,17 +141,6 @@ def test_an_exception_of_a_kernel_reaches_the_caller(row, split_all):
     envs.close()
 
 
-def test_use_by_two_threads_at_once_is_refused():
-    envs = CartPoleVectorEnv(2)
-    envs.reset(seed=0)
-    envs._runner._is_busy = True
-    for call in (lambda: envs.step([0, 0]), envs.observe):
-        with pytest.raises(RuntimeError, match="another thread"):
-            call()
-    envs._runner._is_busy = False
-    envs.step([0, 0])
-
-
 def run_steps(choice, num_steps, split_ns, alone_ns):
     """Do steps as the choice says; return the share of those that were split."""
     num_split = 0

@@ -90,73 +90,8 @@ def test_parameters_are_a_live_view():
     assert obs[:, 0].tolist() == [15.0] * 3
 
 
-@needs_jit
-@pytest.mark.parametrize(
-    ("field", "told"), [("battery", "stores 19.8 as int"), ("t", "200 as int8")]
-)
-def test_stores_that_lose_something_are_told_with_their_line(field, told, caplog):
-    dtype = {"t": np.int64, "battery": np.float64} | {field: np.int8}
-    fields = [*((name, kind) for name, kind in dtype.items()), ("draws", np.float64, (8,))]
-
-    def own_step(state, action, rng, params):  # a line of its own, as each is told once
-        state.t += 200
-        state.battery -= params.drain
-        return 1.0, False, False
-
-    kernels = dataclasses.replace(PATROL, state_dtype=fields, step=own_step)
-    JitVectorEnv(kernels, params=params(), max_episode_steps=1)
-    found = [record.getMessage() for record in caplog.records if "stores" in record.getMessage()]
-    assert len(found) == 1
-    assert told in found[0]
-    assert "test_told.py" in found[0]
-    assert found[0].endswith("can't hold it: use another dtype, or int(...) if it is meant")
-
-
-@needs_jit
-@pytest.mark.parametrize(
-    ("dtype", "value", "is_told"),
-    [
-        (np.int64, 2.0**63, True),
-        (np.uint8, -1.0, True),
-        (np.uint8, 255.0, False),
-        (np.int8, -128.0, False),
-    ],
-)
-def test_whole_floats_out_of_range_are_told(dtype, value, is_told, caplog, monkeypatch):
-    monkeypatch.setattr("vecenv.jit.interpreted._lossy", set())
-
-    def own_step(state, action, rng):
-        state.k = value
-        return 1.0, True, False
-
-    def own_reset(state, rng):
-        state.k = 0
-
-    own = dataclasses.replace(
-        PATROL, state_dtype=[("k", dtype)], reset=own_reset, step=own_step, observe=zero
-    )
-    JitVectorEnv(own)
-    assert ("which can't hold it" in caplog.text) == is_told
-
-
 def zero(state, out):
     out[0] = 0.0
-
-
-def test_what_only_foreign_numbers_in_memory_lose_is_not_told(caplog):
-    def own_reset(state, rng):
-        state.k = 0
-
-    def own_step(state, action, rng):
-        state.k = state.wide  # 0, but in a trial that finds what is left unwritten
-        return 1.0, True, False
-
-    fields = [("k", np.int8), ("wide", np.int32)]
-    own = dataclasses.replace(
-        PATROL, state_dtype=fields, reset=own_reset, step=own_step, observe=zero
-    )
-    JitVectorEnv(own)
-    assert "which can't hold it" not in caplog.text
 
 
 def with_params(state, rng, params):

@@ -220,14 +220,6 @@ def test_ends_of_episodes_are_told_for_curricula():
     assert told == [over.tolist()]
 
 
-def test_debugging_and_compiled_code_draw_and_use_the_same_parameters():
-    options = {"sampler": {"cost": (0.1, 0.9)}, "max_episode_steps": 7}
-    compiled, plain = (JitVectorEnv(OWN, 3, debug=debug, **options) for debug in (False, True))
-    for mine, theirs in zip(play(compiled), play(plain), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-    np.testing.assert_array_equal(compiled.params, plain.params)
-
-
 def test_maps_reds_and_rates_may_differ_between_envs():
     maps = [["SFFF", "FHFF", "FFFF", "HFFG"], ["SFFF", "FFFF", "FFHH", "FFFG"]]
     world = FrozenLakeVectorEnv.world

@@ -7,7 +7,7 @@ import sys
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -65,13 +65,6 @@ class Recurrent(nn.Module):
         return state
 
 
-class Last(nn.Sequential):
-    """What a recurrent layer returns of the last step."""
-
-    def forward(self, x):
-        return super().forward(x)[0][:, -1]
-
-
 def weighted_mean(values, weights):
     return values.mean() if weights is None else (values * weights).sum() / weights.sum()
 
@@ -95,15 +88,13 @@ def make_agent(kind="mlp"):
     torch.manual_seed(3)
     if kind == "cnn":
         return Agent(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten()), 36)
-    if kind == "nn.GRU":
-        return Agent(Last(nn.GRU(3, 6, batch_first=True)))
     return Agent(Recurrent() if kind == "gru" else nn.Identity())
 
 
 def make_batch(kind="mlp", rows=ROWS, seed=0, weights=None):
     extras = {}
     generator = torch.Generator().manual_seed(seed)
-    shape = {"cnn": (2, 5, 5), "gru": (7, 3), "nn.GRU": (7, 3)}.get(kind, (6,))
+    shape = {"cnn": (2, 5, 5), "gru": (7, 3)}.get(kind, (6,))
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator)
@@ -224,37 +215,6 @@ def test_gradients_are_those_of_autograd(kind, threads, dtype):
         assert_equal(gradient, make_batch(kind, rows=rows, seed=seed), tolerance)
     assert gradient.path == "compiled", gradient.reason
     assert gradient.num_threads == threads, gradient.reason
-
-
-class Named(NamedTuple):
-    obs: torch.Tensor
-    rest: Any
-
-
-@pytest.mark.usefixtures("graphs_as_they_are")
-@pytest.mark.parametrize(
-    ("make", "loss"),
-    [
-        (
-            lambda x, y: Named(x, {"y": [y]}),
-            lambda agent, batch: (agent.value(batch.obs) - batch.rest["y"][0]).square().mean(),
-        ),
-        (
-            lambda x, y: ([x, {"y": y, "unread": None}], 0.5),
-            lambda agent, batch: (
-                (agent.value(batch[0][0]) - batch[0][1]["y"]).abs().mean() * batch[1]
-            ),
-        ),
-    ],
-)
-def test_batches_of_any_nesting_are_compiled_with_their_attributes(make, loss):
-    agent = make_agent()
-    del agent.actor
-    gradient = Gradient(agent, loss, compile=True)
-    for seed in range(2):
-        rollout = make_batch(seed=seed)
-        assert_equal(gradient, make(rollout.obs, rollout.returns))
-    assert gradient.path == "compiled", gradient.reason
 
 
 def square_loss(module: Any, batch: Any) -> Any:

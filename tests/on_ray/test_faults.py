@@ -220,24 +220,6 @@ def test_reset_of_an_actor_that_hangs_times_out_where_nothing_is_to_be_replaced(
     envs.close(terminate=True)
 
 
-def test_restarts_are_counted_on_where_a_reset_was_due():
-    """What the successor counts goes on from what was counted here."""
-    envs = stuck(4, on_error="restart")
-    with pytest.raises(WorkerDiedError):
-        envs.reset(options={"hangs": 3})
-    envs = stuck(4, on_error="restart")
-    envs.reset(seed=0)
-    envs.send([HANG], [3])
-    with pytest.raises(StepTimeoutError):
-        envs.recv()
-    os.kill(envs._pool.seats[1].pid, signal.SIGKILL)
-    envs.reset(seed=0)
-    assert envs.restarts.tolist() == [0, 0, 1, 1]
-    envs.step(actions(2, RAISE))
-    assert envs.restarts.tolist() == [0, 0, 2, 1]
-    envs.close()
-
-
 def test_close_is_bounded_and_leaves_nothing(make):
     envs = make()
     envs.reset()
@@ -298,8 +280,6 @@ def test_more_actors_than_cpus_are_refused_at_once(make):
     ("options", "message"),
     [
         ({"on_error": "ignore"}, "on_error is 'ignore'"),
-        ({"worker_backend": "jit"}, r"are gone.* an actor per core .*factory of vector envs"),
-        ({"worker_options": {"num_workers": 2}}, "an actor per core"),
         ({"num_workers": 5}, "an integer from 1 to 4"),
         ({"cpus_per_worker": 0}, "more than 0"),
         ({"cpus_per_worker": None}, "cpus_per_worker is None, expected more than 0"),

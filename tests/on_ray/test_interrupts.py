@@ -7,11 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from vecenv.ray.actor import Start
-from vecenv.ray.cluster import Demand
-from vecenv.ray.env import RayVectorEnv
-from vecenv.ray.pool import ActorPool, Call, _Seat
-
 pytestmark = pytest.mark.ray
 
 INTERRUPTED = """
@@ -137,59 +132,3 @@ def test_ctrl_c_at_any_instant_loses_no_count_of_what_is_in_flight():
 
 def test_a_fork_of_the_caller_is_refused_its_actors_and_ends_none():
     assert run(FORKED) == "done\n"
-
-
-class KilledActors:
-    """Stands for a cluster whose actors take a Ctrl-C or two to kill."""
-
-    is_connected = True
-
-    def __init__(self, num_interrupts):
-        self.killed, self.num_interrupts = [], num_interrupts
-
-    def kill(self, actor):
-        if self.num_interrupts:
-            self.num_interrupts -= 1
-            raise KeyboardInterrupt
-        self.killed.append(actor)
-
-
-def pool_of(actors, num_interrupts):
-    """A pool whose actors these are."""
-    pool = object.__new__(ActorPool)
-    pool.owner_pid, pool.start_timeout = os.getpid(), 1.0
-    pool.cluster, pool.after_loss = KilledActors(num_interrupts), lambda start, reason: start
-    pool._demand, pool._pending, pool._done = Demand({"CPU": 1.0}), {}, []
-    pool.seats = [_Seat(Start(k, k, 1, b"", b""), pool._demand) for k in range(len(actors))]
-    for seat, actor in zip(pool.seats, actors, strict=True):
-        seat.actor = actor
-    return pool
-
-
-@pytest.mark.parametrize("num_interrupts", [1, 2])
-def test_a_further_close_ends_the_actors_that_ctrl_c_has_left(num_interrupts):
-    pool = pool_of(["first", "second"], num_interrupts)
-    envs = object.__new__(RayVectorEnv)
-    envs._pool, envs.closed = pool, False
-
-    with pytest.raises(KeyboardInterrupt):
-        envs.close(terminate=True)
-    envs.close()
-
-    assert envs.closed
-    assert pool.cluster.killed == ["first", "second"]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, TimeoutError])
-def test_an_actor_whose_start_a_signal_handler_broke_off_is_ended(error):
-    def broken_off(seats, deadline):
-        pool.seats[0].actor = "new"
-        raise error
-
-    pool = pool_of(["old"], 0)
-    pool._pending, pool._open = {"reference": Call(0, "step", (), 1)}, broken_off
-
-    with pytest.raises(error):
-        pool._replace(0, "it is gone.")
-
-    assert pool.cluster.killed == ["old", "new"]

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ray
 
 SMALL = ["--num-envs", "4", "--num-steps", "32", "--total-steps", "600", "--eval-episodes", "3"]
 ACTORS = ["--backend", "ray", "--num-workers", "2", "--vector-kwargs"]
-ACTORS += ["on_error", "restart", "shares_cpus", "True"]
+ACTORS += ["on_error", "restart"]
 
 
 def train(folder, env_id, *args):

@@ -3,11 +3,9 @@
 The bare games share the whole history of calls: what some do after `reset(seed)` depends on it.
 """
 
-import contextlib
 import functools
 import importlib
 
-import numpy as np
 import pytest
 from agents.bare import BareGames
 from agents.twins import play
@@ -125,44 +123,6 @@ def test_supersuit_s_wrappers_do_as_bare_ones(name):
     play(wrapped, 2, 30, backend="sync")
 
 
-@pytest.mark.parametrize("backend", ["sync", "async"])
-def test_supersuit_s_vector_envs_are_taken_and_play_the_same_games(backend):
-    supersuit = pytest.importorskip("supersuit")
-    one = supersuit.pettingzoo_env_to_vec_env_v1(factory("spread")())
-    theirs = supersuit.concat_vec_envs_v1(one, 3)
-    envs = make_vec_agents(theirs, backend=backend, autoreset_mode="SameStep")
-    assert envs.num_games == 3
-    np.testing.assert_array_equal(envs.reset(seed=5)[0], theirs.reset(seed=5)[0])
-    rng = np.random.default_rng(0)
-    for _ in range(30):
-        actions = rng.integers(5, size=9)
-        own, expected = envs.step(actions), theirs.step(actions)
-        assert envs.valid.all()
-        for array, other in zip(own[:4], expected[:4], strict=True):
-            np.testing.assert_allclose(array, other, rtol=1e-6)
-        for row in np.flatnonzero(own[4].get("_final_obs", np.zeros(9, bool))):
-            last = expected[4][row]["terminal_observation"]
-            np.testing.assert_array_equal(own[4]["final_obs"][row], last)
-    envs.close()
-    for given in (one, lambda: supersuit.pettingzoo_env_to_vec_env_v1(factory("spread")())):
-        with contextlib.closing(make_vec_agents(given, 2, backend="sync")) as more:
-            assert more.num_envs == 6
-
-
-def test_supersuit_s_vector_envs_that_hide_their_games_are_refused():
-    supersuit = pytest.importorskip("supersuit")
-    one = supersuit.pettingzoo_env_to_vec_env_v1(factory("spread")())
-    theirs = supersuit.concat_vec_envs_v1(one, 2, num_cpus=2)
-    with pytest.raises(TypeError, match=r"ProcConcatVec, whose games .* num_cpus=0"):
-        make_vec_agents(theirs)
-    theirs.close()
-    theirs = supersuit.concat_vec_envs_v1(one, 2)
-    with pytest.raises(ValueError, match="num_games is 4, but 2 games were given"):
-        make_vec_agents(theirs, 4)
-    with pytest.raises(EnvCreationError, match="ConcatVecEnv of SuperSuit, which has several"):
-        make_vec_agents(lambda: theirs)
-
-
 def test_agents_of_real_games_die_before_their_game():
     num_ends, num_early = play(factory("knights"), 2, 200, backend="sync")
     assert num_ends > 0 and num_early > 20
@@ -200,7 +160,6 @@ def test_the_registry_and_its_near_names():
 
 def test_aec_envs_of_simultaneous_games_are_converted_and_others_refused():
     pytest.importorskip("pettingzoo")
-    from vecenv import EnvCreationError
 
     module = pytest.importorskip("mpe2.simple_spread_v3")
     envs = make_vec_agents(functools.partial(module.env, max_cycles=5), 2, backend="sync")

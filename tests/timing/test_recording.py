@@ -1,6 +1,6 @@
 """Recordings made by hand, whose shares are known."""
 
-import threading
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -232,14 +232,14 @@ def test_pauses_are_left_out_of_everything():
     log = CallLog()
     with phase(log, "policy"):
         with log.paused():
-            threading.Event().wait(0.05)
-        assert log.phases_ns.get("policy", 0) < 40e6 and log.wall_ns < 40e6
+            time.sleep(0.3)
+        assert log.phases_ns.get("policy", 0) < 200e6 and log.wall_ns < 200e6
     with log.paused():
-        threading.Event().wait(0.05)
-    assert log.wall_ns < 40e6
+        time.sleep(0.3)
+    assert log.wall_ns < 200e6
     with logged(log, STEP):
         pass
-    assert log.wall_ns < 40e6
+    assert log.wall_ns < 200e6
     assert sum(log.phases_ns.values()) <= log.wall_ns
 
 

@@ -30,14 +30,6 @@ BACKENDS = {  # and the thread of each env
 }
 
 
-OTHER_CASES = [  # by which no other line runs
-    *(("equal", backend) for backend in ("sync", "workers", "a worker each", "caller")),
-    ("one slow", "a worker each"),
-    *(("resets", backend) for backend in ("sync", "workers")),
-    ("tails", "a worker each"),
-]
-
-
 def measured_anew(test):
     """Repeat a test that fails: others on the machine spoil a measurement, but not every one.
 
@@ -97,14 +89,13 @@ class KnownEnv(gym.Env):
         return self.obs, 0.0, False, self.time_in_episode == self.length, {}
 
 
-EQUAL = [lambda: KnownEnv((0.004,))] * NUM_ENVS
 SLOW_RESETS = [lambda k=k: KnownEnv((0.001,), 0.012, 3 + k) for k in range(NUM_ENVS)]
 ONE_SLOW = [lambda k=k: KnownEnv((0.012 if k == 2 else 0.001,)) for k in range(NUM_ENVS)]
 TAILS = [
     lambda k=k: KnownEnv(tuple(0.012 if t == k else 0.001 for t in range(NUM_ENVS)))
     for k in range(NUM_ENVS)
 ]
-WORKLOADS = {"equal": EQUAL, "resets": SLOW_RESETS, "one slow": ONE_SLOW, "tails": TAILS}
+WORKLOADS = {"resets": SLOW_RESETS, "one slow": ONE_SLOW, "tails": TAILS}
 
 
 class Clock:
@@ -154,7 +145,6 @@ def known_shares(envs, lanes, num_rounds, wall, in_calls, phases):
         ("resets", "a worker each"),
         ("one slow", "caller"),
         ("tails", "workers"),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHER_CASES),
     ],
 )
 @measured_anew
@@ -228,41 +218,6 @@ def test_what_overlaps_the_envs_is_not_worth_more_than_they_allow(learner_s):
     assert near(report.gains["learner"] / report.steps_per_second, measured)
 
 
-def reported(envs, num_steps):
-    """Return the report of some steps, the first of their episodes, and close the envs."""
-    envs.reset(seed=1)
-    envs.timing.enable()
-    for _ in range(num_steps):
-        envs.step(np.zeros(envs.num_envs, int))
-    report = envs.timing.report()
-    envs.close()
-    return report
-
-
-@pytest.mark.slow
-@measured_anew
-def test_envs_that_wait_one_after_the_other_are_told_to_wait_side_by_side():
-    fns = [lambda: KnownEnv((0.006,))] * 4
-    verdict = reported(SyncVectorEnv(fns), 8).verdict
-    busy = "other programs keep" in verdict  # as tests beside this one may, so it says that
-    assert busy or "backend='async' lets them wait side by side" in verdict
-    for workers in (1, 2):
-        slow = AsyncVectorEnv(fns, num_workers=workers)
-        report = reported(slow, 8)
-        assert "num_workers=4 lets all wait side by side" in report.verdict
-        assert report.cpu_share < 0.3
-
-
-@pytest.mark.slow
-@measured_anew
-def test_a_slow_env_is_named_and_first_ready_is_advised():
-    fns = [lambda k=k: KnownEnv((0.03 if k == 2 else 0.003,)) for k in range(4)]
-    report = reported(AsyncVectorEnv(fns, num_workers=4), 9)
-    assert [times.name for times in report.slowest if times.is_slow] == ["env 2"]
-    assert "first-ready (send/recv) with batches of 1" in report.verdict
-    assert report.advice.backend == "async-first-ready"
-
-
 @measured_anew
 def test_shares_are_about_the_whole_time_though_the_rings_hold_its_end(monkeypatch):
     monkeypatch.setattr("vecenv.timing.stamps._MOST", 64)
@@ -308,6 +263,3 @@ def test_without_steps_nothing_is_advised():
     assert report.num_steps == 0 and report.resets.num_steps == 2 and report.envs is None
     assert "nothing can be advised" in report.verdict
     assert "a reset " in str(report)
-
-
-# -- envs that compute ----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 FINE, RAISE, DIE, HANG, WRONG_SHAPE, EXIT, WRONG_REWARD = range(7)
-HANG_S = 0.8  # how long such an env hangs: waits of half of it pass, with time to spare
+HANG_S = 1.2  # how long such an env hangs: waits of half of it pass, with time to spare
 
 
 class FaultyEnv(gym.Env):

@@ -110,18 +110,6 @@ class Calling(gym.Env):
         return np.zeros(1, np.float32), 0.0, False, False, {}
 
 
-class Starting(Calling):
-    """Starts something that lives until its process ends."""
-
-    def __init__(self, start):
-        super().__init__(lambda: None)
-        self.started = start()
-
-
-def first_of(factories):
-    return factories[0]()
-
-
 def hang():
     time.sleep(60)
 

@@ -302,17 +302,6 @@ def test_code_from_anywhere_runs_once(tmp_path, command):
     assert out.count("run") == out.count("done") == 1
 
 
-@pytest.mark.slow
-def test_a_notebook(tmp_path):
-    nbclient = pytest.importorskip("nbclient")
-    nbformat = pytest.importorskip("nbformat")
-    cells = [nbformat.v4.new_code_cell(SCRIPT.replace("sys.argv[1:]", "['spawn', 'forkserver']"))]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
-    text = "".join(output.get("text", "") for output in notebook.cells[0].outputs)
-    assert text.count("run") == text.count("done") == 1
-
-
 # -- libraries with threads, in the caller and in envs --------------------------------------------
 
 DRILL = """

@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import re
 import signal
 
 import gymnasium as gym
@@ -15,7 +16,7 @@ from workers.faulty_envs import FINE, FaultyEnv
 from workers.started_envs import Loading, Task, fail_to_load
 
 from vecenv import AsyncVectorEnv, EnvCreationError, SyncVectorEnv, make_vec
-from vecenv.wrappers import TimeLimit
+from vecenv.wrappers import RecordEpisodeStatistics
 
 SPACES = FaultyEnv.observation_space, FaultyEnv.action_space
 LAZY = {"lazy": True, "spaces": SPACES}
@@ -229,17 +230,19 @@ def test_so_many_workers_make_envs_at_once(tmp_path, at_once, most, lazy):
     envs.close()
 
 
-def test_a_start_that_takes_long_is_told_on_standard_error(capfd):
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_start_that_takes_long_is_told(lazy, capfd, caplog, monkeypatch):
+    """By the log, or on standard error if it is in the middle of a program."""
+    monkeypatch.setattr("vecenv.workers.pool._FIRST_NOTE_S", 0.2)
     slow = [functools.partial(Task, k, load_s=1.1) for k in range(2)]
-    envs = AsyncVectorEnv(slow, num_workers=2, start_concurrency=1, **LAZY)
+    options = {"num_workers": 2, "start_concurrency": 1, **(LAZY if lazy else {})}
+    envs = AsyncVectorEnv(slow, **options)
     envs.reset()
-    told = capfd.readouterr().err.splitlines()
-    assert told[0].startswith("vecenv: ")
-    assert " of 2 envs are made (" in told[0]
-    assert told[-1].startswith("vecenv: 2 of 2 envs are made (")
     envs.close()
-    quick = AsyncVectorEnv(tasks(0, 1), num_workers=2, context="fork", **LAZY)
-    quick.close()
+    told = capfd.readouterr().err.splitlines() if lazy else caplog.messages
+    waits = r"0 of 2 envs are made \(\d+ s\), still waiting for worker 0 to make env 0"
+    assert re.fullmatch(f"vecenv: {waits}" if lazy else waits, told[0])
+    assert not lazy or told[-1].startswith("vecenv: 2 of 2 envs are made (")
 
 
 # -- tasks that can't be loaded -----------------------------------------------------------------
@@ -254,8 +257,12 @@ def test_a_task_that_fails_to_load_is_named(lazy):
         envs = AsyncVectorEnv(factories, num_workers=2, **options)
         envs.reset()
 
-    with pytest.raises(EnvCreationError, match=r"env 2 of 4 .*no assets for pick-and-place"):
+    with pytest.raises(
+        EnvCreationError, match=r"env 2 of 4 .*no assets for pick-and-place"
+    ) as told:
         begin()
+    assert isinstance(told.value.__cause__, OSError)
+    assert "raise OSError(told)" in str(told.value.__cause__.__cause__)
     assert not children()
 
 
@@ -335,14 +342,13 @@ def test_a_closed_env_is_closed_before_the_new_one_is_made(envs, tmp_path):
 
 @pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv])
 def test_wrappers_pass_rows_on_that_are_reopened(make):
-    envs = TimeLimit(make(tasks(0, 1)), 2)
+    envs = RecordEpisodeStatistics(make(tasks(0, 1)))
     envs.reset()
     envs.step([FINE] * 2)
     envs.reopen(1, functools.partial(Task, 11))
     envs.reset(options=mask(1, num_envs=2))
-    obs, _, _, truncations, _ = envs.step([FINE] * 2)
-    assert obs.tolist() == [[0, 2], [11, 1]]
-    assert truncations.tolist() == [True, False]
+    assert envs.step([FINE] * 2)[0].tolist() == [[0, 2], [11, 1]]
+    assert envs.episode_returns.shape == (2,)
     envs.reset()
     envs.send([FINE] * 2)
     with pytest.raises(AlreadyPendingCallError):

@@ -155,10 +155,6 @@ def pairs(name, k=3):
             lambda e: wrappers.TransformAction(e, np.cbrt),
             lambda e: theirs.TransformAction(e, np.cbrt, None),
         ),
-        "TimeLimit": lambda: Pair(
-            lambda e: wrappers.TimeLimit(e, k + 1),
-            lambda e: theirs.TimeLimit(e, k + 1),
-        ),
         "RecordEpisodeStatistics": lambda: Pair(
             wrappers.RecordEpisodeStatistics, theirs.RecordEpisodeStatistics
         ),
@@ -167,7 +163,7 @@ def pairs(name, k=3):
 
 NAMES = (
     "ClipReward", "TransformReward", "TransformObservation", "half", "FrameStack",
-    "FrameStack zero", "RescaleAction", "ClipAction", "TransformAction", "TimeLimit",
+    "FrameStack zero", "RescaleAction", "ClipAction", "TransformAction",
     "RecordEpisodeStatistics",
 )  # fmt: skip
 

@@ -35,8 +35,8 @@ def test_one_wrapper(backend, name, mode):
 
 STACKS = {
     "learner": ["RecordEpisodeStatistics", "ClipReward", "FrameStack"],
-    "limited": ["TimeLimit", "RecordEpisodeStatistics", "half", "FrameStack zero", "ClipAction"],
-    "limited outside": ["FrameStack", "TransformReward", "RescaleAction", "TimeLimit"],
+    "clipped": ["RecordEpisodeStatistics", "half", "FrameStack zero", "ClipAction"],
+    "rescaled": ["FrameStack", "TransformReward", "RescaleAction"],
 }
 
 

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray", "no_actors_s
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_stack_around_actors(mode):
-    names = ["TimeLimit", "RecordEpisodeStatistics", "ClipReward", "FrameStack", "RescaleAction"]
+    names = ["RecordEpisodeStatistics", "ClipReward", "FrameStack", "RescaleAction"]
     _, theirs = make_both("sync", names, mode)
     ours = vecenv.make_vec(
         [Slide] * 3, backend="ray", autoreset_mode=mode, vector_kwargs={"num_workers": 2}

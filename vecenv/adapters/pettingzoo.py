@@ -139,11 +139,9 @@ class GameView(_Base):
         Raises:
             AttributeError: The vector env was not made with `central_state=True`.
         """
-        games: Any = self.envs.games
-        space = games.single_observation_space.spaces.get("state")
-        if space is None:
+        if self.envs.state_space is None:
             raise AttributeError("no central state: make the vector env with central_state=True")
-        return space
+        return self.envs.state_space
 
     def state(self) -> np.ndarray:
         """Return the central state."""
@@ -151,7 +149,7 @@ class GameView(_Base):
 
     def render(self) -> Any:
         """Return the frame of the game."""
-        return self.envs.render_game(0)
+        return self.envs.render()[0]
 
     def close(self) -> None:
         """Close the vector env; may be called twice."""

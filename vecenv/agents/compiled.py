@@ -1,512 +1,282 @@
-"""Compiled games as a vector env whose observations become agents' rows, or one game as an env."""
+"""Compiled games as rows of agents, on the CPU; `vecenv.agents.on_device` adds what a GPU needs.
+
+    envs.games    JitVectorEnv or CudaVectorEnv, one env per game
+      records     ... rewards[A] terminations[A] truncations[A] valid[A] alive[A]   <- kernels
+                      |  live views, (games, agents of a group)
+    envs          completes the ends of games there, and copies the columns into rows by group
+
+The arithmetic is that of NumPy's arrays and torch's tensors, so it is written once for both.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-import gymnasium as gym
 import numpy as np
-from gymnasium import Space
-from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode
-from gymnasium.vector.utils import batch_space
 
 from vecenv.agents import grouping as at
-from vecenv.agents.grouping import Members, columns_space
-from vecenv.agents.infos import GIVEN, shelve
-from vecenv.core.atomics import array_at
-from vecenv.core.base import StepBatch, StepResult, StepSlot, VecEnv
-from vecenv.core.compiling import cached_njit, is_jit_off
+from vecenv.agents.env import AgentGroup, AgentsVecEnv
+from vecenv.agents.grouping import Members
+from vecenv.core.base import StepBatch
 from vecenv.core.errors import ActionError, ObservationError
-from vecenv.core.masks import MASK_KEY
-from vecenv.core.seeding import Seed
-from vecenv.core.spaces import BatchedSpaces, batch_thinly
-from vecenv.jit.branches import read_sources
-from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import GameLayout, GroupLayout
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["CompiledGame", "CompiledGames", "valid_action"]
+__all__ = ["CompiledAgentsVecEnv", "require_central_state"]
 
-# Fields of the state record; all but the first are consecutive there.
-_NOTED = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID, at.ALIVE)
-_OF_THE_STEP = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
+_OF_STEP = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
+_OF_FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
 
 
-class CompiledGames(VecEnv):
-    """Many compiled games of one kind; see `GameEnv` for the form of results.
+class CompiledAgentsVecEnv(AgentsVecEnv):
+    """Compiled games with groups of agents; see `AgentsVecEnv`.
 
     Args:
-        envs: A vector env of games, whose kernels have `groups`.
-        central_state: Whether the central state is a column "state" of the observation.
-        resets_ended: Whether games are reset in the step that ends them, though `envs` is in
-            autoreset mode DISABLED: this is SAME_STEP that keeps the state in which they ended.
+        games: A `JitVectorEnv` whose kernels have `groups`; it has statistics and `states` of the
+            games.
+        mask_infos: Whether every reset and step reports infos[group]["action_mask"].
+        central_state: Whether `state` can be called; not in autoreset mode SAME_STEP.
 
-    Attributes:
-        envs: The vector env; it has statistics, `states` and `final_obs` of the games. Step it only
-            through this one.
-        members: The groups.
+    Raises:
+        TypeError: The kernels have no groups.
+        ValueError: There is no central state, or the state in which a game ended would be lost.
     """
 
+    _reward_dtype: Any = np.float64
+    _flag_dtype: Any = np.bool_
+
     def __init__(
-        self, envs: JitVectorEnv, *, central_state: bool = False, resets_ended: bool = False
+        self, games: Any, *, mask_infos: bool = False, central_state: bool = False
     ) -> None:
-        kernels = envs.kernels
+        kernels = games.kernels
         if kernels.groups is None:
             raise TypeError(
                 f"{kernels.name} has no groups of agents: give its EnvKernels groups=..., or make "
                 "it with make_vec"
             )
-        self.envs, num_games = envs, envs.num_envs
-        self._layout = GameLayout.of(kernels.groups)
-        self._groups = list(self._layout.groups.items())
-        self.members = {
-            name: Members(group.agents, group.observation_space, group.action_space)
-            for name, group in self._groups
-        }
-        self._state_writer = None
         if central_state:
-            require_central_state(kernels)
-            self._state_writer = envs.state_writer()
-        obs_space = columns_space(self.members, kernels.state_space if central_state else None)
-        action_space = Dict(
-            {
-                name: batch_space(group.action_space, len(group.agents))
-                for name, group in self._groups
-            }
-        )
-        spaces = BatchedSpaces(
-            obs_space,
-            batch_thinly(obs_space, num_games),
-            action_space,
-            batch_thinly(action_space, num_games),
-        )
-        mode = AutoresetMode.SAME_STEP if resets_ended else envs.autoreset_mode
-        self._set_up(num_games, spaces, mode, envs.metadata, envs.render_mode)
-        self.timing = envs.timing
-        self._is_same_step, self._resets_ended = mode is AutoresetMode.SAME_STEP, resets_ended
-        # Actions of several groups are joined in this array.
-        self._flat = np.zeros((num_games if self._layout.is_flat else 0, 0))
-        if self._layout.is_flat:
-            shape = (num_games, *(kernels.action_space.shape or ()))
-            self._flat = np.zeros(shape, kernels.action_space.dtype)
-        states = np.asarray(envs.states)
-        self._fields = {name: states[name] for name in _NOTED}  # live views, (num_games, A)
-        self._noted = {
-            name: {column: field[:, group.agent_ids] for column, field in self._fields.items()}
-            for name, group in self._groups
+            require_central_state(kernels, games.autoreset_mode)
+        layout = GameLayout.of(kernels.groups)
+        self._layouts, self._is_flat = layout.groups, layout.is_flat
+        self._fields = {name: self._field(games, name) for name in (*_OF_STEP, at.ALIVE)}
+        members = {
+            name: Members(group.agents, group.observation_space, group.action_space)
+            for name, group in layout.groups.items()
         }
-        # Where `_collect` finds these fields: address, bytes of a record, offsets, count of agents.
-        fields = states.dtype.fields or {}
-        rewards_at, flags_at = (fields[name][1] for name in _NOTED[:2])
-        self._places = (
-            states.ctypes.data,
-            states.dtype.itemsize,
-            rewards_at,
-            flags_at,
-            self._layout.num_agents,
-        )
-        self._over = envs.episode_over
-        self._all_alive = False  # whether all agents of all games are known to be alive
+        super().__init__(games, members, mask_infos=mask_infos)
+        self._is_same_step = games.autoreset_mode is AutoresetMode.SAME_STEP
+        self._write_state = self._state_writer() if central_state else None
+        self.state_space = kernels.state_space if central_state else None
 
-    def __repr__(self) -> str:
-        return f"CompiledGames({self.envs.kernels.name}, {self.num_envs} games)"
+    # -- what differs on a device ------------------------------------------------------------
 
-    @property
-    def states(self) -> np.ndarray:
-        """The state records of the games (num_games,), as a live view."""
-        return self.envs.states
+    def _field(self, games: Any, name: str) -> Any:
+        """Return the live view (games, agents) of a field of the records."""
+        return np.asarray(games.states)[name]
 
-    def mask_source(self, name: str) -> Callable[[np.ndarray], np.ndarray] | None:
-        """Return a function from rows of a group, int64 (B,), to their action masks (B, width).
+    def _new_group(self, name: str, members: Members, games: Any) -> AgentGroup:
+        group = AgentGroup(name, members, games)
+        layout = self._layouts[name]
+        if games.has_action_masks and layout.mask_width:
+            group.masks.source = _mask_source(games, layout)
+        return group
 
-        None if the game has no kernel `action_mask`, or the group's actions can't be masked.
-        """
-        group = dict(self._groups)[name]
-        if not self.envs.has_action_masks or not group.mask_width:
-            return None
+    def _state_writer(self) -> Callable[[Any], None]:
+        """Return a function that writes the central states of all games into an array."""
+        write = self.games.state_writer()  # type: ignore[attr-defined]  # compiled games have it
+        return lambda out: write(self.games.states, out)  # type: ignore[attr-defined]  # likewise
 
-        def masks_of(rows: np.ndarray) -> np.ndarray:
-            games, agents = np.divmod(rows, len(group.agents))
-            chosen, places = np.unique(games, return_inverse=True)
-            own = self.envs.action_masks(chosen)[:, group.masks]
-            return own.reshape(len(chosen), len(group.agents), -1)[places, agents]
+    def _on_device(self, ids: Any) -> Any:
+        """Return ids of games or rows as an index of the games' arrays."""
+        return ids
 
-        return masks_of
+    def _cast(self, column: Any, dtype: Any) -> Any:
+        """Return a copy of a column (games, agents) as rows of this dtype."""
+        return column.astype(dtype).reshape(-1)
 
-    def render(self) -> tuple[Any, ...] | None:
-        """Return the drawing of each game by `kernels.render`."""
-        return self.envs.render()
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Return the whole state as arrays, see `JitVectorEnv.state_dict`."""
-        return self.envs.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self._all_alive = False
-        self.envs.load_state_dict(state)
-        self._calls.mark_reset()
-
-    def copy_games(self, source: Any, target: Any, luck: str) -> tuple[np.ndarray, np.ndarray]:
-        """Copy games to others, see `JitVectorEnv.copy_rows`; return the sources and targets."""
-        self._all_alive = False
-        self.envs.copy_rows(source, target, luck=luck)
-        return read_sources(source, target, self.num_envs, self.num_envs, luck)
-
-    def close(self, **kwargs: Any) -> None:
-        """Close the games; may be called twice."""
-        try:
-            self.envs.close()
-        finally:
-            super().close(**kwargs)
-
-    def _reset(
-        self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        if reset_mask is not None:
-            options = {**(options or {}), "reset_mask": reset_mask}
-        obs, infos = self.envs.reset(seed=seed, options=options)
-        states = self._fields
-        chosen = slice(None) if reset_mask is None else reset_mask
-        for name in _OF_THE_STEP:
-            states[name][chosen] = 0
-        is_empty = ~states[at.ALIVE].any(axis=1)
-        if is_empty.any():
-            raise ObservationError(
-                f"game {int(np.argmax(is_empty))} of {self.envs.kernels.name} has no agents after "
-                "reset: the kernel `reset` has set `state.alive` to 0 for all of them"
-            )
-        return self._columns(obs, None, None), infos
-
-    def _step(self, actions: Any, out: Any) -> StepResult:
-        envs = self.envs
-        was_over = self._games_over(None)
-        slot = None
-        if out is not None and not self._layout.is_flat:
-            ((name, _),) = self._groups
-            obs = out.obs[name][at.OBS]
-            slot = StepSlot(obs, out.rewards, out.terminations, out.truncations)
-        flat = self._flat_actions(actions, None)
-        try:
-            obs, rewards, terminations, truncations, infos = envs.step(flat, out=slot)
-        except ActionError as error:
-            self._refuse(error, actions, None)
-        infos = self._settle(was_over, terminations | truncations, obs, infos, None)
-        if out is None:
-            return self._columns(obs, None, None), rewards, terminations, truncations, infos
-        if slot is None:
-            out.rewards[:], out.terminations[:], out.truncations[:] = (
-                rewards,
-                terminations,
-                truncations,
-            )
-        self._columns(obs, None, out.obs)
-        return out.obs, out.rewards, out.terminations, out.truncations, infos
-
-    def _send(self, actions: Any, env_ids: np.ndarray) -> None:
-        flat = self._flat_actions(actions, env_ids)
-        try:
-            self.envs.send(flat, env_ids)
-        except ActionError as error:
-            self._refuse(error, actions, env_ids)
-
-    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
-        over = self._over.copy()
-        batch = self.envs.recv(count, timeout, max_envs=count)
-        ids = batch.env_ids
-        ended = batch.terminations | batch.truncations
-        infos = self._settle(over[ids], ended, batch.obs, batch.infos, ids)
-        return batch._replace(obs=self._columns(batch.obs, ids, None), infos=infos)
-
-    def _games_over(self, env_ids: np.ndarray | None) -> np.ndarray | None:
-        """Return which games the next step resets instead of stepping them; None if none."""
-        if self._is_same_step:
-            return None
-        return self._over.copy() if self._over.any() else None
-
-    def _flat_actions(self, actions: Any, env_ids: np.ndarray | None) -> np.ndarray:
-        """Return the actions of all agents of a game as one array.
-
-        Actions of agents that are not alive become a valid one, as kernels expect allowed actions.
-        """
-        alive = self._fields[at.ALIVE]
-        if env_ids is not None:
-            alive = alive[env_ids]
-        all_alive = self._all_alive or alive.all()
-        parts = {}
-        for name, group in self._groups:
-            part = np.asarray(actions[name])
-            if not all_alive:
-                acts = alive[:, group.agent_ids].astype(np.bool_)
-                acts = acts.reshape(*acts.shape, *[1] * len(group.action_shape))
-                part = np.where(acts, part, valid_action(group.action_space))
-            parts[name] = part
-        if not self._layout.is_flat:
+    def _joined(self, parts: dict[str, Any], game_ids: np.ndarray | None) -> Any:
+        """Return the actions of all agents of a game as one array."""
+        if not self._is_flat:
             (only,) = parts.values()
             return only
-        flat = self._flat[: len(alive)]
-        for name, group in self._groups:
-            part = parts[name]
-            np.copyto(flat[:, group.actions], part.reshape(len(part), -1), casting="unsafe")
-        return flat
+        flat = [part.reshape(len(part), -1) for part in parts.values()]
+        dtype = self.games.single_action_space.dtype
+        return np.concatenate(flat, axis=1, dtype=dtype, casting="unsafe")
 
-    def _refuse(self, error: ActionError, actions: Any, env_ids: np.ndarray | None) -> NoReturn:
+    def _final_infos(
+        self, name: str, is_over: Any, infos: dict[str, Any], game_ids: np.ndarray | None
+    ) -> dict[str, Any]:
+        """Return the final observations of agents whose games were reset in this step."""
+        ended = np.flatnonzero(is_over)
+        if not len(ended):
+            return {}
+        games, layout = ended if game_ids is None else game_ids[ended], self._layouts[name]
+        final: Any = self.games.final_obs[games]  # type: ignore[attr-defined]  # compiled games have it
+        shape = (len(is_over), len(layout.agents))
+        objects, is_final = np.full(shape, None, object), np.zeros(shape, np.bool_)
+        is_final[ended] = has_ended = self._ended(layout)[games]
+        rows = self._observed(final, layout).reshape(*has_ended.shape, *layout.obs_shape)[has_ended]
+        objects[is_final] = np.fromiter(rows, object, count=len(rows))
+        return {"final_obs": objects.reshape(-1), "_final_obs": is_final.reshape(-1)}
+
+    # -- calls -------------------------------------------------------------------------------
+
+    def _begin(self, obs: Any, infos: dict[str, Any], mask: Any) -> dict[str, Any]:
+        chosen = slice(None) if mask is None else self._on_device(mask)
+        for name in _OF_STEP:
+            self._fields[name][chosen] = 0
+        self._require_agents()
+        self._note_agents()
+        return {name: self._observed(obs, layout) for name, layout in self._layouts.items()}
+
+    def _require_agents(self) -> None:
+        """Raise ObservationError if a game has no agents, though its episode goes on."""
+        is_empty = ~self._fields[at.ALIVE].astype(np.bool_).any(axis=1)
+        if (is_empty & ~self.games.episode_over).any():  # type: ignore[attr-defined]  # compiled games have it
+            self._refuse_empty(int(np.argmax(is_empty)))
+
+    def _refuse_empty(self, game: int) -> NoReturn:
+        raise ObservationError(
+            f"game {game} of {self.games.kernels.name} has no agents after reset: the kernel "  # type: ignore[attr-defined]  # compiled games have them
+            "`reset` has set `state.alive` to 0 for all of them"
+        )
+
+    def _call_games(
+        self, method: Callable[..., Any], actions: Any, game_ids: Any, *args: Any
+    ) -> Any:
+        self.games._calls.require_open(method.__name__)
+        if method.__name__ == "step":
+            self._clear(slice(None))
+        try:
+            return super()._call_games(method, actions, game_ids, *args)
+        except ActionError as error:
+            self._refuse(error, self._checked(actions, game_ids), game_ids)
+
+    def _clear(self, games: Any) -> None:
+        """Set to zero what a step writes, for games that it resets instead, or can't step."""
+        for name in _OF_STEP:
+            self._fields[name][games] = 0
+
+    def _refuse(
+        self, error: ActionError, parts: dict[str, Any], game_ids: np.ndarray | None
+    ) -> NoReturn:
         """Raise an ActionError that names the agent."""
-        alive = self._fields[at.ALIVE]
-        for name, group in self._groups:
-            array = np.asarray(actions[name])
-            for row in range(len(array)):
-                game = row if env_ids is None else int(env_ids[row])
-                for k, agent in enumerate(group.agents):
-                    action = array[row, k]
-                    if alive[game, group.first + k] and not _is_valid(group.action_space, action):
-                        raise ActionError(
-                            f"the action of agent {agent!r} (group {name!r}) of game {game} is "
-                            f"{action}, expected one of {group.action_space}; nothing was stepped"
-                        ) from None
+        for name, part in parts.items():
+            group = self.groups[name]
+            space: Any = group.single_action_space
+            for place, action in enumerate(part.reshape(-1, *part.shape[2:])):
+                game, k = divmod(place, group.num_agents)
+                game = game if game_ids is None else int(game_ids[game])
+                is_alive = group.alive[game * group.num_agents + k]
+                if is_alive and not space.contains(np.asarray(action, space.dtype)):
+                    raise ActionError(
+                        f"the action of agent {group.agents[k]!r} (group {name!r}) of game {game} "
+                        f"is {action}, expected one of {space}; nothing was stepped"
+                    ) from None
         raise error
 
-    def _settle(
-        self,
-        was_over: np.ndarray | None,
-        ended: np.ndarray,
-        obs: np.ndarray,
-        infos: dict[str, Any],
-        env_ids: np.ndarray | None,
-    ) -> dict[str, Any]:
-        """Bring the columns up to date for games that ended, or began again, in a step.
+    def _receive(self, least: int | None, timeout: float | None, most: int | None) -> StepBatch:
+        """Step the first games in the order of sending."""
+        count, _ = self.games._calls.check_recv(least, most)
+        self._clear(self._on_device(self.games._sent_ids()[:count]))  # type: ignore[attr-defined]  # compiled games have it
+        return super()._receive(count, timeout, count)
 
-        Args:
-            was_over: bool (B,), games that the step has reset instead; None for none.
-            ended: bool (B,), games that ended.
-            obs: (B, ...), where observations of games that are reset here are replaced.
-            infos: Infos of the step.
-            env_ids: int64 (B,), the games; None for all.
-
-        Returns:
-            The infos, with final observations by group.
-        """
-        states = self._fields
-        if was_over is not None and was_over.any():
-            games = np.flatnonzero(was_over) if env_ids is None else env_ids[was_over]
-            for name in _OF_THE_STEP:
-                states[name][games] = 0
-        if not ended.any():
-            return infos
-        games = np.flatnonzero(ended) if env_ids is None else env_ids[ended]
+    def _rows_of(
+        self, obs: Any, is_over: Any, infos: dict[str, Any], game_ids: np.ndarray | None
+    ) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
+        over, fields = is_over, self._fields
+        if game_ids is not None:
+            over = self.games.allocate((self.num_games,), np.bool_)
+            over[self._on_device(game_ids)] = is_over
         # The vector env's limit truncates the agents that acted and have no end of their own.
-        flags = states[at.TERMINATIONS][games] | states[at.TRUNCATIONS][games]
-        states[at.TRUNCATIONS][games] |= states[at.VALID][games] & ~flags & 1
+        flags = fields[at.TERMINATIONS] | fields[at.TRUNCATIONS]
+        fields[at.TRUNCATIONS] |= fields[at.VALID] & ~flags & over[:, None]
         if not self._is_same_step:
-            states[at.ALIVE][games] = 0
-            return infos
-        rest = {key: infos[key] for key in infos if key.lstrip("_") not in _FINAL}
-        if self._resets_ended:
-            final = obs[ended]
-            rest |= self._final_states(ended, games)
-            try:
-                obs[ended] = self.envs.begin_episodes(games)
-            except BaseException as error:  # Ctrl-C
-                self._calls.give_up(error)
-                raise
-        else:
-            final = self.envs.final_obs[games]
-        flags = (states[at.TERMINATIONS][games] | states[at.TRUNCATIONS][games]).astype(np.bool_)
-        for name, group in self._groups:
-            shape = (len(ended), len(group.agents))
-            objects, is_final = np.full(shape, None, object), np.zeros(shape, np.bool_)
-            is_final[ended] = has_ended = flags[:, group.agent_ids]
-            rows = self._obs_of(final, group)[has_ended]
-            objects[is_final] = np.fromiter(rows, object, count=len(rows))
-            rest[name] = {"final_obs": objects, f"{GIVEN}final_obs": is_final}
-        return rest
+            fields[at.ALIVE] *= ~over[:, None]
+        self._note_agents()
+        rest = {key: value for key, value in infos.items() if key not in _OF_FINAL}
+        found = {}
+        for name, layout in self._layouts.items():
+            rows: Any = slice(None)
+            if game_ids is not None:
+                rows = self._on_device(self.groups[name].rows(game_ids))
+            results = [
+                self._cast(fields[column][:, layout.agent_ids], dtype)[rows]
+                for column, dtype in (
+                    (at.REWARDS, self._reward_dtype),
+                    (at.TERMINATIONS, self._flag_dtype),
+                    (at.TRUNCATIONS, self._flag_dtype),
+                )
+            ]
+            found[name] = self._observed(obs, layout), *results
+            if self._is_same_step and (own := self._final_infos(name, is_over, infos, game_ids)):
+                rest[name] = own
+        return found, rest
 
-    def _final_states(self, ended: np.ndarray, games: np.ndarray) -> dict[str, np.ndarray]:
-        """Return infos with the central states of games that have ended, as objects (B,)."""
-        found = np.full(len(ended), None, object)
-        found[ended] = np.fromiter(self._central_states(games), object, count=len(games))
-        return {at.FINAL_STATE: found, f"_{at.FINAL_STATE}": ended}
+    def _ended(self, layout: GroupLayout) -> Any:
+        """Return which agents of a group ended in the latest step, bool (games, A)."""
+        ends = self._fields[at.TERMINATIONS] | self._fields[at.TRUNCATIONS]
+        return ends[:, layout.agent_ids] != 0
 
-    def _central_states(self, env_ids: np.ndarray) -> np.ndarray:
-        """Return the central states of some games, (B, *state_shape)."""
-        space = self.envs.kernels.state_space
-        assert space is not None and self._state_writer is not None
-        states = self.envs.states[env_ids]
-        found = np.zeros((len(states), *(space.shape or ())), space.dtype)
-        self._state_writer(states, found, env_ids)
+    def _observed(self, obs: Any, layout: GroupLayout) -> Any:
+        """Return a group's rows in observations of games; a view if it is the only group."""
+        if self._is_flat:
+            obs = obs[:, layout.obs]
+        return obs.reshape(-1, *layout.obs_shape)
+
+    def _note_agents(self) -> None:
+        """Copy from the records who acted and who acts next."""
+        for name, layout in self._layouts.items():
+            group = self.groups[name]
+            shape = self.num_games, group.num_agents
+            for notes, column in ((group.alive, at.ALIVE), (group.valid, at.VALID)):
+                notes.reshape(shape)[...] = self._fields[column][:, layout.agent_ids]
+
+    # -- states ------------------------------------------------------------------------------
+
+    def state(self) -> Any:
+        """Return every game's central state, (num_games, ...); the caller owns it.
+
+        Raises:
+            ValueError: The env was not made with `central_state=True`.
+        """
+        if self._write_state is None:
+            return super().state()  # raises
+        self.games._calls.require_ready("state")
+        space: Any = self.state_space
+        found = self.games.allocate((self.num_games, *space.shape), space.dtype)
+        self._write_state(found)
         return found
 
-    def _obs_of(self, obs: np.ndarray, group: GroupLayout) -> np.ndarray:
-        """Return a group's part of observations (B, ...), (B, A, *obs_shape): a view if it can."""
-        if not self._layout.is_flat:
-            return obs
-        return obs[:, group.obs].reshape(len(obs), len(group.agents), *group.obs_shape)
-
-    def _columns(
-        self, obs: np.ndarray, env_ids: np.ndarray | None, out: dict[str, Any] | None
-    ) -> dict[str, Any]:
-        """Return the columns of these games, or write them into `out`."""
-        found: dict[str, Any] = {}
-        for name, group in self._groups:
-            own = self._obs_of(obs, group)
-            noted = self._noted[name]
-            if env_ids is not None:
-                found[name] = {column: array[env_ids] for column, array in noted.items()}
-                found[name][at.OBS] = own
-                continue
-            if out is None:
-                columns = {column: np.empty(a.shape, a.dtype) for column, a in noted.items()}
-                found[name] = {at.OBS: own, **columns}
-            else:
-                columns = out[name]
-                if self._layout.is_flat:
-                    columns[at.OBS][...] = own
-            if is_jit_off():
-                for column, array in noted.items():
-                    columns[column][...] = array
-            else:
-                noted = tuple(columns[column] for column in _NOTED)
-                _collect(self._places, group.first, noted)
-        if out is not None:
-            found = out
-        self._all_alive = env_ids is None and all(
-            found[name][at.ALIVE].all() for name, _ in self._groups
-        )
-        if self._state_writer is not None:
-            if at.STATE in found:
-                self._state_writer(self.envs.states, found[at.STATE])
-            else:
-                every = np.arange(self.num_envs) if env_ids is None else env_ids
-                found[at.STATE] = self._central_states(every)
-        return found
+    def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
+        """Copy games to others, also amid episodes; see `JitVectorEnv.copy_rows`."""
+        self.games.copy_rows(source, target, luck=luck)  # type: ignore[attr-defined]  # compiled games have it
+        self._note_agents()
 
 
-class CompiledGame(gym.Env):
-    """One compiled game as an env of columns, for backends that step envs one by one.
+def _mask_source(games: Any, layout: GroupLayout) -> Callable[[np.ndarray], np.ndarray]:
+    """Return a function from rows of a group, int64 (B,), to their action masks (B, width)."""
 
-    See `GameEnv` for the form of results. If the game has action masks, they are in the infos. A
-    pickle contains the state of the game, not the compiled code.
+    def masks_of(rows: np.ndarray) -> np.ndarray:
+        of, agents = np.divmod(rows, len(layout.agents))
+        chosen, places = np.unique(of, return_inverse=True)
+        own = games.action_masks(chosen)[:, layout.masks]
+        return own.reshape(len(chosen), len(layout.agents), -1)[places, agents]
 
-    Args:
-        make: Makes the game: a `CompiledGames` of one, in autoreset mode DISABLED. Pickles of this
-            env contain this function.
-        index: Number of this game among others.
-
-    Attributes:
-        members: The groups.
-    """
-
-    def __init__(self, make: Callable[[], CompiledGames], index: int = 0) -> None:
-        self._make, self.index = make, index
-        self._games = make()
-        self.members = self._games.members
-        self.observation_space = self._games.single_observation_space
-        self.action_space = self._games.single_action_space
-        self.metadata = self._games.metadata
-        self.render_mode = self._games.render_mode
-        self._masks = {name: self._games.mask_source(name) for name in self.members}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the function that makes the game, and the game's state."""
-        return {"make": self._make, "index": self.index, "game": self._games.state_dict()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        CompiledGame.__init__(self, state["make"], state["index"])
-        self._games.load_state_dict(state["game"])
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Reset the game."""
-        obs, infos = self._games.reset(seed=seed, options=options)
-        return _first_game(obs), self._infos(infos)
-
-    def step(
-        self, action: dict[str, Any]
-    ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Step the game with the actions of the agents that are alive."""
-        actions = {name: np.asarray(part)[None] for name, part in action.items()}
-        obs, rewards, terminations, truncations, infos = self._games.step(actions)
-        flags = bool(terminations[0]), bool(truncations[0])
-        return _first_game(obs), float(rewards[0]), *flags, self._infos(infos)
-
-    def _infos(self, infos: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            key: _first_game(value) for key, value in infos.items() if f"_{key}" in infos
-        }
-        for name, source in self._masks.items():
-            if source is not None:
-                masks = source(np.arange(len(self.members[name].agents))).astype(np.int8)
-                is_there = np.ones(len(masks), np.bool_)
-                found[name] = shelve({MASK_KEY: masks, f"_{MASK_KEY}": is_there})
-        return found
-
-    def render(self) -> Any:
-        """Return the game's drawing."""
-        frames = self._games.render()
-        return None if frames is None else frames[0]
-
-    def render_if(self, index: int) -> Any:
-        """Return the game's drawing if `index` is its number; else None."""
-        return self.render() if index == self.index else None
-
-    def close(self) -> None:
-        """Close the game; may be called twice."""
-        self._games.close()
+    return masks_of
 
 
-def _first_game(batch: Any) -> Any:
-    """Return the part of the first game of batched columns or infos."""
-    if isinstance(batch, dict):
-        return {key: _first_game(part) for key, part in batch.items()}
-    return batch[0]
-
-
-def require_central_state(kernels: EnvKernels) -> None:
-    """Raise ValueError if games have no central state."""
+def require_central_state(kernels: EnvKernels, mode: AutoresetMode) -> None:
+    """Raise ValueError if games have no central state, or not the one in which they end."""
     if kernels.central_state is None:
         raise ValueError(
             f"{kernels.name} has no central state: give its EnvKernels central_state=..., a "
             "function (state, out), and its state_space"
         )
-
-
-_FINAL = ("final_obs", "final_info")
-
-
-@cached_njit
-def _collect(places, first, columns):
-    """Copy what records hold of a group's agents into columns.
-
-    Args:
-        places: Address of the records, bytes of one record, offsets of the rewards of all agents
-            and of their flags (in the order of the columns), and number of all agents.
-        first: Number of the group's first agent.
-        columns: Written: rewards float64 (G, A), terminations int8 (G, A), truncations, valid and
-            alive likewise.
-    """
-    address, record_bytes, rewards_at, flags_at, num_agents = places
-    rewards, terminations, truncations, valid, alive = columns
-    for game in range(rewards.shape[0]):
-        record = address + game * record_bytes
-        earned = array_at(record + rewards_at, (num_agents,), np.float64)
-        flags = array_at(record + flags_at, (4, num_agents), np.int8)
-        for k in range(rewards.shape[1]):
-            rewards[game, k] = earned[first + k]
-            terminations[game, k] = flags[0, first + k]
-            truncations[game, k] = flags[1, first + k]
-            valid[game, k] = flags[2, first + k]
-            alive[game, k] = flags[3, first + k]
-
-
-def valid_action(space: Any) -> Any:
-    """Return an action of a space, for agents whose action does not matter."""
-    if hasattr(space, "start"):
-        return space.start
-    return np.clip(0, space.low, space.high) if hasattr(space, "low") else 0
-
-
-def _is_valid(space: Space, action: Any) -> bool:
-    return space.contains(np.asarray(action, space.dtype))
+    if mode is AutoresetMode.SAME_STEP:
+        raise ValueError(
+            "compiled games have no central state in autoreset mode SameStep, in which the one "
+            "that a game ended in is overwritten: take another mode"
+        )

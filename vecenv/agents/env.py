@@ -9,37 +9,48 @@ memory. So workers and kernels write a group's rows directly to where the caller
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from gymnasium import Space
 
 from vecenv.agents import grouping as at
-from vecenv.agents.grouping import Members
-from vecenv.agents.infos import repeat_infos, rows_of_infos
-from vecenv.agents.masks import GroupMasks
+from vecenv.agents.grouping import Members, repeat_infos, rows_of_infos
 from vecenv.core.actions import ActionBatcher, as_array
-from vecenv.core.base import StepBatch, StepSlot, VecEnv
+from vecenv.core.base import StepBatch, VecEnv
 from vecenv.core.errors import (
     ActionError,
     ActionTypeError,
     EnvStateError,
+    NoActionMaskError,
     ObservationError,
     SlotError,
 )
 from vecenv.core.infos import take_infos
-from vecenv.core.masks import MASK_KEY, can_be_masked, mask_sizes
+from vecenv.core.masks import (
+    MASK_KEY,
+    LatestMasks,
+    can_be_masked,
+    has_mask_part,
+    mask_sizes,
+    mask_width,
+)
 from vecenv.core.rows import FLAG_DTYPES, ObservationRows, check_slot_array, slot_rows
 from vecenv.core.seeding import Seed
-from vecenv.core.spaces import BatchedSpaces, batch_thinly, leaf_by_leaf
+from vecenv.core.spaces import BatchedSpaces, batch_thinly, leaf_by_leaf, leaves
 
-__all__ = ["AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv"]
+__all__ = [
+    "AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv", "valid_action",
+]  # fmt: skip
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 _NONE = np.empty(0, np.int64)  # of games
 _OF_STEP = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
 _FLAGS = (at.TERMINATIONS, at.TRUNCATIONS)
-_MASK_DTYPES = (np.dtype(np.int8), np.dtype(np.bool_))
+MASK_DTYPES = (np.dtype(np.int8), np.dtype(np.bool_))
 
 
 class AgentSlot(NamedTuple):
@@ -97,6 +108,106 @@ class AgentBatch(NamedTuple):
         return AgentBatch._make((*results, infos, rows, self.valid[name], self.game_ids))
 
 
+class GroupMasks(LatestMasks):
+    """The masks that came with the latest results of a group's rows.
+
+    They are the part "action_mask" of Dict observations, or `infos["action_mask"]`. If actions are
+    padded, the actions that an agent does not have are forbidden too.
+
+    Args:
+        members: The group.
+        num_games: Number of games.
+
+    Attributes:
+        source: Function from rows, int64 (B,), to masks, bool or int8 (B, width), for games that
+            compute masks on request; None for games that give them with their results.
+    """
+
+    source: Callable[[np.ndarray], np.ndarray] | None = None
+
+    def __init__(self, members: Members, num_games: int) -> None:
+        super().__init__(num_games * len(members.agents), members.action_space)
+        self._members = members
+        self._can_be_masked = can_be_masked(members.action_space)
+        self._width = mask_width(members.action_space) if self._can_be_masked else 0
+        self._is_observed = self._can_be_masked and has_mask_part(
+            members.observation_space, self._width
+        )
+        self._observed: np.ndarray | None = None  # (num_rows, width), of the latest observations
+
+    def name(self, row: int) -> str:
+        """Return the name of a row in errors."""
+        game, k = divmod(int(row), len(self._members.agents))
+        return f"game {game}, agent {self._members.agents[k]!r}"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there are masks; for masks in infos this is known after the first reset."""
+        has_source = self._is_observed or self.values is not None or self.source is not None
+        return self._can_be_masked and (has_source or self._members.allowed is not None)
+
+    def note_rows(self, obs: Any, infos: dict[str, Any], rows: Any, alive: np.ndarray) -> None:
+        """Record the masks of a batch of results.
+
+        Args:
+            obs: Observations of the batch; kept by reference if `rows` is a slice of all.
+            infos: Infos of the batch's rows.
+            rows: The rows: int64 (B,), or the slice of all.
+            alive: bool (num_rows,), which agents act next.
+        """
+        if not self._is_observed:
+            if self._can_be_masked:
+                self.note(infos, rows)
+            return
+        part = obs[MASK_KEY].reshape(-1, self._width)
+        if not isinstance(rows, slice):
+            latest = np.zeros((len(alive), self._width), part.dtype)
+            if self._observed is not None:
+                latest[:] = self._observed
+            latest[rows] = part
+            part = latest
+        self._observed = part
+
+    def read_rows(self, alive: np.ndarray, rows: Any) -> np.ndarray:
+        """Return masks of rows, int8 (B, width), owned by the caller; all 1 for agents not alive.
+
+        Raises:
+            NoActionMaskError: There are none.
+            ActionMaskError: A mask is missing, has values other than 0 and 1, or allows nothing;
+                names game and agent.
+        """
+        if not self.is_there:
+            width = mask_width(self._members.action_space)  # raises if there can't be masks
+            raise NoActionMaskError(
+                "the agents give no action masks; games that have them return them in the infos of "
+                "each agent, as info['action_mask'], or have a part 'action_mask' in its Dict "
+                f"observations; each mask is an array of {width} times 0 or 1"
+            )
+        ids, is_given, allowed = np.arange(len(alive))[rows], None, self._members.allowed
+        values: Any = np.ones((len(ids), self._width), np.int8)
+        if self.source is not None:
+            values = self.source(ids)
+        elif self._is_observed and self._observed is not None:
+            values = self._observed[ids]
+        elif self.values is not None:
+            values, is_given = self.values[ids], self._is_given[ids]
+        if allowed is not None:
+            allowed = allowed[ids % len(self._members.agents)]
+        masks = self.checked(values, ids, ~alive[ids], is_given, allowed)
+        masks[~alive[ids]] = 1
+        return masks
+
+    def state(self) -> tuple[Any, ...]:
+        """Return copies for `restore`."""
+        found = (*super().state(), self._observed)
+        return tuple(None if array is None else array.copy() for array in found)
+
+    def restore(self, values: Any, is_given: Any, observed: Any = None) -> None:
+        """Restore what `state` returned."""
+        self._observed = observed
+        super().restore(values, is_given)
+
+
 class AgentGroup:
     """Agents with equal spaces in all games, one row each, as buffers and policies take them.
 
@@ -131,7 +242,6 @@ class AgentGroup:
         self.masks = GroupMasks(members, self.num_games)
         self._allowed = members.allowed
         self._rows = ObservationRows(self.single_observation_space, self.num_envs)
-        self._own: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return f"AgentGroup({self.name!r}, {self.num_games} games x {list(self.agents)})"
@@ -188,7 +298,7 @@ class AgentGroup:
         masks = self.masks.read_rows(self.alive, ids)
         if out is None:
             return masks
-        check_slot_array("masks", out, masks.shape, _MASK_DTYPES)
+        check_slot_array("masks", out, masks.shape, MASK_DTYPES)
         out[...] = masks
         return out
 
@@ -210,7 +320,7 @@ class AgentGroup:
     def games_actions(self, actions: Any, game_ids: np.ndarray | None) -> np.ndarray:
         """Check actions, one per row, and return them as (B, num_agents, ...).
 
-        NaN is accepted for agents that are not alive, as their actions are ignored.
+        Those of agents that are not alive may be anything, and become a valid action.
 
         Raises:
             ActionError: Wrong count, shape or dtype; or an agent that is alive has NaN or an action
@@ -225,47 +335,38 @@ class AgentGroup:
                 f"per row, {count // self.num_agents} games times {self.num_agents} agents; "
                 f"there is none for {self._named(len(array), rows)}"
             )
-        if array.dtype.kind == "f" and array.shape[:1] == alive.shape:
-            array = self._without_nan(array, alive, rows)
+        space = self.single_action_space
+        if array.shape == (count, *(space.shape or ())) and not alive.all():
+            array = array.copy()
+            array[~alive] = valid_action(space)
         try:
             array = self.checks.check(array, rows)
         except ActionError as error:
+            if array.dtype.kind == "f" and np.isnan(array).any():
+                place = int(np.isnan(array).reshape(len(array), -1).any(axis=1).argmax())
+                raise ActionError(
+                    f"the action of {self._named(place, rows)} is {array[place]}; {space} has no "
+                    "NaN"
+                ) from None
             raise type(error)(f"group {self.name!r}: {error}") from None
         if self._allowed is not None:
-            self._refuse_padding(array, alive, rows)
+            self._refuse_padding(array, rows)
         return array.reshape(-1, self.num_agents, *array.shape[1:])
 
-    def _without_nan(
-        self, actions: np.ndarray, alive: np.ndarray, rows: np.ndarray | None
-    ) -> np.ndarray:
-        """Return actions with zeros where agents that are not alive have NaN."""
-        if not np.isnan(np.minimum.reduce(actions, axis=None, initial=np.inf)):
-            return actions
-        is_nan = np.isnan(actions).reshape(len(alive), -1).any(axis=1)
-        if (wrong := np.flatnonzero(is_nan & alive)).size:
-            raise ActionError(
-                f"the action of {self._named(wrong[0], rows)} is {actions[wrong[0]]}; "
-                f"{self.single_action_space} has no NaN"
-            )
-        actions = actions.copy()
-        actions[is_nan] = 0
-        return actions
-
-    def _refuse_padding(
-        self, actions: np.ndarray, alive: np.ndarray, rows: np.ndarray | None
-    ) -> None:
+    def _refuse_padding(self, actions: np.ndarray, rows: np.ndarray | None) -> None:
         """Raise for actions that agents have only in the padded space."""
         assert self._allowed is not None
-        sizes = mask_sizes(self.single_action_space)
-        chosen = (actions - getattr(self.single_action_space, "start", 0)).reshape(len(alive), -1)
+        sizes, start = mask_sizes(self.single_action_space), valid_action(self.single_action_space)
+        chosen = (actions - start).reshape(len(actions), -1)
         is_inside = (chosen >= 0) & (chosen < sizes)
         places = np.concatenate([[0], np.cumsum(sizes)[:-1]]) + np.where(is_inside, chosen, 0)
-        allowed = np.tile(self._allowed, (len(alive) // self.num_agents, 1))
-        has = np.take_along_axis(allowed, places, axis=1) & is_inside
-        if (wrong := np.flatnonzero(alive & ~has.all(axis=1))).size:
+        allowed = np.tile(self._allowed, (len(actions) // self.num_agents, 1))
+        has = (np.take_along_axis(allowed, places, axis=1) & is_inside).all(axis=1)
+        if not has.all():
+            place = int(has.argmin())
             raise ActionError(
-                f"{self._named(wrong[0], rows)} got the action {actions[wrong[0]]}, which it does "
-                "not have: padding has added it; draw actions with `action_masks()`"
+                f"{self._named(place, rows)} got the action {actions[place]}, which it does not "
+                "have: padding has added it; draw actions with `action_masks()`"
             )
 
     def _named(self, place: Any, rows: np.ndarray | None) -> str:
@@ -281,25 +382,6 @@ class AgentGroup:
         if valid is not None:
             valid = check_slot_array("valid", valid, (self.num_envs,), FLAG_DTYPES)
         return AgentSlot(rows.obs.batch(), rows.rewards, rows.terminations, rows.truncations, valid)
-
-    def own_columns(self) -> dict[str, Any]:
-        """Return memory for the columns of all games, allocated once."""
-        if self._own is None:
-            shape = (self.num_games, self.num_agents)
-            flags = {
-                name: self.allocate(shape, np.int8)
-                for name in (at.TERMINATIONS, at.TRUNCATIONS, at.VALID, at.ALIVE)
-            }
-            self._own = {at.REWARDS: self.allocate(shape, np.float64), **flags}
-        return self._own
-
-    def own_obs(self) -> Any:
-        """Return memory for the observations of all rows, allocated once."""
-        own = self.own_columns()
-        if at.OBS not in own:
-            space, count = self.single_observation_space, self.num_envs
-            own[at.OBS] = ObservationRows(space, count, self.allocate).batch()
-        return own[at.OBS]
 
     def take(self, columns: dict[str, Any], infos: dict[str, Any], rows: Any) -> None:
         """Record who acted in these rows, who acts next, and with which masks."""
@@ -322,8 +404,10 @@ class AgentsVecEnv:
     Attributes:
         games: That vector env. Step it only through this one.
         groups: The groups by name.
+        alive, valid: See `AgentGroup`; by group.
         num_games: Number of games.
         autoreset_mode: When games are reset.
+        state_space: Space of a game's central state; None without `central_state=True`.
         timing: Where the time goes, see `VecEnv`; one env is one game.
     """
 
@@ -332,37 +416,28 @@ class AgentsVecEnv:
     ) -> None:
         self.games = games
         self.mask_infos = mask_infos
-        self.groups = {name: AgentGroup(name, found, games) for name, found in members.items()}
-        if (source_of := getattr(games, "mask_source", None)) is not None:
-            for name, group in self.groups.items():
-                group.masks.source = source_of(name)
+        self.groups = {name: self._new_group(name, own, games) for name, own in members.items()}
+        self.alive = {name: group.alive for name, group in self.groups.items()}
+        self.valid = {name: group.valid for name, group in self.groups.items()}
         self.num_games = games.num_envs
         self.autoreset_mode = games.autoreset_mode
         self.metadata = games.metadata
         self.render_mode = games.render_mode
         self.timing = games.timing
         self._state: np.ndarray | None = None
-        self._game_results = tuple(
-            games.allocate((self.num_games,), dtype) for dtype in (np.float64, np.bool_, np.bool_)
-        )
+        parts = getattr(games.single_observation_space, "spaces", {})  # compiled games have none
+        self.state_space: Space | None = parts.get(at.STATE)
+
+    def _new_group(self, name: str, members: Members, games: VecEnv) -> AgentGroup:
+        return AgentGroup(name, members, games)
 
     def __repr__(self) -> str:
-        return f"AgentsVecEnv({self.num_games} games, {list(self.groups.values())})"
+        return f"{type(self).__name__}({self.num_games} games, {list(self.groups.values())})"
 
     @property
     def closed(self) -> bool:
         """Whether it has been closed."""
         return self.games.closed
-
-    @property
-    def alive(self) -> dict[str, np.ndarray]:
-        """Agents that act next, bool (num_envs,) by group: the env's memory, always the latest."""
-        return {name: group.alive for name, group in self.groups.items()}
-
-    @property
-    def valid(self) -> dict[str, np.ndarray]:
-        """Agents that acted in the latest step, bool (num_envs,) by group: the env's memory."""
-        return {name: group.valid for name, group in self.groups.items()}
 
     def reset(
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
@@ -378,20 +453,23 @@ class AgentsVecEnv:
         """
         obs, infos = self._call(self.games.reset, seed=seed, options=options)
         found = self._infos_of(infos, self.num_games)
-        mask = None if options is None else options.get("reset_mask")
+        rows = self._begin(obs, found, None if options is None else options.get("reset_mask"))
+        if self.mask_infos:
+            self._add_masks(found, None)
+        return rows, found
+
+    def _begin(self, obs: Any, infos: dict[str, Any], mask: Any) -> dict[str, Any]:
+        """Record who acts in games that were reset; return the observations of all rows."""
         for name, group in self.groups.items():
-            part = found.get(name, {})
+            part = infos.get(name, {})
             if mask is None:
                 group.take(obs[name], part, slice(None))
             else:
                 games = np.flatnonzero(mask)
                 rows = group.rows(games)
                 group.take(_picked(obs[name], games), take_infos(part, rows), rows)
-        if at.STATE in obs:
-            self._state = obs[at.STATE]
-        if self.mask_infos:
-            self._add_masks(found, None)
-        return {name: _as_rows(obs[name][at.OBS]) for name in self.groups}, found
+        self._state = obs.get(at.STATE)
+        return {name: _as_rows(obs[name][at.OBS]) for name in self.groups}
 
     def step(
         self, actions: Mapping[str, Any], *, out: Mapping[str, Any] | None = None
@@ -411,25 +489,22 @@ class AgentsVecEnv:
             ActionError: A group's actions are missing or wrong. Nothing was stepped.
             SlotError: `out` can't be written into. Nothing was stepped.
         """
-        checked = self._checked(actions, None)
-        if out is None:
-            return self._results(*self._call(self.games.step, checked), slots={})
-        slots = self._slots_of(out)
-        columns: dict[str, Any] = {}
-        for name, group in self.groups.items():
-            rows = slots[name].obs if name in slots else group.own_obs()
-            shape = self.num_games, group.num_agents
-            obs = leaf_by_leaf(lambda array, n=shape: array.reshape(*n, *array.shape[1:]), rows)
-            columns[name] = {**group.own_columns(), at.OBS: obs}
-        if self._state is not None:
-            columns[at.STATE] = self._state
-        slot = StepSlot(columns, *self._game_results)
-        return self._results(*self._call(self.games.step, checked, out=slot), slots=slots)
+        slots = self._slots_of(out or {})
+        *found, infos = self._results(self._call_games(self.games.step, actions, None), None)
+        for name, slot in slots.items():
+            group, given = self.groups[name], (out or {})[name]
+            values = *(part[name] for part in found), group.valid
+            for field, target, value in zip(AgentSlot._fields, slot, values, strict=True):
+                if target is not None:
+                    _put(target, value, group.single_observation_space if field == "obs" else None)
+            for field, part in zip(AgentSlot._fields, found, strict=False):
+                part[name] = getattr(given, field)
+        return *found, infos
 
     def send(self, actions: Mapping[str, Any], game_ids: Any = None) -> None:
         """Start stepping some games; `actions` has, by group, one action per row of these games."""
         ids = None if game_ids is None else self.games._calls.check_env_ids(game_ids)
-        self._call(self.games.send, self._checked(actions, ids), game_ids)
+        self._call_games(self.games.send, actions, ids, ids)
 
     def recv(
         self,
@@ -447,7 +522,7 @@ class AgentsVecEnv:
     def _agent_batch(self, batch: StepBatch) -> AgentBatch:
         """Return the rows of agents of a batch of games."""
         ids = batch.env_ids
-        results = self._results(*batch[:5], slots={}, game_ids=ids)
+        results = self._results(batch[:5], ids)
         rows = {name: group.rows(ids) for name, group in self.groups.items()}
         valid = {name: group.valid[rows[name]] for name, group in self.groups.items()}
         return AgentBatch._make((*results, rows, valid, ids))
@@ -469,18 +544,6 @@ class AgentsVecEnv:
     def render(self) -> tuple[Any, ...]:
         """Return the drawing of each game."""
         return self._call(self.games.render)
-
-    def render_game(self, game: int) -> Any:
-        """Return the drawing of one game, without drawing the others.
-
-        Raises:
-            IndexError: There is no such game.
-        """
-        if not 0 <= game < self.num_games:
-            raise IndexError(f"game is {game}, expected 0 to {self.num_games - 1}")
-        if not hasattr(self.games, "call"):  # compiled games are drawn from arrays
-            return self.render()[game]
-        return self._call(self.games.call, "render_if", game)[game]  # type: ignore[attr-defined]  # all but compiled ones have it
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole state of the games, see `VecEnv.state_dict`."""
@@ -504,20 +567,12 @@ class AgentsVecEnv:
         """Copy compiled games to others, also amid episodes; see `JitVectorEnv.copy_rows`.
 
         Raises:
-            TypeError: The games are not compiled, or on a device; or `JitVectorEnv` raises it.
+            TypeError: The games are not compiled; or `JitVectorEnv` raises it.
         """
-        if (copy_games := getattr(self.games, "copy_games", None)) is None:
-            raise TypeError(
-                "copy_rows needs compiled games on the CPU, these are of a "
-                f"{type(self.games).__name__}; "
-                "state_dict and load_state_dict copy any"
-            )
-        sources, targets = copy_games(source, target, luck)
-        for group in self.groups.values():
-            for notes in (group.alive, group.valid):
-                notes[group.rows(targets)] = notes[group.rows(sources)]
-        if self._state is not None:
-            self._state[targets] = self._state[sources]
+        raise TypeError(
+            f"copy_rows needs compiled games, these are of a {type(self.games).__name__}; "
+            "state_dict and load_state_dict copy any"
+        )
 
     def close(self) -> None:
         """Close the games; may be called twice."""
@@ -541,37 +596,56 @@ class AgentsVecEnv:
             for name, group in self.groups.items()
         }
 
-    def _results(
-        self,
-        obs: dict[str, Any],
-        game_rewards: np.ndarray,
-        game_terminations: np.ndarray,
-        game_truncations: np.ndarray,
-        infos: dict[str, Any],
-        *,
-        slots: Mapping[str, AgentSlot],
-        game_ids: np.ndarray | None = None,
-    ) -> tuple[dict[str, Any], ...]:
+    def _call_games(
+        self, method: Callable[..., Any], actions: Any, game_ids: Any, *args: Any
+    ) -> Any:
+        """Call `step` or `send` of the games with checked actions."""
+        checked = self._joined(self._checked(actions, game_ids), game_ids)
+        return self._call(method, checked, *args)
+
+    def _joined(self, parts: dict[str, Any], game_ids: np.ndarray | None) -> Any:
+        """Return checked actions (B, num_agents, ...) by group in the form of the games."""
+        return parts
+
+    def _results(self, batch: Any, game_ids: np.ndarray | None) -> tuple[dict[str, Any], ...]:
         """Return the games' results as rows by group, and record who is alive."""
-        is_over = game_terminations | game_truncations
-        ended = np.flatnonzero(is_over) if is_over.any() else _NONE
-        lost = _lost(infos) if len(ended) and infos else _NONE
-        finals = infos.pop("final_obs", None) if infos else None
-        if finals is not None:
-            infos.pop("_final_obs", None)
-        found: tuple[dict[str, Any], ...] = ({}, {}, {}, {})
+        obs, _, terminations, truncations, infos = batch
+        found, rows_infos = self._rows_of(obs, terminations | truncations, infos, game_ids)
+        if self.mask_infos:
+            self._add_masks(rows_infos, game_ids)
+        parts = ({name: part[k] for name, part in found.items()} for k in range(4))
+        return *parts, rows_infos
+
+    def _rows_of(
+        self, obs: Any, is_over: Any, infos: dict[str, Any], game_ids: np.ndarray | None
+    ) -> tuple[dict[str, tuple[Any, ...]], dict[str, Any]]:
+        """Record who acted and who is alive; return rows of results, and of infos.
+
+        Args:
+            obs: Observations of the games that were stepped.
+            is_over: bool (B,), which of these ended.
+            infos: Infos of these games.
+            game_ids: Ids of these games, int64 (B,); None for all.
+
+        Returns:
+            By group obs, rewards, terminations and truncations; and infos by group.
+        """
+        ended = np.flatnonzero(is_over)
+        lost = _lost(infos) if len(ended) else _NONE
+        finals = infos.pop("final_obs", None)
+        infos.pop("_final_obs", None)
+        found: dict[str, tuple[Any, ...]] = {}
         rows_infos = self._infos_of(infos, len(is_over)) if infos else {}
         for name, group in self.groups.items():
             columns = obs[name]
             rows = slice(None) if game_ids is None else group.rows(game_ids)
             if len(ended):
-                own = rows_infos.setdefault(name, {})
-                _end_games(columns, ended, lost, group.alive[rows], own, finals, name)
-                if not own:
-                    del rows_infos[name]
+                own = _end_games(columns, ended, lost, group.alive[rows], finals, name)
+                if own:
+                    rows_infos.setdefault(name, {}).update(own)
             group.take(columns, rows_infos.get(name, {}), rows)
-            for part, value in zip(found, _values(columns, slots.get(name)), strict=True):
-                part[name] = value
+            flags = [columns[flag].reshape(-1).view(np.bool_) for flag in _FLAGS]
+            found[name] = _as_rows(columns[at.OBS]), columns[at.REWARDS].reshape(-1), *flags
         if at.STATE in obs:
             if game_ids is None or self._state is None:
                 self._state = obs[at.STATE]
@@ -582,9 +656,7 @@ class AgentsVecEnv:
                 for game in ended.tolist():
                     states[game], is_final[game] = np.array(finals[game][at.STATE]), True
                 rows_infos[at.FINAL_STATE], rows_infos[f"_{at.FINAL_STATE}"] = states, is_final
-        if self.mask_infos:
-            self._add_masks(rows_infos, game_ids)
-        return *found, rows_infos
+        return found, rows_infos
 
     def _add_masks(self, rows_infos: dict[str, Any], game_ids: np.ndarray | None) -> None:
         """Put the masks of the agents into their infos."""
@@ -638,6 +710,16 @@ class AgentsVecEnv:
         return found
 
 
+def _by_agents(method: Method) -> Method:
+    """Return a method of rows that calls the method of their games."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.agents, method.__name__)(*args, **kwargs)
+
+    return call  # type: ignore[return-value]  # it has the method's signature
+
+
 class AgentRowsVecEnv(VecEnv):
     """One group of agents as a `VecEnv`, which buffers, learners and adapters accept unchanged.
 
@@ -653,7 +735,15 @@ class AgentRowsVecEnv(VecEnv):
         groups: `{name: group}`.
         num_games: Number of games.
         alive, valid: See `AgentGroup`.
+        device, check: Only of games on a device, see `CudaAgentsVecEnv`.
     """
+
+    state = _by_agents(AgentsVecEnv.state)
+    allocate = _by_agents(VecEnv.allocate)
+    render = _by_agents(VecEnv.render)
+    state_dict = _by_agents(VecEnv.state_dict)
+    load_state_dict = _by_agents(VecEnv.load_state_dict)
+    copy_rows = _by_agents(AgentsVecEnv.copy_rows)
 
     def __init__(self, agents: AgentsVecEnv) -> None:
         if len(agents.groups) != 1:
@@ -672,6 +762,8 @@ class AgentRowsVecEnv(VecEnv):
         self.agents, self.group, self.groups = agents, group, agents.groups
         self.num_games, self.alive, self.valid = agents.num_games, group.alive, group.valid
         self.timing = agents.timing
+        if hasattr(agents, "device"):
+            self.device, self.check = agents.device, agents.check  # type: ignore[attr-defined]  # on a device
 
     def __repr__(self) -> str:
         return f"AgentRowsVecEnv({self.group!r})"
@@ -725,34 +817,6 @@ class AgentRowsVecEnv(VecEnv):
         """Return which actions the agents may take next, see `AgentGroup.action_masks`."""
         return self.group.action_masks(env_ids, out=out)
 
-    def state(self) -> np.ndarray:
-        """Return the latest central state of every game, see `AgentsVecEnv.state`."""
-        return self.agents.state()
-
-    def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return zeroed memory, which the caller owns; see `VecEnv.allocate`."""
-        return self.agents.allocate(shape, dtype)
-
-    def render(self) -> tuple[Any, ...]:
-        """Return the drawing of each game."""
-        return self.agents.render()
-
-    def render_game(self, game: int) -> Any:
-        """Return the drawing of one game, see `AgentsVecEnv.render_game`."""
-        return self.agents.render_game(game)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the whole state of the games, see `VecEnv.state_dict`."""
-        return self.agents.state_dict()
-
-    def copy_rows(self, source: Any, target: Any, *, luck: str = "same") -> None:
-        """Copy games, by their numbers, to others; see `AgentsVecEnv.copy_rows`."""
-        self.agents.copy_rows(source, target, luck=luck)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.agents.load_state_dict(state)
-
     def close(self, **kwargs: Any) -> None:
         """Close the games; may be called twice."""
         self.agents.close()
@@ -781,8 +845,14 @@ class AgentRowsVecEnv(VecEnv):
                 f"options['reset_mask'] resets some agents of game {game} and not others; games "
                 "are reset whole: give it an entry per game, or equal entries in a game"
             )
-        assert options is not None
-        return {**options, "reset_mask": games[:, 0].copy()}
+        return {**(options or {}), "reset_mask": games[:, 0].copy()}
+
+
+def valid_action(space: Any) -> Any:
+    """Return an action of a space, for agents whose action does not matter."""
+    if hasattr(space, "start"):
+        return space.start
+    return np.clip(0, space.low, space.high) if hasattr(space, "low") else 0
 
 
 def _lost(infos: dict[str, Any]) -> np.ndarray:
@@ -793,29 +863,15 @@ def _lost(infos: dict[str, Any]) -> np.ndarray:
     return _NONE if found is None else np.flatnonzero(found)
 
 
-def _values(columns: dict[str, Any], slot: AgentSlot | None) -> tuple[Any, ...]:
-    """Return a group's results as rows: the slot's arrays if there is a slot."""
-    if slot is None:
-        flags = [columns[flag].reshape(-1).view(np.bool_) for flag in _FLAGS]
-        return (_as_rows(columns[at.OBS]), columns[at.REWARDS].reshape(-1), *flags)
-    slot.rewards[:] = columns[at.REWARDS].reshape(-1)
-    slot.terminations[:] = columns[at.TERMINATIONS].reshape(-1)
-    slot.truncations[:] = columns[at.TRUNCATIONS].reshape(-1)
-    if slot.valid is not None:
-        slot.valid[:] = columns[at.VALID].reshape(-1)
-    return slot.obs, slot.rewards, slot.terminations, slot.truncations
-
-
-def _end_games(  # noqa: PLR0917  # all from one caller, in this order
+def _end_games(
     columns: dict[str, Any],
     ended: np.ndarray,
     lost: np.ndarray,
     was_alive: np.ndarray,
-    infos: dict[str, Any],
     finals: np.ndarray | None,
     name: str,
-) -> None:
-    """Complete the columns of games that have ended.
+) -> dict[str, Any]:
+    """Complete the columns of games that have ended; return infos with final observations.
 
     For games that were reset in this step, `finals` has the last results. If a game ended but no
     agent did, it was replaced after a fault and has no results of this step, or it was truncated
@@ -834,14 +890,8 @@ def _end_games(  # noqa: PLR0917  # all from one caller, in this order
         columns[at.VALID][game] |= was_alive[game]
         if finals is None:
             columns[at.ALIVE][game] = 0
-    if finals is not None:
-        infos["final_obs"], infos["_final_obs"] = _final_rows(columns, ended, finals, name)
-
-
-def _final_rows(
-    columns: dict[str, Any], ended: np.ndarray, finals: np.ndarray, name: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the final observations of agents that ended, objects (rows,), and their rows' mask."""
+    if finals is None:
+        return {}
     num_agents = columns[at.VALID].shape[1]
     final_obs = np.full(len(finals) * num_agents, None, object)
     is_final = np.zeros(len(final_obs), np.bool_)
@@ -851,7 +901,16 @@ def _final_rows(
         for k in np.flatnonzero(is_over).tolist():
             row = game * num_agents + k
             final_obs[row], is_final[row] = _picked(obs, k), True
-    return final_obs, is_final
+    return {"final_obs": final_obs, "_final_obs": is_final}
+
+
+def _put(target: Any, value: Any, space: Space | None) -> None:
+    """Copy rows into a slot's array; observations, which have a space, may be nested."""
+    if space is None:
+        target[...] = value
+        return
+    for own, part in zip(leaves(target, space), leaves(value, space), strict=True):
+        own[...] = part
 
 
 def _picked(batch: Any, place: Any) -> Any:

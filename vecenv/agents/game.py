@@ -12,8 +12,7 @@ from gymnasium.spaces import Dict
 from gymnasium.vector.utils import batch_space
 
 from vecenv.agents import grouping as at
-from vecenv.agents.grouping import Grouping, Members, columns_space, group_agents
-from vecenv.agents.infos import shelve
+from vecenv.agents.grouping import Grouping, Members, columns_space, group_agents, shelve
 from vecenv.agents.padding import fit_action, fit_mask, fit_obs
 from vecenv.core.arguments import read_count
 from vecenv.core.errors import ObservationError
@@ -50,7 +49,6 @@ class GameEnv(gym.Env):
             the most agents at a time. Each takes the first free seat and keeps it; when it takes
             it, its info has its name as "agent".
         agent_spaces: For such games, the observation space and the action space of every agent.
-        index: Number of this game among others.
 
     Raises:
         ValueError: The game can't be divided into groups; says what is wrong.
@@ -66,9 +64,8 @@ class GameEnv(gym.Env):
         agent_indicator: bool = False,
         max_agents: int | None = None,
         agent_spaces: tuple[Space, Space] | None = None,
-        index: int = 0,
     ) -> None:
-        self.game, self.index = game, index
+        self.game = game
         agents, observed, acted = _declared(game, max_agents, agent_spaces)
         self._is_open = max_agents is not None  # agents take seats, and have no fixed places
         self.members = group_agents(
@@ -259,11 +256,6 @@ class GameEnv(gym.Env):
 
     def _batched_infos(self, infos: Any, joined: Sequence[_Seat]) -> dict[str, Any]:
         """Return the agents' infos by group, batched over its agents, and the game's infos."""
-        try:
-            if infos.__class__ is dict and not any(infos.values()) and not self._is_open:
-                return {}  # most games give an empty dict to each agent
-        except ValueError:  # infos that are an array, refused below
-            pass
         if not _is_dict(infos):
             raise ObservationError(f"returned infos {short(infos)}, expected a dict by agent")
         batched: dict[str, Any] = {}
@@ -308,10 +300,6 @@ class GameEnv(gym.Env):
     def render(self) -> Any:
         """Return the game's drawing."""
         return self.game.render()
-
-    def render_if(self, index: int) -> Any:
-        """Return the game's drawing if `index` is its number; else None."""
-        return self.game.render() if index == self.index else None
 
     def close(self) -> None:
         """Close the game, if it has something to close."""
@@ -417,9 +405,6 @@ class _Columns:
 
     def write_reward(self, k: int, agent: Any, reward: Any) -> None:
         """Write the reward of an agent: anything that is one number."""
-        if reward.__class__ in _NUMBERS:
-            self.rewards[k] = reward
-            return
         array = np.asarray(reward)
         if array.size != 1 or array.dtype.kind not in "biuf":
             raise ObservationError(
@@ -465,7 +450,6 @@ class _Columns:
                 leaf[seat.k] = 0
 
 
-_NUMBERS = frozenset((float, int, bool, np.float64, np.float32, np.int64, np.bool_))
 _RESULTS = ("observations", "rewards", "terminations", "truncations", "infos")
 
 

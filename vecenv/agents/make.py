@@ -7,30 +7,24 @@ import difflib
 import functools
 import importlib
 import inspect
-import pickle
-import pkgutil
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
 from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
 from vecenv.backends import is_for_compiled, is_on_device
-from vecenv.core.arguments import check_choice, read_autoreset_mode, read_count
+from vecenv.core.arguments import check_choice, read_count
 from vecenv.core.importing import import_module, import_object
 from vecenv.make import find_spec, has_compiled_envs, make_vec
-
-if TYPE_CHECKING:
-    from vecenv.agents.compiled import CompiledGames
-    from vecenv.agents.on_device import CudaAgentRowsVecEnv, CudaAgentsVecEnv
 
 __all__ = ["check_name", "is_compiled_game", "make_game", "make_vec_agents"]
 
@@ -57,16 +51,13 @@ def make_vec_agents(
     Args:
         env: A PettingZoo registry id such as "sisl/pursuit-v5"; a module with `parallel_env`, its
             name such as "mpe2.simple_spread_v3"; a factory of `ParallelEnv`s, or a list of these;
-            the result of SuperSuit's `pettingzoo_env_to_vec_env_v1` or `concat_vec_envs_v1`, whose
-            games are copied, as SuperSuit does, so that the caller keeps the original;
             the `EnvKernels` of a compiled game, or its id in Gymnasium's registry, such as
             "Pursuit-v0" or "Cage4-v0" ("module:id" too); or "module:name" of a factory or kernels.
             An AEC env is converted if its game can be played in parallel; games in which
             agents take turns are refused.
-        num_games: Number of games; 1 if not given, or as many as the list or `concat_vec_envs_v1`
-            has.
-        backend: See `vecenv.make_vec`; here an env is a game. "jit" steps compiled games together,
-            and None and "auto" choose it; other backends step them one by one.
+        num_games: Number of games; 1 if not given, or as many as the list has.
+        backend: See `vecenv.make_vec`; here an env is a game. Compiled games are stepped together,
+            by "jit", "cuda", None or "auto"; other backends are for games in Python.
         device: Device of compiled games, see `vecenv.make_vec`: "cuda" or another CUDA device makes
             a `CudaAgentsVecEnv`, or its rows, with results that are tensors. For other games
             it is an argument of their constructor.
@@ -103,38 +94,77 @@ def make_vec_agents(
         "max_agents": max_agents,
         "agent_spaces": agent_spaces,
     }
-    given = {"autoreset_mode": autoreset_mode, "vector_kwargs": vector_kwargs}
-    makers: list[Callable[[], Any]]
-    env = _named(_taken_from_supersuit(env))
+    given = {"backend": backend, "autoreset_mode": autoreset_mode}
+    env = _named(env)
     if _is_compiled(env):
         if wrong := [name for name, option in options.items() if option not in (None, False)]:
             raise _not_for_compiled(*wrong)
         kwargs = _with_padding(env, env_kwargs) if pad else env_kwargs
-        compiled = _Compiled(env, kwargs, central_state)
-        if is_on_device(backend, device):
-            if not is_for_compiled(backend):
-                raise ValueError(
-                    f"backend {backend!r} steps games one by one on the CPU, and device is "
-                    f"{device!r}: leave one of them out"
-                )
-            device = "cuda" if device is None else device
-            return compiled.on_device(device, num_games, mask_infos=mask_infos, **given)
-        if is_for_compiled(backend):
-            games = compiled.games(num_games, **given)
-            return _with_rows(games, games.members, mask_infos)
-        makers = [_CompiledMaker(compiled, index) for index in range(_num_games(num_games))]
-    else:
-        options.update(pad=pad, central_state=central_state)
-        if device is not None:
-            env_kwargs = {**env_kwargs, "device": device}
-        factories = _read_factories(env, num_games, env_kwargs)
-        makers = [_Maker(factory, index, options) for index, factory in enumerate(factories)]
+        about = {"mask_infos": mask_infos, "central_state": central_state}
+        return _compiled(env, num_games, device, vector_kwargs, kwargs, about, **given)
+    options.update(pad=pad, central_state=central_state)
+    if device is not None:
+        env_kwargs = {**env_kwargs, "device": device}
+    factories = _read_factories(env, num_games, env_kwargs)
+    makers = [_Maker(factory, index, options) for index, factory in enumerate(factories)]
     try:
-        games = make_vec(makers, backend=backend, **given)
+        games: Any = make_vec(makers, vector_kwargs=vector_kwargs, **given)
     except Exception as error:
         error.add_note("An env here is a game of several agents.")
         raise
-    return _with_rows(games, None, mask_infos)
+    with _closed_on_error(games):
+        members = _same_members(games.get_attr("members"))
+        return _as_rows(AgentsVecEnv(games, members, mask_infos=mask_infos))
+
+
+def _compiled(
+    env: Any,
+    num_games: int | None,
+    device: Any,
+    vector_kwargs: Mapping[str, Any] | None,
+    kwargs: dict[str, Any],
+    about: dict[str, bool],
+    *,
+    backend: str | None,
+    autoreset_mode: Any,
+) -> Any:
+    """Make compiled games, on the CPU or a device."""
+    if not is_for_compiled(backend):
+        raise ValueError(
+            f"backend {backend!r} steps games one by one on the CPU; compiled games are stepped "
+            "together: backend 'jit', or device='cuda'"
+        )
+    is_there = is_on_device(backend, device)
+    given = dict(vector_kwargs or {})
+    if is_there:
+        check_choice("results", given.pop("results", "torch"), ("torch",))
+    if isinstance(env, str):
+        env = find_spec(env)
+        env.vector_entry_point = _vector_class(env)
+        if not has_compiled_envs(env, kwargs):
+            raise TypeError(f"{env.id} has no groups of agents: make it with make_vec")
+    games: Any = make_vec(
+        env,
+        num_games,
+        backend="cuda" if is_there else "jit",
+        device="cuda" if is_there and device is None else device,
+        autoreset_mode=autoreset_mode,
+        vector_kwargs=given,
+        **kwargs,
+    )
+    with _closed_on_error(games):
+        if is_there:
+            from vecenv.agents.on_device import CudaAgentsVecEnv  # needs torch
+
+            return _as_rows(CudaAgentsVecEnv(games, **about))
+        from vecenv.agents.compiled import CompiledAgentsVecEnv  # imports the compiler
+
+        return _as_rows(CompiledAgentsVecEnv(games, **about))
+
+
+def _as_rows(agents: AgentsVecEnv) -> AgentsVecEnv | AgentRowsVecEnv:
+    """Return a vector env of rows if there is one group of agents."""
+    return AgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
 
 
 def _named(env: Any) -> Any:
@@ -147,17 +177,6 @@ def _named(env: Any) -> Any:
     except (gym.error.Error, ModuleNotFoundError):
         return import_object("env", env)
     return env
-
-
-def _with_rows(
-    games: Any, members: Mapping[str, Members] | None, mask_infos: bool
-) -> AgentsVecEnv | AgentRowsVecEnv:
-    """Return games with rows of agents; without `members`, the games are asked for theirs."""
-    with _closed_on_error(games):
-        if members is None:
-            members = _same_members(games.get_attr("members"))
-        agents = AgentsVecEnv(games, members, mask_infos=mask_infos)
-        return AgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
 
 
 def is_compiled_game(name: str) -> bool:
@@ -200,7 +219,7 @@ class _Maker:
     def __call__(self) -> GameEnv:
         game = self._factory()
         try:
-            return GameEnv(_as_parallel(game), index=self._index, **self._options)
+            return GameEnv(_as_parallel(game), **self._options)
         except BaseException:
             if hasattr(game, "close"):
                 game.close()
@@ -209,13 +228,6 @@ class _Maker:
 
 def _as_parallel(game: Any) -> Any:
     """Return a game that is stepped with the actions of all agents at once."""
-    if (vector := _supersuit_vector(game)) is not None:
-        if not hasattr(vector, "par_env"):
-            raise TypeError(
-                f"expected a ParallelEnv, got {type(vector).__name__} of SuperSuit, which has "
-                "several games; give it itself instead of a function that makes it"
-            )
-        game = vector.par_env
     if not callable(getattr(game, "agent_iter", None)):
         if not callable(getattr(game, "step", None)) or not hasattr(game, "reset"):
             raise TypeError(f"expected a ParallelEnv, got {type(game).__name__} {game!r}")
@@ -227,53 +239,6 @@ def _as_parallel(game: Any) -> Any:
             "ParallelEnv"
         )
     return importlib.import_module("pettingzoo.utils.conversions").aec_to_parallel(game)
-
-
-def _taken_from_supersuit(env: Any) -> Any:
-    """Return factories of copies of the games in SuperSuit's vector env; other envs unchanged.
-
-    Agents' rows are made from the games themselves, as SuperSuit's rows don't say who is alive.
-    """
-    vector = _supersuit_vector(env)
-    if vector is None:
-        return env
-    if hasattr(vector, "par_env"):  # one game, of which num_games are wanted
-        return _copies_of(vector.par_env)
-    parts = getattr(vector, "vec_envs", None)
-    if parts is None:
-        raise TypeError(
-            f"env is SuperSuit's {type(vector).__name__}, whose games are in processes of its own; "
-            "give what concat_vec_envs_v1 was given, with num_games= and backend='async', or make "
-            "it with num_cpus=0"
-        )
-    if not all(hasattr(part, "par_env") for part in parts):
-        raise TypeError(
-            "env is a vector env of SuperSuit whose envs have one agent each; give their factory "
-            "or id to make_vec"
-        )
-    return [_copies_of(part.par_env) for part in parts]
-
-
-def _supersuit_vector(env: Any) -> Any:
-    """Return SuperSuit's vector env, also inside stable-baselines3's wrapper; None if none."""
-    for found in (env, getattr(env, "venv", None)):
-        is_theirs = type(found).__module__.partition(".")[0] == "supersuit"
-        if is_theirs and isinstance(found, VectorEnv):
-            return found
-    return None
-
-
-def _copies_of(game: Any) -> Callable[[], Any]:
-    """Return a factory of copies of a game, made as SuperSuit makes its own."""
-    import cloudpickle
-
-    try:
-        return functools.partial(pickle.loads, cloudpickle.dumps(game))
-    except Exception as error:  # the game's own code may raise anything
-        raise TypeError(
-            f"{game} can't be copied ({type(error).__name__}: {error!s:.200}); give a function "
-            "that makes it"
-        ) from error
 
 
 def _same_members(found: Sequence[Mapping[str, Members]]) -> Mapping[str, Members]:
@@ -310,68 +275,6 @@ def _is_compiled(env: Any) -> bool:
     return kernels is not None and isinstance(env, kernels.EnvKernels)
 
 
-class _Compiled(NamedTuple):
-    """Compiled games that are requested."""
-
-    env: Any  # an id, or EnvKernels
-    kwargs: dict[str, Any]
-    central_state: bool
-
-    def games(
-        self, num_games: int | None, *, autoreset_mode: Any = None, vector_kwargs: Any = None
-    ) -> CompiledGames:
-        """Make the games."""
-        from vecenv.agents.compiled import CompiledGames  # imports the compiler
-
-        # The kernels' own SAME_STEP would overwrite the state in which a game ends.
-        resets_ended = self.central_state and (
-            read_autoreset_mode(autoreset_mode or "NextStep") is AutoresetMode.SAME_STEP
-        )
-        mode = AutoresetMode.DISABLED if resets_ended else autoreset_mode
-        envs = self._envs(num_games, None, mode, vector_kwargs)
-        with _closed_on_error(envs):
-            return CompiledGames(envs, central_state=self.central_state, resets_ended=resets_ended)
-
-    def on_device(
-        self,
-        device: Any,
-        num_games: int | None,
-        *,
-        mask_infos: bool,
-        autoreset_mode: Any,
-        vector_kwargs: Mapping[str, Any] | None,
-    ) -> CudaAgentsVecEnv | CudaAgentRowsVecEnv:
-        """Make the games on a CUDA device."""
-        given = dict(vector_kwargs or {})
-        results = given.pop("results", "torch")
-        check_choice("results", results, ("torch", "numpy"))
-        envs = self._envs(num_games, device, autoreset_mode, given)
-        from vecenv.agents.on_device import CudaAgentRowsVecEnv, CudaAgentsVecEnv  # needs torch
-
-        with _closed_on_error(envs):
-            agents = CudaAgentsVecEnv(
-                envs, mask_infos=mask_infos, central_state=self.central_state, results=results
-            )
-            return CudaAgentRowsVecEnv(agents) if len(agents.groups) == 1 else agents
-
-    def _envs(self, num_games: int | None, device: Any, mode: Any, vector_kwargs: Any) -> Any:
-        env = self.env
-        if isinstance(env, str):
-            env = find_spec(env)
-            env.vector_entry_point = _vector_class(env)
-            if not has_compiled_envs(env, self.kwargs):
-                raise TypeError(f"{env.id} has no groups of agents: make it with make_vec")
-        return make_vec(
-            env,
-            num_games,
-            backend="jit" if device is None else "cuda",
-            device=device,
-            autoreset_mode=mode,
-            vector_kwargs=vector_kwargs,
-            **self.kwargs,
-        )
-
-
 @contextlib.contextmanager
 def _closed_on_error(envs: Any) -> Iterator[None]:
     """Close envs if making something of them fails."""
@@ -380,22 +283,6 @@ def _closed_on_error(envs: Any) -> Iterator[None]:
     except BaseException:
         envs.close()
         raise
-
-
-class _CompiledMaker:
-    """Makes one compiled game; vector envs call it."""
-
-    def __init__(self, compiled: _Compiled, index: int) -> None:
-        self._compiled, self._index = compiled, index
-
-    def __repr__(self) -> str:
-        return f"which makes game {self._index} by {self._compiled.env!r}"
-
-    def __call__(self) -> Any:
-        from vecenv.agents.compiled import CompiledGame
-
-        options = {"autoreset_mode": "Disabled", "vector_kwargs": {"num_threads": 1}}
-        return CompiledGame(functools.partial(self._compiled.games, 1, **options), self._index)
 
 
 def _vector_class(spec: EnvSpec) -> Any:
@@ -440,7 +327,7 @@ def _factory(env: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
     env = _named(env)
     if isinstance(env, str):
         if "/" in env:
-            _require_registered(env)
+            _registry(env)  # raises
             return functools.partial(_make_registered, env, **kwargs)
         return functools.partial(_parallel_env(_module(env)), **kwargs)
     if isinstance(env, types.ModuleType):
@@ -465,15 +352,10 @@ def _module(name: str) -> types.ModuleType:
                 "in the packages pettingzoo and mpe2: pip install 'vecenv[agents]'",
                 name=root,
             ) from None
-        if error.name != name:
-            raise  # it is another module, which that one imports
-        parent = import_module(name.rpartition(".")[0])
-        known = [found.name for found in pkgutil.iter_modules(getattr(parent, "__path__", []))]
-        near = difflib.get_close_matches(name.rpartition(".")[2], known, 3) or known[:8]
-        raise ModuleNotFoundError(
-            f"env is {name!r}, but {parent.__name__} has no such module; it has {', '.join(near)}",
-            name=name,
-        ) from None
+        if error.name == name:
+            told = f"env is {name!r}, but {root} has no such module"
+            raise ModuleNotFoundError(told, name=name) from None
+        raise
 
 
 def _parallel_env(module: Any) -> Callable[..., Any]:
@@ -483,41 +365,29 @@ def _parallel_env(module: Any) -> Callable[..., Any]:
     return found
 
 
-def _pettingzoo(name: str) -> Any:
+def _registry(name: str) -> Any:
+    """Return PettingZoo, after a check that its registry has this id; names the nearest ones."""
     try:
-        return importlib.import_module("pettingzoo")
-    except ModuleNotFoundError as error:
-        if error.name != "pettingzoo":
+        pettingzoo: Any = importlib.import_module("pettingzoo")
+        known = sorted(pettingzoo.parallel_registry)
+    except (ModuleNotFoundError, AttributeError) as error:
+        if getattr(error, "name", "") not in ("pettingzoo", "parallel_registry"):
             raise
         raise ModuleNotFoundError(
-            f"{name!r} is an id of PettingZoo, which is not installed: pip install "
-            "'vecenv[agents]'",
+            f"{name!r} is an id of PettingZoo's registry (1.27 or newer), which is not installed: "
+            "pip install 'vecenv[agents]'",
             name="pettingzoo",
         ) from None
-
-
-def _require_registered(name: str) -> None:
-    """Raise for an id that PettingZoo does not know, with the nearest ids."""
-    pettingzoo = _pettingzoo(name)
-    if not hasattr(pettingzoo, "parallel_registry"):
-        raise ModuleNotFoundError(
-            f"{name!r} is an id of PettingZoo's registry, which came with version 1.27; installed "
-            f"is {pettingzoo.__version__}: pip install 'vecenv[agents]', or give the module"
-        )
-    try:
-        pettingzoo.spec("parallel", name)
-    except Exception as error:  # its own classes may raise anything
-        if name in pettingzoo.aec_registry:
-            raise ValueError(
-                f"in {name!r} agents take turns (it is an AEC env); vector envs step the agents of "
-                "a game at the same time"
-            ) from None
-        known = sorted(pettingzoo.parallel_registry)
-        near = difflib.get_close_matches(name, known, 3, 0.5) or known
+    if name in known:
+        return pettingzoo
+    if name in pettingzoo.aec_registry:
         raise ValueError(
-            f"PettingZoo has no {name!r} ({type(error).__name__}); it has {', '.join(near)}"
-        ) from None
+            f"in {name!r} agents take turns (it is an AEC env); vector envs step the agents of "
+            "a game at the same time"
+        )
+    near = difflib.get_close_matches(name, known, 3, 0.5) or known
+    raise ValueError(f"PettingZoo has no {name!r}; it has {', '.join(near)}")
 
 
 def _make_registered(name: str, **kwargs: Any) -> Any:
-    return _pettingzoo(name).make("parallel", name, **kwargs)
+    return _registry(name).make("parallel", name, **kwargs)

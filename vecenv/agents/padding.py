@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 
 from vecenv.core.errors import ObservationError
 from vecenv.core.masks import mask_sizes
@@ -30,7 +30,7 @@ def pad_observation_space(spaces: Mapping[Any, Space]) -> Space:
     """Return the space that has room for the observations of all these agents.
 
     Vectors become as long as the longest one; Discrete spaces as large as the largest; parts of
-    Dict and Tuple spaces are padded one by one. Arrays of more dimensions must have equal shapes.
+    Dict spaces are padded one by one. Arrays of more dimensions must have equal shapes.
 
     Raises:
         ValueError: The spaces can't be padded to one; names two agents.
@@ -45,9 +45,6 @@ def pad_observation_space(spaces: Mapping[Any, Space]) -> Space:
         return Discrete(max(space.n for space in all_spaces), start=first.start)  # type: ignore[attr-defined]  # all are Discrete
     if isinstance(first, Dict):
         return Dict({k: pad_observation_space(_part(spaces, k)) for k in first.spaces})
-    if isinstance(first, Tuple):
-        count = len(first.spaces)
-        return Tuple([pad_observation_space(_part(spaces, k)) for k in range(count)])
     raise _unlike("observes", agents[0], first, agents[-1], all_spaces[-1])
 
 
@@ -126,15 +123,6 @@ def fit_obs(space: Space, padded: Space) -> Callable[[Any], Any] | None:
             return {k: obs[k] if fit is None else fit(obs[k]) for k, fit in fits.items()}
 
         return fit_parts
-    if isinstance(space, Tuple) and isinstance(padded, Tuple):
-        parts = [fit_obs(*pair) for pair in zip(space.spaces, padded.spaces, strict=True)]
-
-        def fit_each(obs: Any) -> tuple[Any, ...]:
-            return tuple(
-                part if fit is None else fit(part) for fit, part in zip(parts, obs, strict=True)
-            )
-
-        return fit_each
     return None  # equal except for bounds
 
 
@@ -175,8 +163,6 @@ def _can_be_padded(space: Any, first: Any) -> bool:
         return space.start == first.start and space.dtype == first.dtype
     if isinstance(space, Dict):
         return space.spaces.keys() == first.spaces.keys()
-    if isinstance(space, Tuple):
-        return len(space.spaces) == len(first.spaces)
     if isinstance(space, MultiDiscrete):
         same_start = np.array_equal(space.start, first.start)
         return space.shape == first.shape and space.dtype == first.dtype and same_start

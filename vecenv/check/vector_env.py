@@ -164,7 +164,7 @@ def _games_of(envs: Any) -> Any:
     """Return the vector env that steps games, or the env inside the wrappers."""
     if isinstance(envs, AgentRowsVecEnv):
         envs = envs.agents
-    return getattr(envs.games, "envs", None) if isinstance(envs, AgentsVecEnv) else envs.unwrapped
+    return envs.games if isinstance(envs, AgentsVecEnv) else envs.unwrapped
 
 
 def _check_all(envs: VectorEnv, num_steps: int, seed: int, found: Findings) -> None:

@@ -14,7 +14,7 @@ import sys
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from gymnasium.error import Error as GymnasiumError
 from rich.console import Console
 
 from vecenv.backends import COMPARED
-from vecenv.command import progress_bar
+from vecenv.command import progress
 from vecenv.files import require_writable
 
 __all__ = ["main"]
@@ -307,18 +307,10 @@ def bench() -> int:
     """Measure this machine for a minute: which backend suits which env, and why."""
     from vecenv.command.bench import run_bench
 
-    with _progress() as show:
-        found = run_bench(show)
+    with progress("starting", 1.0) as update:
+        found = run_bench(lambda what, done: update(description=what, completed=done))
     Console().print(found)
     return 0
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, float], Any]]:
-    """Yield a function to call with the current work and the share of all work done, 0 to 1."""
-    with progress_bar() as bar:
-        task = bar.add_task("starting", total=1.0)
-        yield lambda what, done: bar.update(task, description=what, completed=done)
 
 
 def evaluate(
@@ -404,9 +396,8 @@ def _evaluate_cage(
     red_agents: tuple[str, ...] | None, options: dict[str, Any],
 ) -> Any:  # fmt: skip
     """Play by the protocol of a challenge; `options` are those of Challenge 2."""
-    with progress_bar() as bar, _warnings_in_one_line():
-        first = f"{policy} (the first time ever the simulator is compiled, 15 to 30 s)"
-        task = bar.add_task(first)
+    first = f"{policy} (the first time ever the simulator is compiled, 15 to 30 s)"
+    with progress(first) as update, _warnings_in_one_line():
         given: dict[str, Any] = {"episodes": episodes, "seed": seed}
         if challenge == 4:
             from vecenv.cage import evaluate_cage4
@@ -418,12 +409,9 @@ def _evaluate_cage(
             red = red_agents or ("fsm",)
             if len(red) != 1:
                 raise ValueError(f"red_agents has {len(red)} names, expected one in Challenge 4")
-            bar.update(task, total=499 * episodes)
-
-            def step(count: int) -> None:
-                bar.update(task, advance=count, description=policy)
-
-            return evaluate_cage4(policy, red=red[0], on_step=step, **given)
+            update(total=499 * episodes)
+            given["on_step"] = lambda count: update(advance=count, description=policy)
+            return evaluate_cage4(policy, red=red[0], **given)
         from vecenv.cage.challenge2.play import playing
 
         agents = red_agents or ("b_line", "meander", "sleep")
@@ -432,12 +420,9 @@ def _evaluate_cage(
         else:
             options["scenario"] = _find_scenario(options["scenario"])
             options["rules"] = None if options["rules"] == "faithful" else options["rules"]
-        bar.update(task, total=len(playing.EPISODE_LENGTHS) * len(agents))
-
-        def note(cell: Any) -> None:
-            bar.update(task, advance=1, description=policy)
-
-        return playing.evaluate(policy, red_agents=agents, on_cell=note, **given, **options)
+        update(total=len(playing.EPISODE_LENGTHS) * len(agents))
+        given["on_cell"] = lambda cell: update(advance=1, description=policy)
+        return playing.evaluate(policy, red_agents=agents, **given, **options)
 
 
 def _find_scenario(name: str) -> Any:
@@ -653,8 +638,10 @@ def compare(
         require_writable(path)
     if plot is not None:
         check_picture(plot)
-    with _progress() as show:
-        result = run_comparison(options, on_progress=show)
+    with progress("starting", 1.0) as update:
+        result = run_comparison(
+            options, on_progress=lambda what, done: update(description=what, completed=done)
+        )
     Console().print(result)
     if json is not None:
         result.to_json(json)

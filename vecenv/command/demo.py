@@ -20,6 +20,7 @@ from rich.table import Table
 
 from vecenv.cage import Evaluation, evaluate, save_episode_gif
 from vecenv.files import require_writable
+from vecenv.timing.report import new_table
 
 __all__ = ["Options", "compare", "main"]
 
@@ -46,9 +47,8 @@ def _interval(mean: float, half_width: float) -> str:
 def compare(scores: list[Evaluation]) -> Table:
     """Return a table with a row per cell of the challenge and a column per policy."""
     title = f"mean return ± half of its 95 % interval, {scores[0].cells[0].episodes} episodes each"
-    table = Table("red agent", "steps", title=title, box=SIMPLE_HEAD)
-    for score in scores:
-        table.add_column(score.policy, justify="right")
+    names = [score.policy for score in scores]
+    table = new_table(title, ["red agent", "steps", *names], box=SIMPLE_HEAD)
     for cells in zip(*(score.cells for score in scores), strict=True):
         shown = (_interval(cell.mean, cell.ci95) for cell in cells)
         agent, length = cells[0].red_agent, cells[0].episode_length

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from vecenv.agents import AgentsVecEnv
-from vecenv.command import progress_bar
+from vecenv.command import progress
 from vecenv.compare.source import EnvSource
 from vecenv.core.base import VecEnv
 from vecenv.core.importing import import_object
@@ -31,8 +30,7 @@ from vecenv.page.frames import check_frame
 from vecenv.page.names import action_names
 
 __all__ = [
-    "Shown", "check_draws", "new_page", "progress_of", "save_page", "show", "show_live", "watch",
-    "watch_cage",
+    "Shown", "check_draws", "show", "watch", "watch_cage",
 ]  # fmt: skip
 
 PAGE_FPS = 10.0  # most steps per second on a page, so that actions can be seen
@@ -126,21 +124,22 @@ def show(
     own_fps, frames = float(envs.metadata.get("render_fps") or 10), list[Any]()
     page: Any = _NoPage()
     if shown.html is not None:
-        page = new_page(env, shown.policy, seed, shown.fps or min(PAGE_FPS, own_fps), **about)
+        facts = {"policy": shown.policy, **about, "seed": str(seed)}
+        page = EpisodePage(f"{env}, an episode", facts, fps=shown.fps or min(PAGE_FPS, own_fps))
     game = _OneGame(envs, env) if isinstance(envs, AgentsVecEnv) else None
     names: Any = game or action_names(envs, env)
     if num_parts is not None:
         names = names._replace(parts=names.parts[:num_parts])
-    with progress_of(page, shown.num_steps):
 
-        def look() -> Any:
-            frame = frame_of(envs, env, shown.render_mode)
-            if shown.html is None or shown.gif is not None:
-                frames.append(frame)
-            return frame
+    def look() -> Any:
+        frame = frame_of(envs, env, shown.render_mode)
+        if shown.html is None or shown.gif is not None:
+            frames.append(frame)
+        return frame
 
-        steps = shown.num_steps
-        given: Any = {"seed": seed, "num_steps": steps, "see": see, "tell": tell}
+    with progress("making the env", shown.num_steps + 1) as update:
+        page.on_show = lambda: update(advance=1, description="playing and drawing")
+        given: Any = {"seed": seed, "num_steps": shown.num_steps, "see": see, "tell": tell}
         record(page, game or envs, act, names, look, **given)
     if shown.gif is not None:
         from vecenv.cage.canvas import save_gif
@@ -211,21 +210,6 @@ def watch(source: EnvSource, shown: Shown, seed: int) -> None:
         envs.close()
 
 
-def new_page(env: str, policy: str, seed: int, fps: float = PAGE_FPS, **about: str) -> EpisodePage:
-    """Return an empty page for an episode of an env."""
-    facts = {"policy": policy, **about, "seed": str(seed)}
-    return EpisodePage(f"{env}, an episode", facts, fps=fps)
-
-
-@contextlib.contextmanager
-def progress_of(page: Any, num_steps: int) -> Iterator[None]:
-    """Show the progress of a page's recording on the terminal."""
-    with progress_bar() as bar:
-        task = bar.add_task("making the env", total=num_steps + 1)
-        page.on_show = lambda: bar.update(task, advance=1, description="playing and drawing")
-        yield
-
-
 def save_page(page: EpisodePage, path: Path) -> None:
     """Write a page; print where it is and what was left out."""
     page.save(path)
@@ -241,13 +225,16 @@ def say(words: str) -> None:
 
 
 def show_live(frames: Iterable[Any], fps: float) -> None:
-    """Show texts one after the other in the terminal; without a terminal, only the last one."""
-    console = Console()
+    """Show texts one after the other in the terminal; without a terminal, write all of them."""
+    console = Console(soft_wrap=True)
+    if not console.is_terminal:
+        for frame in frames:
+            console.print(frame)
+        return
     with Live(console=console, auto_refresh=False) as live:
         for frame in frames:
             live.update(frame, refresh=True)
-            if console.is_terminal:
-                time.sleep(1 / fps)
+            time.sleep(1 / fps)
     console.print()
 
 

@@ -89,6 +89,18 @@ def pause(typingctx):
 
 
 @intrinsic
+def keep_branch(typingctx):
+    """Do nothing, in a branch that LLVM must not replace by a choice between computed values."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(ir.VoidType(), [])
+        builder.call(ir.InlineAsm(kind, "", "", side_effect=True), [])
+        return context.get_dummy_value()
+
+    return types.none(), codegen
+
+
+@intrinsic
 def address_of(typingctx, array):
     """Return the address, int64, of the memory of a C-contiguous array."""
     if not isinstance(array, types.Array) or array.layout != "C":

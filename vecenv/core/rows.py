@@ -366,7 +366,8 @@ def slot_arrays(out: Any, num_envs: int) -> StepSlot:
     rewards = check_slot_array("rewards", rewards, shape, _REWARD_DTYPES)
     terminations = check_slot_array("terminations", terminations, shape, FLAG_DTYPES)
     truncations = check_slot_array("truncations", truncations, shape, FLAG_DTYPES)
-    if np.may_share_memory(terminations, truncations):
+    is_shared = terminations.base is truncations.base  # else they don't; this is asked every step
+    if is_shared and np.may_share_memory(terminations, truncations):
         raise SlotError(
             "out.terminations and out.truncations share memory, so one would overwrite the other; "
             "give each an array of its own"
@@ -374,11 +375,10 @@ def slot_arrays(out: Any, num_envs: int) -> StepSlot:
     return StepSlot(obs, rewards, terminations, truncations)
 
 
-def slot_outputs(out: Any, obs_shape: tuple[int, ...], obs_dtype: Any) -> StepSlot:
+def slot_outputs(out: Any, obs_shape: tuple[int, ...], obs_dtypes: tuple[Any, ...]) -> StepSlot:
     """Return the arrays of a slot whose observations are one array, see `slot_arrays`."""
     found = slot_arrays(out, obs_shape[0])
-    obs = check_slot_array("obs", found.obs, obs_shape, (np.dtype(obs_dtype),))
-    return found._replace(obs=obs)
+    return found._replace(obs=check_slot_array("obs", found.obs, obs_shape, obs_dtypes))
 
 
 def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:
@@ -395,9 +395,12 @@ def check_slot_array(
     Raises:
         SlotError: The array can't be written into as it is.
     """
-    if not isinstance(array, np.ndarray):
+    if type(array) is np.ndarray and array.shape == shape and array.dtype in dtypes:
+        if array.flags.carray:
+            return array
+    elif not isinstance(array, np.ndarray):
         raise SlotError(f"out.{name} must be a NumPy array, got {type(array).__name__}")
-    plain = array if type(array) is np.ndarray else np.asarray(array)
+    plain = np.asarray(array)
     if plain.shape != shape or plain.dtype not in dtypes:
         raise SlotError(
             f"out.{name} has shape {plain.shape} and dtype {plain.dtype}, "

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -74,8 +74,7 @@ class CompiledVecEnv(VecEnv):
         raise NotImplementedError
 
     def _settle(self) -> None:
-        """Make sure that no job still uses the records; raise an error that a job has noted."""
-        raise NotImplementedError
+        """Raise an error that a job on a device has noted."""
 
     def _begin(self, reset_mask: np.ndarray | None) -> Any:
         """Reset the envs of a mask, or all; return the observations of all envs."""
@@ -123,11 +122,11 @@ class CompiledVecEnv(VecEnv):
 
     # -- statistics ---------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def _obs_shape(self) -> tuple[int, ...]:
         return (self.num_envs, *(self.single_observation_space.shape or ()))
 
-    @property
+    @cached_property
     def _obs_dtype(self) -> np.dtype:
         return np.dtype(self.single_observation_space.dtype)
 

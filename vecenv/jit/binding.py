@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +24,7 @@ from vecenv.jit.failures import explain
 from vecenv.jit.games import GameLayout, as_njit, game_kernels
 from vecenv.jit.interpreted import interpretable
 from vecenv.jit.kernels import ARGUMENTS, EnvKernels
-from vecenv.jit.reading import reached, refuse_foreign_draws, warn_of_allocations
+from vecenv.jit.reading import reached, refuse_foreign_draws
 from vecenv.jit.trials import try_out
 
 __all__ = [
@@ -37,11 +35,8 @@ __all__ = [
     "functions_of",
     "play_episodes",
     "rebound",
-    "tidy",
     "uncompiled",
 ]
-
-NUM_KEPT = 100  # compiled versions of one function: one per kind of env and state of its source
 
 _KERNEL_NAMES = {
     "reset": "env_reset",
@@ -121,7 +116,6 @@ def bind_loop(
         try_out(kernels, loop.run_rows, params, max_episode_steps)
         loop.tried.add(tried)
     if is_compiled and is_new:
-        warn_of_allocations(kernels)
         loop = loop._replace(attend=_compiled(kernels, functions, constants))
     # Without the compiler, functions may close over values that the fingerprint does not cover.
     if not is_jit_off() and is_lasting(key[0]):
@@ -183,7 +177,12 @@ def constants_of(kernels: EnvKernels, params: np.ndarray | None) -> dict[str, An
 def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[str, Any]) -> Any:
     """Compile `attend` for these kernels, or load it from disk."""
     compiled = {name: as_njit(function) for name, function in functions.items()}
-    scope = bound_scope(compiled, constants, lambda function: njit(function, inline="always"))
+    scope = bound_scope(
+        compiled,
+        constants,
+        lambda function: njit(function, inline="always"),
+        own_params=driver.own_params,
+    )
     attend = cached_njit(rebound(driver.attend, scope), nogil=True)
     job_array = numba_types.Array(from_dtype(JOB_DTYPE), 1, "C")
     words = numba_types.Array(numba_types.int64, 1, "C")
@@ -195,37 +194,18 @@ def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[st
             is_kept=lambda: attend._cache.cache_path is not None,
         ):
             attend.compile((words, job_array, numba_types.int64, numba_types.int64))
-            tidy(attend)
     except Exception as error:  # Numba lets KeyError and others through
         explain(kernels, compiled, constants, error)
     attend.disable_compile()
     return attend
 
 
-def tidy(dispatcher: Any) -> None:
-    """Mark the cached code of a function as used; after a compilation, delete the oldest code.
-
-    Numba writes new files for every fingerprint and deletes none.
-
-    Args:
-        dispatcher: A function from `cached_njit`, compiled.
-    """
-    if dispatcher._cache.cache_path is None:
-        return
-    folder = Path(dispatcher._cache.cache_path)
-    name = dispatcher.py_func.__qualname__
-    with contextlib.suppress(OSError):  # other processes also delete, or the folder is read-only
-        for index in folder.glob(f"*.{name}-*.nbi"):
-            os.utime(index)
-        if not dispatcher.stats.cache_hits:
-            indices = folder.glob(f"*.{name.partition('-')[0]}-*.nbi")
-            for index in sorted(indices, key=lambda one: -one.stat().st_mtime)[NUM_KEPT:]:
-                for file in (*folder.glob(f"{index.stem}.*.nbc"), index):
-                    file.unlink(missing_ok=True)
-
-
 def bound_scope(
-    functions: dict[str, Any], constants: dict[str, Any], finish: Callable[[Any], Any]
+    functions: dict[str, Any],
+    constants: dict[str, Any],
+    finish: Callable[[Any], Any],
+    *,
+    own_params: Any = episodes.own_params,
 ) -> dict[str, Any]:
     """Return the global names of the templates, bound to these kernels and constants.
 
@@ -241,7 +221,7 @@ def bound_scope(
     scope["env_sampler"] = finish(rebound(episodes.keep_params, {}))
     adapters = {"step": step_adapter, "sampler": episodes.sample_params}
     for name, kernel in functions.items():
-        names = {"kernel": kernel, "own_params": episodes.own_params}
+        names = {"kernel": kernel, "own_params": own_params}
         scope[_KERNEL_NAMES[name]] = finish(rebound(adapters.get(name, pair_adapter), names))
     scope["obs_row"] = episodes.scalar_row if constants["OBS_SHAPE"] == () else episodes.array_row
     scope["action_row"] = episodes.array_row

@@ -21,7 +21,16 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from vecenv.core.atomics import address_of, array_at, exchange, fetch_add, load, pause, store
+from vecenv.core.atomics import (
+    address_of,
+    array_at,
+    exchange,
+    fetch_add,
+    keep_branch,
+    load,
+    pause,
+    store,
+)
 from vecenv.jit.arrays import find_invalid_row
 from vecenv.jit.episodes import STEP, Batch
 
@@ -113,13 +122,6 @@ def publish(control, jobs, bounds, actions, obs, rewards, terminations, truncati
     job.rewards64 = 0 if is_float32 else address_of(rewards)
     job.terminations = address_of(terminations)
     job.truncations = address_of(truncations)
-    return open_job(control, jobs)
-
-
-@njit
-def open_job(control, jobs):
-    """Open a job to all threads; return the helpers to wake, as `publish` does."""
-    job = jobs[0]
     store(control, ENDED, 0)
     for part in range(job.num_parts):
         store(control, FIRST_PART + part * LINE, part * job.num_rows // job.num_parts)
@@ -174,6 +176,18 @@ def settle(control, num_spins):
 def leave(control):
     """Count out a helper that left a job by a kernel's exception."""
     fetch_add(control, ACTIVE, -1)
+
+
+@njit
+def own_params(params, env):
+    """Return what `episodes.own_params` returns: a processor guesses this branch.
+
+    Else it would compute the record's address before each step: 4 % of the time of CAGE 2's.
+    """
+    if params.shape[0] > 1:
+        keep_branch()
+        return params[env]
+    return params[0]
 
 
 @njit

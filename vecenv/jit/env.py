@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, ClassVar
@@ -33,7 +32,6 @@ _RENDER_MODES = ("rgb_array", "ansi")
 _RENDER_FPS = 10
 _NUM_EMPTY = 20  # empty compiled calls, to measure the cost of a time stamp
 _BOOL = np.dtype(np.bool_)
-_alive: weakref.WeakValueDictionary[int, JitVectorEnv] = weakref.WeakValueDictionary()  # by id
 
 
 class JitVectorEnv(CompiledVecEnv):
@@ -142,7 +140,6 @@ class JitVectorEnv(CompiledVecEnv):
             runs=self._runs, params=self._params, final_obs=self._final_obs,
         )  # fmt: skip
         self._runner = Runner(loop, self._batch, self._reader.bounds, threads, self._calls.give_up)
-        _alive[id(self)] = self
 
     def _allocate_envs(self) -> None:
         """Make the arrays that have one row per env."""
@@ -190,9 +187,6 @@ class JitVectorEnv(CompiledVecEnv):
             outputs = outputs._replace(obs=arrays.pop("obs"))
         job = self._batch._replace(op=op, **arrays)
         return self._runner.run(job, num_rows, self._batch.actions, outputs)
-
-    def _settle(self) -> None:
-        self._runner.settle()
 
     def _begin(self, reset_mask: np.ndarray | None) -> np.ndarray:
         obs = self._new_obs()
@@ -287,7 +281,7 @@ class JitVectorEnv(CompiledVecEnv):
         if out is None:
             outputs = self._new_outputs(self.num_envs)
         else:
-            outputs = slot_outputs(out, self._obs_shape, self._obs_dtype)
+            outputs = slot_outputs(out, self._obs_shape, (self._obs_dtype,))
         given = self._reader.read(actions)
         num_ended = self._runner.run(self._batch, self.num_envs, given, outputs)
         if num_ended < 0:
@@ -421,7 +415,7 @@ class JitVectorEnv(CompiledVecEnv):
         self._runner.stamp(None)
 
     def close(self, **kwargs: Any) -> None:
-        """Close the envs and end the helper threads; a second call ends what Ctrl-C has left."""
+        """Close the envs and end the helper threads; may be called twice."""
         super().close()  # the arguments are for workers
         if hasattr(self, "_runner"):
             self._runner.stop()
@@ -458,13 +452,3 @@ def _default_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _note_fork() -> None:
-    """In a forked process, leave the helper threads to the parent process."""
-    for envs in list(_alive.values()):
-        envs._runner.note_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_note_fork)

@@ -8,8 +8,6 @@ constants as wide numbers, and NumPy with functions that return wide numbers.
 
 from __future__ import annotations
 
-import inspect
-import logging
 import sys
 import threading
 import types
@@ -26,18 +24,15 @@ from vecenv.jit.kernels import EnvKernels
 
 __all__ = ["WideArray", "checked_in_trials", "here", "interpretable"]
 
-_logger = logging.getLogger("vecenv")
-
 
 class Here(threading.local):
     """How kernels run in this thread.
 
     Attributes:
         is_trial: Whether `checked_in_trials` checks results.
-        tells: Whether stores that lose information are reported.
     """
 
-    is_trial = tells = False
+    is_trial = False
 
 
 here = Here()
@@ -55,7 +50,6 @@ class WideArray(np.ndarray):
         return _wide(super().__getitem__(key))
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        _note_loss(value, self.dtype)
         super().__setitem__(key, _fitting(value, self.dtype))
 
     def __iter__(self) -> Any:
@@ -89,7 +83,6 @@ class Record:
 
     def __setattr__(self, name: str, value: Any) -> None:
         dtype = self._void.dtype[self._checked(name)]
-        _note_loss(value, dtype.base)
         if dtype.subdtype is None:
             self._void[name] = _fitting(value, dtype)
         else:
@@ -142,33 +135,6 @@ def _fitting(value: Any, dtype: np.dtype) -> Any:
             value = int(value) & (1 << bits) - 1
             return value - (1 << bits) if dtype.kind == "i" and value >> bits - 1 else value
     return value
-
-
-_lossy: set[tuple[str, int]] = set()  # lines that were told of
-
-
-def _note_loss(value: Any, dtype: np.dtype) -> None:
-    """Log a line, once, of a user's kernel that stores a number which its target can't hold."""
-    if dtype.kind not in "iu" or not here.tells or not isinstance(value, int | float):
-        return
-    if isinstance(value, int) and dtype.kind == "u":  # unsigned numbers are meant to overflow
-        return
-    bounds = np.iinfo(dtype)
-    is_whole = isinstance(value, int) or value.is_integer()
-    value = value if isinstance(value, int) else float(value)  # exact beside large integers
-    if is_whole and bounds.min <= value <= bounds.max:
-        return
-    frame: Any = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename == __file__:
-        frame = frame.f_back
-    if frame is None or (frame.f_code.co_filename, frame.f_lineno) in _lossy:
-        return
-    place = Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
-    _lossy.add(place[:2])
-    _logger.warning(
-        "%s\nstores %s as %s, which can't hold it: use another dtype, or int(...) if it is meant",
-        place, value, dtype,
-    )  # fmt: skip
 
 
 def interpretable(run_rows: Any, kernels: EnvKernels | None = None) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The instructions of kernels: what they read, and which of it is forbidden or slow."""
+"""The instructions of kernels: what they read, and which of it is forbidden."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import inspect
 import random
 import sys
 import types
-import warnings
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
@@ -19,7 +18,7 @@ from vecenv.core.function_copies import FIXED_PACKAGES, Copies, closed_over, pyt
 from vecenv.jit.errors import KernelCompileError, Place
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["Read", "reached", "reads", "refuse_foreign_draws", "warn_of_allocations"]
+__all__ = ["Read", "reached", "reads", "refuse_foreign_draws"]
 
 _PACKAGE = __name__.partition(".")[0]
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"}
@@ -37,23 +36,6 @@ _INSTEAD = {
     "shuffle(rng, values)": ("shuffle",),
     "permutation(rng, out)": ("permutation", "permuted"),
 }
-# NumPy functions that take seconds to compile (all that make new arrays), and such methods.
-_SLOW = frozenset(
-    {
-        *("argsort", "clip", "histogram", "median", "nanmedian", "nanpercentile", "nanquantile"),
-        *("partition", "percentile", "quantile", "sort", "unique"),
-    }
-)
-_ALLOCATING = frozenset(
-    {
-        *_SLOW,
-        *("append", "arange", "argwhere", "array", "bincount", "column_stack", "concatenate"),
-        *("convolve", "copy", "cumprod", "cumsum", "delete", "diag", "diff", "empty", "empty_like"),
-        *("eye", "flatnonzero", "full", "full_like", "hstack", "identity", "linspace", "nonzero"),
-        *("ones", "ones_like", "repeat", "roll", "stack", "take", "vstack", "zeros", "zeros_like"),
-    }
-)
-_METHODS = frozenset({"argsort", "astype", "copy", "cumsum", "flatten", "nonzero", "repeat"})
 
 
 class Read(NamedTuple):
@@ -186,55 +168,4 @@ def _refuse(kernels: EnvKernels, name: str, function: types.FunctionType, read: 
         f"{'random' if is_pythons else 'numpy.random'}, of which the env's seed knows nothing: the "
         "same seed would give other runs. Draw from the argument rng: from vecenv.jit import "
         f"random, then random.{instead} (docs/compiled_envs.md, Random numbers)",
-    )
-
-
-def warn_of_allocations(kernels: EnvKernels) -> None:
-    """Warn of calls in kernels, and in functions they call, that allocate; names file and line."""
-    told: set[tuple[str, int, str]] = set()
-    for name in ("reset", "step", "observe", "action_mask"):
-        given = getattr(kernels, name)
-        for kernel in given.values() if isinstance(given, Mapping) else [given]:
-            for function in [] if kernel is None else reached(kernel):
-                if (function.__module__ or "").partition(".")[0] in (_PACKAGE, *FIXED_PACKAGES):
-                    continue
-                for line, call in _allocations(function):
-                    place = function.__code__.co_filename, line, call
-                    if place not in told:
-                        told.add(place)
-                        _warn(kernels, name, function, line, call)
-
-
-def _allocations(function: types.FunctionType) -> Iterator[tuple[int, str]]:
-    """Yield line and name of each call that allocates."""
-    last: Any = None
-    for one in reads(function):
-        name = getattr(one.value, "__name__", "")
-        if name in _ALLOCATING and getattr(np, name, None) is one.value:
-            yield one.line, f"np.{name}"
-        elif one.operation in _ATTRIBUTES and one.name in _METHODS and one.value is None:
-            if not isinstance(last, types.ModuleType):
-                yield one.line, f"the method {one.name}"
-        elif one.operation == "BUILD_LIST":
-            yield one.line, "a list"
-        last = one.value
-
-
-def _warn(
-    kernels: EnvKernels, name: str, function: types.FunctionType, line: int, call: str
-) -> None:
-    advice = "keep such memory in a field of the state, or loop over numbers"
-    if call == "np.clip":
-        advice = "use min and max on numbers"
-    if call.removeprefix("np.") in _SLOW:
-        advice += f". {call} may take many seconds to compile, too"
-    scope = function.__globals__
-    warnings.warn_explicit(
-        f"{kernels.name}: {call} in {function.__name__} allocates memory each time that kernel "
-        f"{name} gets there; {advice}",
-        UserWarning,
-        function.__code__.co_filename,
-        line,
-        module=scope.get("__name__"),
-        registry=scope.setdefault("__warningregistry__", {}),
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
 import statistics
-import threading
 import time
 import weakref
 from collections.abc import Callable
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -42,8 +42,7 @@ class Runner:
     """Does jobs; shares long ones with helper threads.
 
     Helpers are started when jobs are first long enough. After each job they busy-wait for a moment,
-    then sleep. After an exception, helpers may still be inside the job: its arrays are kept alive
-    until the next job, which first waits for the helpers, see `settle`.
+    then sleep. An exception reaches the caller when no helper is inside the job any more.
 
     Attributes:
         num_threads: Maximum number of threads; 1 without compiled code.
@@ -70,7 +69,7 @@ class Runner:
         self._plain_run: Any = loop.run_rows if self.is_python else loop.attend
         self._run = self._plain_run
         self._note_cut = note_cut
-        self._kept = batch.states, batch.runs, batch.final_obs  # the job record has their addresses
+        self._kept = batch  # the job record has the addresses of its arrays
         self._bounds = bounds if bounds.shape[1] else None
         self._jobs = np.zeros(1, dtype=JOB_DTYPE)
         self._job = self._jobs[0]  # a view
@@ -79,16 +78,10 @@ class Runner:
         self._job["num_envs"] = len(batch.states)
         for name in ("states", "runs", "final_obs"):
             self._job[name] = getattr(batch, name).ctypes.data
-        self._is_busy = False
-        self._choice = SplitChoice(len(batch.states))
-        self._forget_helpers()
-
-    def _forget_helpers(self) -> None:
-        """Drop the helpers; old ones may still be returning, with the old control words."""
-        self._control = aligned_zeros((control_words(self.num_threads),), np.int64)
-        self._helpers: _Helpers | None = None
+        self._control = aligned_zeros((control_words(1),), np.int64)  # of jobs that are not shared
         self._described: Batch | None = None  # the job that the record describes
-        self._is_settled = True  # no helper is inside a job
+        self._choice = SplitChoice(len(batch.states))
+        self._helpers: _Helpers | None = None
 
     def run(self, batch: Batch, num_rows: int, actions: np.ndarray, outputs: Outputs) -> int:
         """Do a job.
@@ -105,63 +98,29 @@ class Runner:
         Returns:
             The number of episodes that ended (for MASK: the number of masks that wrongly allow
             nothing); or -1 - row if the action of that row is out of bounds: then nothing was done.
-
-        Raises:
-            RuntimeError: Another call has not returned yet.
         """
-        if self._is_busy:
-            raise RuntimeError(
-                "this vector env is being used by another thread, or by the call that a signal "
-                "handler has interrupted; wait for the end of that call"
-            )
         try:
-            self._is_busy = True  # a lock would stay taken if Ctrl-C came right after acquiring it
             if self.is_python:
                 return self._interpret(batch, num_rows, actions, outputs)
-            if not self._is_settled:
-                self.settle()
             if batch is not self._described:
                 self._describe(batch, num_rows)
             if self._num_parts > 1:
                 return self._share(batch, actions, outputs)
             bad_row = _publish(self._control, self._jobs, self._bounds, actions, *outputs)
-            if bad_row < 0:
-                return bad_row
-            return self._attend()
+            return bad_row if bad_row < 0 else self._attend(self._control)
         except BaseException as error:
             if isinstance(error, Exception) and not self.is_python:
                 error.add_note(
                     "A kernel raised this; some envs may be in the middle of a step. "
                     "An env made with debug=True shows the line in the traceback."
                 )
+            self._described = None
             self._note_cut(error)
             raise
-        finally:
-            self._is_busy = False
-
-    def settle(self) -> None:
-        """Wait until no helper is still inside a job that an exception has interrupted."""
-        if self._is_settled:
-            return
-        while _settle(self._control, NUM_SPINS) < 0:
-            time.sleep(0)
-        if self._helpers is not None:
-            self._helpers.failures.clear()
-            self._helpers.wake(-1)  # including helpers that were about to be woken
-        self._is_settled = True
 
     def stop(self) -> None:
         """End the helper threads; later jobs are done by the calling thread alone."""
-        self.num_threads, self._described = 1, None
-        if self._helpers is not None:
-            self._helpers.stop()
-
-    def note_fork(self) -> None:
-        """Adapt to a forked process, in which there are no other threads."""
-        self._is_busy = False
-        if self._helpers is not None:
-            self._helpers.end.detach()
-        self._forget_helpers()
+        self.num_threads, self._described, self._helpers = 1, None, None
 
     def stamp(self, note: Callable[[int, int], None] | None) -> None:
         """Call `note` with the start and end of every job from now on; None ends it."""
@@ -187,7 +146,6 @@ class Runner:
 
     def _describe(self, batch: Batch, num_rows: int) -> None:
         """Fill in the record of a job, except for the addresses that `publish` sets."""
-        self._described = None  # until all is filled in: an exception may come in between
         env_ids, params = batch.env_ids, batch.params
         is_step = batch.op == STEP and len(env_ids) == 0
         self._is_timed = is_step and self._choice.is_timed and self.num_threads > 1
@@ -207,30 +165,32 @@ class Runner:
 
     def _share(self, batch: Batch, actions: np.ndarray, outputs: Outputs) -> int:
         """Do the described job with helpers."""
-        if (helpers := self._helpers) is None:
-            given = self._plain_run, self._control, self._jobs
-            helpers = self._helpers = _Helpers(given, self._kept, self.num_threads)
+        helpers = self._helpers
+        if helpers is None or helpers.pid != os.getpid():  # a forked process has no other threads
+            helpers = _Helpers(self._plain_run, self._jobs, self._kept, self.num_threads)
+        self._helpers = None  # if the wait below is interrupted, too, these are not used again
         helpers.kept[0] = batch, actions, outputs  # helpers only have their addresses
-        self._is_settled = False  # set first: an exception may come at any time
-        to_wake = _publish(self._control, self._jobs, self._bounds, actions, *outputs)
-        if to_wake < 0:
-            self._is_settled = True
-            return to_wake
-        if to_wake > 0:
-            helpers.wake(to_wake)
-        num_ended = self._attend()
+        try:
+            found = _publish(helpers.control, self._jobs, self._bounds, actions, *outputs)
+            if found >= 0:
+                helpers.wake(found)
+                found = self._attend(helpers.control)
+        except BaseException:
+            helpers.wait()
+            self._helpers = helpers
+            raise
+        self._helpers = helpers
         if helpers.failures:
-            raise helpers.failures[0]
-        self._is_settled = True
-        return num_ended
+            raise helpers.failures.pop()
+        return found
 
-    def _attend(self) -> int:
+    def _attend(self, control: np.ndarray) -> int:
         """Do the published job; use its duration to decide whether later jobs are split."""
         begin_ns = time.perf_counter_ns() if self._is_timed else 0
-        num_ended = self._run(self._control, self._jobs, 0, NUM_SPINS)
+        num_ended = self._run(control, self._jobs, 0, NUM_SPINS)
         while num_ended < 0:  # helpers work on their last chunks, or joined too late
             time.sleep(0)  # let them run
-            num_ended = _settle(self._control, NUM_SPINS)
+            num_ended = _settle(control, NUM_SPINS)
         if self._is_timed and self._choice.note(time.perf_counter_ns() - begin_ns):
             self._described = None
         return num_ended
@@ -295,48 +255,45 @@ def _stamped(job: Any, note: Callable[[int, int], None]) -> Callable[..., Any]:
 
 
 class _Helpers:
-    """The threads that take part in the jobs of one runner.
+    """The threads that take part in the jobs of one runner; they end when this is deleted.
 
     Args:
-        given: `attend`, the control words and the job record.
-        kept: Objects that helpers keep alive while they run.
+        attend: Compiled `driver.attend`.
+        jobs: The job record.
+        kept: An object that the threads keep alive while they run.
         num_threads: Number of threads, the caller included.
 
     Attributes:
+        pid: The process that has these threads.
+        control: Control words.
         failures: Exceptions raised by kernels in helper threads.
         kept: Its first entry holds the objects that the current job keeps alive.
-        end: Tells the threads to return; does not wait for them.
     """
 
-    def __init__(self, given: tuple[Any, ...], kept: Any, num_threads: int) -> None:
+    def __init__(self, attend: Any, jobs: np.ndarray, kept: Any, num_threads: int) -> None:
+        self.pid = os.getpid()
+        self.control = aligned_zeros((control_words(num_threads),), np.int64)
         self.failures: list[BaseException] = []
         self.kept: list[Any] = [None, kept]
-        self._locks = [threading.Lock() for _ in range(1, num_threads)]
-        self._threads: list[Thread] = []
-        self.end = weakref.finalize(self, _release, given[1], self._locks)
-        try:
-            for thread, lock in enumerate(self._locks, start=1):
-                lock.acquire()
-                job, name = (*given, thread, lock, self.failures, self.kept), f"vecenv-jit-{thread}"
-                self._threads.append(Thread(target=_help, args=job, name=name, daemon=True))
-                self._threads[-1].start()
-        except BaseException:  # the traceback would keep this object, and so the threads, alive
-            _release(given[1], self._locks)
-            raise
+        self._bells: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(1, num_threads)]
+        weakref.finalize(self, _release, self.control, self._bells)
+        for thread, bell in enumerate(self._bells, start=1):
+            args = attend, self.control, jobs, thread, bell, self.failures, self.kept
+            name = f"vecenv-jit-{thread}"
+            Thread(target=_help, args=args, name=name, daemon=True).start()
 
     def wake(self, threads: int) -> None:
         """Wake the sleeping helpers of a bit set; awake ones make one more round."""
-        for thread, lock in enumerate(self._locks, start=1):
-            if threads >> thread & 1 and lock.locked():
-                lock.release()
+        for thread, bell in enumerate(self._bells, start=1):
+            if threads >> thread & 1:
+                bell.put(None)
 
-    def stop(self) -> None:
-        """End the threads."""
-        if (left := self.end.peek()) is not None:
-            _release(*left[2])
-            self.end.detach()  # not before, as an exception may come in between
-        for thread in self._threads:
-            thread.join(timeout=1.0)
+    def wait(self) -> None:
+        """Close a job that an exception has interrupted; wait until no helper is inside."""
+        while _settle(self.control, NUM_SPINS) < 0:
+            time.sleep(0)
+        self.failures.clear()
+        self.wake(-1)  # including helpers that were about to be woken
 
 
 def _help(
@@ -344,7 +301,7 @@ def _help(
     control: np.ndarray,
     jobs: np.ndarray,
     thread: int,
-    lock: threading.Lock,
+    bell: SimpleQueue[None],
     failures: list[BaseException],
     kept: list[Any],
 ) -> None:
@@ -359,13 +316,11 @@ def _help(
             failures.append(error)
             _leave(control)
         else:
-            lock.acquire()
+            bell.get()
 
 
-def _release(control: np.ndarray, locks: list[threading.Lock]) -> None:
+def _release(control: np.ndarray, bells: list[SimpleQueue[None]]) -> None:
     """Make the helpers return, sleeping ones included."""
     control[STOP] = 1
-    for lock in locks:
-        if lock.locked():
-            with contextlib.suppress(RuntimeError):  # the caller has just released the lock
-                lock.release()
+    for bell in bells:
+        bell.put(None)

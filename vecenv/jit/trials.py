@@ -177,9 +177,9 @@ def try_out(
         KernelResultError: `step` returns something wrong, or a kernel leaves something unwritten.
     """
 
-    def play(trial: Trial, *, tells: bool = False) -> Trial:
+    def play(trial: Trial) -> Trial:
         def run() -> None:
-            here.is_trial, here.tells = True, tells
+            here.is_trial = True
             try:
                 trial.play(kernels, loop, params, max_episode_steps, seconds)
             except BaseException as error:
@@ -189,7 +189,7 @@ def try_out(
             trial.error = TimeoutError("the trial was stopped")
         return trial
 
-    clean = play(Trial(), tells=True)  # the others start with foreign numbers in memory
+    clean = play(Trial())  # the others start with foreign numbers in memory
     error = clean.error
     if isinstance(error, KernelResultError):
         raise error from None

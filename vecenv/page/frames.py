@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -12,46 +12,34 @@ from vecenv.cage.canvas import pillow
 
 __all__ = ["Frames", "check_frame"]
 
-_KEY_EVERY = 50  # most patches that the page must draw to show a picture
-_LOSSY_QUALITY = 55
-
-
-class _Patch(NamedTuple):
-    """A picture, or its changes since the previous one.
-
-    Attributes:
-        whole: Whether it is a complete picture.
-        x, y: Its upper left corner.
-        webp: Content of the file.
-    """
-
-    whole: bool
-    x: int
-    y: int
-    webp: bytes
+_EXACT: dict[str, Any] = {"lossless": True, "quality": 90, "method": 2}
+_LOSSY: dict[str, Any] = {"quality": 55, "method": 2}
 
 
 class Frames:
     """Encodes pictures as they arrive, and keeps only the encoded ones.
 
-    They are exact differences while they fit. If they do not fit, all are encoded again with
-    losses. If that is not enough, only every second picture is kept, or every fourth, and so on;
-    the last picture is always kept.
+    They are exact while they fit. If they do not fit, all are encoded again with losses. If that is
+    not enough, only every second picture is kept, or every fourth, and so on; the last picture is
+    always kept.
 
     Attributes:
-        size: Their bytes in the page.
         stride: 1, or n if every n-th picture is kept.
         is_exact: Whether no picture has been encoded with losses.
         shape: Height and width; None before the first picture.
     """
 
     def __init__(self) -> None:
-        self.size = 0
         self.stride = 1
         self.is_exact = True
         self.shape: tuple[int, int] | None = None
-        self._patches: list[_Patch | None] = []
+        self._files: list[bytes] = []  # empty where the previous picture stays
         self._latest: Any = None
+
+    @property
+    def size(self) -> int:
+        """Their bytes in the page."""
+        return sum(45 + (len(file) + 2) // 3 * 4 if file else 2 for file in self._files)
 
     def add(self, frame: np.ndarray) -> None:
         """Append a picture.
@@ -70,53 +58,34 @@ class Frames:
                 f"the env drew a picture of {frame.shape[1]} x {frame.shape[0]} after ones of "
                 f"{self.shape[1]} x {self.shape[0]}; expected all of one size"
             )
-        index = len(self._patches)
-        patch = None
-        if not self.is_exact:
-            patch = _lossy(frame) if index % self.stride == 0 else None
-        elif self._latest is None or index % _KEY_EVERY == 0:
-            patch = _Patch(True, 0, 0, _webp(frame))
-        else:
-            patch = _difference(self._latest, frame)
+        stays = self.is_exact and self._latest is not None and np.array_equal(frame, self._latest)
+        is_kept = len(self._files) % self.stride == 0 and not stays
         self._latest = frame.copy()
-        self._patches.append(patch)
-        self.size += _size_of(patch)
+        options = _EXACT if self.is_exact else _LOSSY
+        self._files.append(_encoded(frame, options) if is_kept else b"")
 
     def shrink(self, room: int) -> None:
         """Reduce all pictures to at most `room` bytes, as far as a single picture allows."""
-        if self.size > room and self.is_exact:
-            self._encode_with_losses()
-        while self.size > room and self.stride < len(self._patches):
+        if self.is_exact and self.size > room:
+            self.is_exact, latest, files = False, b"", self._files
+            self._files = []
+            for file in files:
+                latest = _encoded(_decoded(file), _LOSSY) if file else latest
+                self._files.append(latest)
+        while self.stride < len(self._files) and self.size > room:
             self.stride *= 2
-            for index, patch in enumerate(self._patches):
-                if patch is not None and index % self.stride:
-                    self.size -= _size_of(patch)
-                    self._patches[index] = None
+            self._files = [x if k % self.stride == 0 else b"" for k, x in enumerate(self._files)]
 
-    def to_list(self, room: int) -> list[Any]:
-        """Return [is whole, x, y, data URI] for each picture, or 0 where the previous one stays.
+    def to_list(self, room: int) -> list[str | int]:
+        """Return the data URI of each picture, or 0 where the previous one stays.
 
         Before, they are reduced to `room` bytes; the last one is always kept.
         """
         self.shrink(room)
-        if self.stride > 1 and self._patches[-1] is None:
-            self._patches[-1] = _lossy(self._latest)
-        return [0 if p is None else [int(p.whole), p.x, p.y, _uri(p.webp)] for p in self._patches]
-
-    def _encode_with_losses(self) -> None:
-        """Encode all pictures anew, each as a whole."""
-        self.is_exact = False
-        image = pillow().Image
-        exact, self._patches, self.size = self._patches, [], 0
-        canvas: Any = None
-        for patch in exact:
-            if patch is not None:
-                piece = image.open(io.BytesIO(patch.webp)).convert("RGBA")
-                canvas = piece if patch.whole else canvas
-                if not patch.whole:
-                    canvas.alpha_composite(piece, (patch.x, patch.y))
-            self._patches.append(_lossy(np.asarray(canvas.convert("RGB"))))
-            self.size += _size_of(self._patches[-1])
+        if self.stride > 1 and not self._files[-1]:
+            self._files[-1] = _encoded(self._latest, _LOSSY)
+        head = "data:image/webp;base64,"
+        return [head + base64.b64encode(x).decode("ascii") if x else 0 for x in self._files]
 
 
 def check_frame(frame: Any) -> np.ndarray:
@@ -135,38 +104,11 @@ def check_frame(frame: Any) -> np.ndarray:
     return array
 
 
-def _encoded(pixels: np.ndarray, **options: Any) -> bytes:
+def _encoded(pixels: np.ndarray, options: dict[str, Any]) -> bytes:
     stream = io.BytesIO()
-    pillow().Image.fromarray(pixels).save(stream, **options)
+    pillow().Image.fromarray(pixels).save(stream, format="WEBP", **options)
     return stream.getvalue()
 
 
-def _webp(pixels: np.ndarray) -> bytes:
-    return _encoded(pixels, format="WEBP", lossless=True, quality=90, method=2)
-
-
-def _lossy(frame: np.ndarray) -> _Patch:
-    return _Patch(True, 0, 0, _encoded(frame, format="WEBP", quality=_LOSSY_QUALITY, method=2))
-
-
-def _difference(before: np.ndarray, after: np.ndarray) -> _Patch | None:
-    """Return the box that has changed, transparent elsewhere; None if nothing has changed."""
-    differs = before != after
-    changed = differs[..., 0] | differs[..., 1] | differs[..., 2]  # quicker than `any` over three
-    rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))
-    if not len(rows):
-        return None
-    box = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-    inside = changed[box]
-    pixels = np.zeros((*inside.shape, 4), np.uint8)
-    pixels[inside, :3] = after[box][inside]
-    pixels[inside, 3] = 255
-    return _Patch(False, int(columns[0]), int(rows[0]), _webp(pixels))
-
-
-def _uri(webp: bytes) -> str:
-    return "data:image/webp;base64," + base64.b64encode(webp).decode("ascii")
-
-
-def _size_of(patch: _Patch | None) -> int:
-    return 2 if patch is None else 45 + (len(patch.webp) + 2) // 3 * 4
+def _decoded(file: bytes) -> np.ndarray:
+    return np.asarray(pillow().Image.open(io.BytesIO(file)).convert("RGB"))

@@ -21,11 +21,10 @@ __all__ = ["ActorGoneError", "Cluster", "Demand", "about_here"]
 _logger = logging.getLogger("vecenv")
 _PROBE_S = 10.0  # seconds to wait for the head's answer
 _SLICE_S, _FETCH_S = 1.0, 60.0  # seconds to wait for actors, and for the data that one has sent
-_POLL_S = 0.03
-_FILES = ("working_dir", "py_modules", "excludes")  # which Ray takes only while connecting
+_POLL_S, _RELEASE_S = 0.03, 3.0
 _UNITS = {"CPU": "CPUs", "GPU": "GPUs", "memory": "bytes of memory"}
 
-_uploaded: dict[str, Any] = {}  # the entries of these with which this process has connected
+_given: dict[str, Any] = {}  # the runtime environment with which this process has connected
 
 
 class ActorGoneError(Exception):
@@ -33,17 +32,15 @@ class ActorGoneError(Exception):
 
 
 class Demand(NamedTuple):
-    """The resources that Ray reserves for an actor, its placement and its runtime environment.
+    """The resources that Ray reserves for an actor, and its placement.
 
     Attributes:
         resources: Amounts, more than 0, by Ray's names: "CPU", "GPU", "memory" (bytes), others.
         strategy: "SPREAD", "DEFAULT", or an object of `ray.util.scheduling_strategies`.
-        runtime_env: See Ray; None for that of the connection.
     """
 
     resources: Mapping[str, float]
     strategy: Any = "SPREAD"
-    runtime_env: dict[str, Any] | None = None
 
     @property
     def is_counted(self) -> bool:
@@ -62,7 +59,6 @@ class Demand(NamedTuple):
             "num_cpus": amounts.pop("CPU", 0),
             "num_gpus": amounts.pop("GPU", 0),
             "scheduling_strategy": self.strategy,
-            "runtime_env": self.runtime_env,
         }
         if "memory" in amounts:
             options["memory"] = int(amounts.pop("memory"))
@@ -87,14 +83,11 @@ class Cluster:
         runtime_env: Runtime environment of the actors. Its folders and modules of this machine are
             uploaded when the cluster is connected to, the only time at which Ray accepts them.
 
-    Attributes:
-        runtime_env: The remaining entries, which are set per actor.
-
     Raises:
         ImportError: Ray is not installed.
         ConnectionError: There is no cluster at the address, or it demands another token.
-        ValueError: Ray is connected to another address, or was connected to without the folders and
-            modules of `runtime_env`; or these don't exist.
+        ValueError: Ray is connected to another address, or was connected to without `runtime_env`;
+            or folders and modules in it don't exist.
     """
 
     def __init__(self, address: str | None, runtime_env: Mapping[str, Any] | None = None) -> None:
@@ -104,18 +97,16 @@ class Cluster:
             raise ImportError("RayVectorEnv needs Ray: pip install 'vecenv[ray]'") from error
         if not isinstance(address, str | None):
             raise TypeError(f"address is {address!r}, expected text such as 'host:port', or None")
-        rest = dict(runtime_env or {})
-        files = {name: rest.pop(name) for name in _FILES if name in rest}
-        self.runtime_env = rest or None
+        given = dict(runtime_env or {})
         if not self._ray.is_initialized():
-            self._connect(address or os.environ.get("RAY_ADDRESS") or "local", files)
+            self._connect(address or os.environ.get("RAY_ADDRESS") or "local", given)
             return
         self._require_same(address)
-        if files and files != _uploaded:
+        if given and given != _given:
             raise ValueError(
-                f"runtime_env names files, {files!r}, which Ray takes only when it is connected "
-                "to, and this process is connected already; pass them to ray.init(..., "
-                "runtime_env=...) and leave them out here, or let RayVectorEnv connect"
+                f"runtime_env is {given!r}, which Ray takes only when it is connected to, and this "
+                "process is connected already; pass it to ray.init(..., runtime_env=...) and leave "
+                "it out here, or let RayVectorEnv connect"
             )
 
     def _require_same(self, address: str | None) -> None:
@@ -128,13 +119,13 @@ class Cluster:
                 f"{current!r} already; leave the address out, or call ray.shutdown() first"
             )
 
-    def _connect(self, address: str, files: dict[str, Any]) -> None:
-        global _uploaded  # noqa: PLW0603, as there is one connection per process
+    def _connect(self, address: str, runtime_env: dict[str, Any]) -> None:
+        global _given  # noqa: PLW0603, as there is one connection per process
         options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
         if address not in ("auto", "local"):
             _require_head(address)
         try:
-            given = dict(files)  # a copy, as Ray changes it
+            given = dict(runtime_env)  # a copy, as Ray changes it
             self._ray.init(address, logging_level=logging.WARNING, runtime_env=given, **options)
         except BaseException as error:
             self._ray.shutdown()  # perhaps connected, but the upload has failed
@@ -142,7 +133,7 @@ class Cluster:
             if address != "local" and isinstance(error, told):
                 raise _no_cluster(address, f"{type(error).__name__}: {error}") from error
             raise
-        _uploaded = files
+        _given = runtime_env
 
     @property
     def is_connected(self) -> bool:
@@ -163,7 +154,9 @@ class Cluster:
 
     def choose_number(self, num_envs: int, demand: Demand) -> int:
         """Return how many such actors, at most one for each env, can be started now; log it."""
-        free, most = self.free_places(demand), min(num_envs, self.all_places(demand))
+        most, deadline = min(num_envs, self.all_places(demand)), Deadline(_RELEASE_S)
+        while (free := self.free_places(demand)) < most and not deadline.is_over:
+            time.sleep(_POLL_S)  # Ray releases the CPUs of actors that have just ended
         count = min(num_envs, max(1, free))
         _logger.log(
             logging.WARNING if count < most else logging.INFO,
@@ -187,29 +180,11 @@ class Cluster:
                 "(cpus_per_worker and the like), or add nodes"
             )
 
-    def await_places(self, count: int, demand: Demand, deadline: Deadline) -> None:
-        """Wait until `count` such actors can be started, or as many as there is room for."""
-        while self.is_connected and not deadline.is_over:
-            if self.free_places(demand) >= min(count, self.all_places(demand)):
-                return
-            time.sleep(_POLL_S)
-
     def start(self, demand: Demand) -> tuple[Any, Any]:
         """Start an actor; return its handle and a reference to the result of `about_here` there."""
         actor_class = self._ray.remote(_actor_class())
         actor = actor_class.options(max_restarts=0, **demand.options()).remote()
         return actor, actor.about.remote()
-
-    def beside(self, demand: Demand, node: str | None) -> Demand:
-        """Return a demand without CPUs, on this node if given."""
-        # It demands memory: Ray may place actors that need nothing on any node, even a frozen one.
-        others = {"memory": 1, **demand.resources}
-        del others["CPU"]
-        if node is None or not demand.is_counted:
-            return demand._replace(resources=others)
-        strategies = importlib.import_module("ray.util.scheduling_strategies")
-        place = strategies.NodeAffinitySchedulingStrategy(node, soft=True)
-        return demand._replace(resources=others, strategy=place)
 
     def call(self, actor: Any, method: str, *args: Any) -> Any:
         """Start calling a method of an actor and return a reference to the future result."""

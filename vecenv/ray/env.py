@@ -28,18 +28,23 @@ from vecenv.core.spaces import (
     chunk_bounds,
     take_rows,
 )
-from vecenv.ray.actor import Reply, Start
+from vecenv.ray.actor import Reply, Start, checked_rows
 from vecenv.ray.cluster import Cluster
-from vecenv.ray.opening import Makers, check_makers, pickled, read_demand, start_of_each
-from vecenv.ray.parts import checked_rows
-from vecenv.ray.pool import ActorPool, Call
+from vecenv.ray.pool import (
+    ActorPool,
+    Call,
+    Makers,
+    check_makers,
+    pickled,
+    read_demand,
+    start_of_each,
+)
 from vecenv.timing.calls import COLLECT
 from vecenv.timing.stamps import WorkerProcess
 
 __all__ = ["RayVectorEnv"]
 
 _CLOSE_S = 5.0
-_RELEASE_AT_ONCE_S = 2.0  # seconds; after a fault a node may be lost, and its CPUs never free
 _RESERVED = ("reset", "step", "close")
 
 
@@ -63,7 +68,6 @@ class RayVectorEnv(GymVecEnv):
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
         num_envs: Number of envs; only with a factory of vector envs.
         num_workers: Number of actors; None for as many as there is room for.
-        worker_backend, worker_options: Removed: an actor has a `SyncVectorEnv`, so use more actors.
         cpus_per_worker: CPUs that Ray reserves for each actor.
         gpus_per_worker: GPUs, or parts of one, for each actor.
         memory_per_worker: Bytes of memory for each actor; Ray places actors by it, and enforces no
@@ -75,14 +79,11 @@ class RayVectorEnv(GymVecEnv):
         address: Address of the cluster: "host:port", "ray://host:port" or "auto"; None for the one
             that Ray is connected to, that of the environment variable `RAY_ADDRESS`, or else one
             that is started on this machine and ends with this process.
-        runtime_env: Runtime environment of the actors, such as {"working_dir": "."}; see Ray. Ray
-            accepts folders and modules of this machine only while connecting: they are passed to
-            `ray.init` if it is called here, and refused if you have called it.
+        runtime_env: Runtime environment of the actors, such as {"working_dir": "."}; see Ray. It is
+            passed to `ray.init` if that is called here, and refused if you have called it.
         on_error: "raise", or "restart": envs that raise and actors that are gone are replaced,
             their episodes reported as truncated; `reset` also replaces actors that don't answer it
             within `timeout`.
-        shares_cpus: Whether an actor that replaces another shares the CPUs of the others if no node
-            has free ones; else it waits for a node, until `start_timeout`.
         timeout: Longest wait in seconds of calls without a timeout of their own; None waits for as
             long as the actors live.
         start_timeout: Longest wait in seconds until an actor's envs are made, restarts included,
@@ -116,8 +117,6 @@ class RayVectorEnv(GymVecEnv):
         *,
         num_envs: int | None = None,
         num_workers: int | None = None,
-        worker_backend: Any = None,
-        worker_options: Any = None,
         cpus_per_worker: float = 1.0,
         gpus_per_worker: float = 0.0,
         memory_per_worker: float | None = None,
@@ -126,7 +125,6 @@ class RayVectorEnv(GymVecEnv):
         address: str | None = None,
         runtime_env: dict[str, Any] | None = None,
         on_error: str = "raise",
-        shares_cpus: bool = False,
         timeout: float | None = None,
         start_timeout: float = 120.0,
     ) -> None:
@@ -136,12 +134,6 @@ class RayVectorEnv(GymVecEnv):
         read_timeout("start_timeout", start_timeout)
         mode = read_autoreset_mode(autoreset_mode)
         check_choice("on_error", on_error, ("raise", "restart"))
-        if worker_backend is not None or worker_options is not None:
-            raise ValueError(
-                "worker_backend and worker_options are gone: one process of an actor steps its "
-                "envs, so take an actor per core (num_workers=..., cpus_per_worker=1); for "
-                "compiled envs pass a factory of vector envs, bound by functools.partial"
-            )
         if runtime_env is not None and not isinstance(runtime_env, Mapping):
             raise ValueError(f"runtime_env is {runtime_env!r}, expected a dict; see Ray")
         amounts = {"CPU": cpus_per_worker, "GPU": gpus_per_worker or None}
@@ -149,13 +141,12 @@ class RayVectorEnv(GymVecEnv):
         demand = read_demand(amounts, resources, scheduling_strategy)
         count = check_makers(env_fns, num_envs, num_workers, demand)
         cluster = Cluster(address, runtime_env)
-        demand = demand._replace(runtime_env=cluster.runtime_env)
         bounds = chunk_bounds(count, num_workers or cluster.choose_number(count, demand))
         options: dict[str, Any] = {"autoreset_mode": mode.value}
         if not callable(env_fns):
             options["observation_mode"] = observation_mode
         starts = start_of_each(env_fns, bounds, options, on_error == "restart")
-        pool = ActorPool(cluster, starts, demand, start_timeout, shares_cpus)
+        pool = ActorPool(cluster, starts, demand, start_timeout)
         try:
             found = [seat.spaces for seat in pool.seats if seat.spaces is not None]
             obs_spaces, action_spaces = zip(*(p for one in found for p in one.spaces), strict=True)
@@ -313,7 +304,8 @@ class RayVectorEnv(GymVecEnv):
         """
         self._calls.require_idle("set_policy")
         policy = pickled(policy_fn, "policy_fn")
-        self._change_starts(policy=policy)
+        for seat in self._pool.seats:  # for successors
+            seat.start = seat.start._replace(policy=policy)
         timeout = self._pool.start_timeout  # making a policy may import a lot
         self._ask_all("set_policy", [(policy,)] * self.num_workers, timeout)
         self._has_policy = True
@@ -420,11 +412,6 @@ class RayVectorEnv(GymVecEnv):
 
     def _starts(self) -> list[Start]:
         return [seat.start for seat in self._pool.seats]
-
-    def _change_starts(self, **changes: Any) -> None:
-        """Change what successors of actors are started with."""
-        for seat in self._pool.seats:
-            seat.start = seat.start._replace(**changes)
 
     def _envs_of(self, call: Call) -> range:
         return self._pool.seats[call.worker].start.envs
@@ -546,9 +533,6 @@ class RayVectorEnv(GymVecEnv):
     def close_extras(self, timeout: float | None = None, terminate: bool = False) -> None:
         """Close the envs and end the actors in any state; Ray itself keeps running.
 
-        Returns when Ray has released the actors' resources (after 5 seconds at the latest, 2 with
-        `terminate`, as other programs may take them at once).
-
         Args:
             timeout: Seconds for envs to finish and close, 5 if None; actors that still run then are
                 killed.
@@ -557,7 +541,7 @@ class RayVectorEnv(GymVecEnv):
         if not hasattr(self, "_pool"):
             return
         if terminate:
-            self._pool.stop(0.0, _RELEASE_AT_ONCE_S)
+            self._pool.stop(0.0)
         else:
             self._pool.stop(_CLOSE_S if timeout is None else timeout)
 

@@ -20,24 +20,32 @@ import os
 import socket
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from numbers import Real
 from typing import Any, NamedTuple
 
+import cloudpickle
+from gymnasium import Env
+
+from vecenv.core.arguments import check_choice, read_count
+from vecenv.core.base import VecEnv
 from vecenv.core.deadline import Deadline
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError
+from vecenv.core.pickling import dump_registry
 from vecenv.ray.actor import Reply, Start
 from vecenv.ray.cluster import ActorGoneError, Cluster, Demand, about_here
 from vecenv.workers.chunk import EnvSpaces
 
-__all__ = ["ActorPool", "Call"]
+__all__ = [
+    "ActorPool", "Call", "Makers", "check_makers", "pickled", "read_demand", "start_of_each",
+]  # fmt: skip
 
 _logger = logging.getLogger("vecenv")
 
 _MOST_REPLACEMENTS = 3  # actors for one call, and attempts to start one
 _CLOSE_S = 5.0
-_RELEASE_S = 5.0  # until Ray has released the resources of ended actors
 _NO_PLACE_S = 1.0  # without a reply of a new actor, until nodes are checked for room
 _PATIENCE_S = 10.0  # for a process to start, if there is room
 
@@ -76,14 +84,13 @@ class _Seat:
     Attributes:
         start: What it was started with, and its successor will be.
         actor: Ray's handle; None while there is none.
-        demand: Resources that it holds in the cluster.
         node, host, pid: The node, host and process in which it runs.
         spaces: Report of its envs.
         start_s: Seconds from its start until its envs were made; negative until then.
     """
 
-    def __init__(self, start: Start, demand: Demand) -> None:
-        self.start, self.demand = start, demand
+    def __init__(self, start: Start) -> None:
+        self.start = start
         self.actor: Any = None
         self.node = self.host = ""
         self.pid, self.start_s = 0, 0.0
@@ -103,8 +110,6 @@ class ActorPool:
         starts: Start of each actor.
         demand: Resources of each actor.
         start_timeout: Longest wait in seconds until an actor's envs are made.
-        shares_cpus: Whether an actor that replaces another shares the CPUs of the others if there
-            are no free ones, instead of waiting for a node.
 
     Attributes:
         cluster, start_timeout: As given.
@@ -126,14 +131,13 @@ class ActorPool:
         starts: Sequence[Start],
         demand: Demand,
         start_timeout: float,
-        shares_cpus: bool,
     ) -> None:
         self.cluster, self.start_timeout = cluster, start_timeout
-        self.seats = [_Seat(start, demand) for start in starts]
+        self.seats = [_Seat(start) for start in starts]
         self.owner_pid = os.getpid()
         self.left_by_fork: Callable[[int], None] = lambda parent_pid: None
         self.after_loss: Callable[[Start, str], Start] | None = None
-        self._demand, self._shares_cpus = demand, shares_cpus
+        self._demand = demand
         self._pending: dict[Any, Call] = {}  # by reference, in the order of the calls
         self._done: list[tuple[Call, Reply]] = []
         self._here = about_here()["versions"]
@@ -149,7 +153,7 @@ class ActorPool:
 
     def _open(self, seats: Sequence[_Seat], deadline: Deadline) -> None:
         """Start an actor for each seat and let all of them make their envs at the same time."""
-        asked = [self._start(seat, self._demand) for seat in seats]
+        asked = [self._start(seat) for seat in seats]
         for seat, reference in zip(seats, asked, strict=True):
             self._await_process(seat, reference, deadline)
         asked = [self.cluster.call(seat.actor, "open", seat.start) for seat in seats]
@@ -162,10 +166,10 @@ class ActorPool:
             seat.spaces = reply.result
             seat.start_s += time.monotonic()
 
-    def _start(self, seat: _Seat, demand: Demand) -> Any:
+    def _start(self, seat: _Seat) -> Any:
         """Start an actor; return the reference to its node and versions."""
-        seat.demand, seat.start_s = demand, -time.monotonic()
-        seat.actor, reference = self.cluster.start(demand)
+        seat.start_s = -time.monotonic()
+        seat.actor, reference = self.cluster.start(self._demand)
         return reference
 
     def _first_reply(self, seat: _Seat, reference: Any, deadline: Deadline, doing: str) -> Any:
@@ -202,19 +206,10 @@ class ActorPool:
                     f"for actors of {self._demand} now: {self.cluster.free_places(self._demand)}",
                 )
             has_room = self.cluster.all_places(self._demand) >= len(self.seats)
-            if about or is_told or (has_room and waited_s < _PATIENCE_S):
-                continue
-            is_told = True
-            if self._shares_cpus and seat.spaces is not None:
-                self.cluster.kill(seat.actor)
-                demand = self.cluster.beside(self._demand, self._node_beside(seat))
-                reference = self._start(seat, demand)
-                told = "%s shares the CPUs of other actors, as no node has started it for %.0f s"
-            else:
-                told = (
-                    "waiting for a node for %s, which none has started for %.0f s (start_timeout)"
-                )
-            _logger.warning(told, seat.start, waited_s)
+            if not (about or is_told) and (not has_room or waited_s >= _PATIENCE_S):
+                is_told = True
+                told = "waiting for a node for %s, none has started it for %.0f s (start_timeout)"
+                _logger.warning(told, seat.start, waited_s)
         seat.node, seat.host, seat.pid = about["node"], about["host"], about["pid"]
         if self._here != about["versions"]:
             raise EnvCreationError(
@@ -224,11 +219,6 @@ class ActorPool:
                 "when connecting"
             )
 
-    def _node_beside(self, lost: _Seat) -> str | None:
-        """Return the node with the fewest of the other actors, except the node of this one."""
-        counts = Counter(seat.node for seat in self.seats if seat.node != lost.node)
-        return min(counts, key=counts.__getitem__, default=None)
-
     def _creation_error(self, fault: EnvFault) -> EnvCreationError:
         cause, num_envs = fault.exception(0), self.seats[-1].start.envs.stop
         what = f"env {fault.env_id} of {num_envs}" if fault.env_id >= 0 else "the policy"
@@ -236,9 +226,8 @@ class ActorPool:
         if isinstance(cause, ImportError):
             advice = (
                 "; the actor has to find the modules of the factories: install them on all nodes, "
-                "or send them when Ray is connected to, by RayVectorEnv(..., "
-                "runtime_env={'working_dir': '.'}), or by ray.init(..., runtime_env=...) if you "
-                "call that yourself"
+                "or send them when Ray is connected to, by runtime_env={'working_dir': '.'} of "
+                "RayVectorEnv, or of ray.init(...) if you call that yourself"
             )
         who = self.seats[fault.worker].start
         error = EnvCreationError(f"Making {what} failed with {fault.text} in {who}{advice}")
@@ -342,40 +331,25 @@ class ActorPool:
                 # Ray places actors on lost nodes until it has noticed the loss.
                 if not (tries_left and isinstance(error.__cause__, ActorGoneError)):
                     raise WorkerDiedError(f"{reason} It could not be replaced: {error}") from error
-            except BaseException:  # Ctrl-C: an actor without envs must not count as started
-                self.cluster.kill(seat.actor)
-                raise
         for call in calls:
             self._submit(call._replace(losses=call.losses + 1))
 
     # -- end ---------------------------------------------------------------------------------
 
-    def stop(self, timeout: float = _CLOSE_S, release_timeout: float = _RELEASE_S) -> None:
-        """Close the envs, then end the actors.
-
-        Args:
-            timeout: Longest wait in seconds for the envs to close.
-            release_timeout: Longest wait in seconds until Ray has released the actors' resources,
-                so that other programs (or the next vector env) find them free.
-        """
+    def stop(self, timeout: float = _CLOSE_S) -> None:
+        """Close the envs, waiting for at most `timeout` seconds, then end the actors."""
         if os.getpid() != self.owner_pid:
             return
         self.forget()
         actors, deadline = [seat.actor for seat in self.seats if seat.actor], Deadline(timeout)
-        cluster, demand, places = self.cluster, self._demand, 0
         try:
             with contextlib.suppress(Exception):  # they are ended all the same
-                asked = [cluster.call(actor, "close") for actor in actors if timeout > 0]
-                while asked and cluster.is_connected and not deadline.is_over:
-                    done = cluster.arrived(asked, deadline)
+                asked = [self.cluster.call(actor, "close") for actor in actors if timeout > 0]
+                while asked and self.cluster.is_connected and not deadline.is_over:
+                    done = self.cluster.arrived(asked, deadline)
                     asked = [reference for reference in asked if reference not in done]
-                if actors and demand.is_counted and release_timeout > 0:
-                    places = cluster.free_places(demand)
-                    places += sum(1 for seat in self.seats if seat.demand is demand)
         finally:  # also after Ctrl-C
             self.kill()
-        with contextlib.suppress(Exception):  # best effort, as the cluster may be gone
-            cluster.await_places(places, demand, Deadline(release_timeout))
 
     def kill(self) -> None:
         """End all actors that are left, at once."""
@@ -384,3 +358,97 @@ class ActorPool:
                 if seat.actor is not None:
                     self.cluster.kill(seat.actor)
                     seat.actor = None
+
+
+Makers = Sequence[Callable[[], Env]] | Callable[..., VecEnv]
+
+_OWN = {"CPU": "cpus_per_worker", "GPU": "gpus_per_worker", "memory": "memory_per_worker"}
+
+
+def read_demand(amounts: dict[str, float | None], resources: Any, strategy: Any) -> Demand:
+    """Read the options about an actor's resources and placement.
+
+    Args:
+        amounts: Amounts of "CPU", "GPU" and "memory"; None for none of the latter.
+        resources: Further amounts by name, as given to `RayVectorEnv`.
+        strategy: As given there.
+
+    Raises:
+        ValueError: An amount or a name is invalid.
+    """
+    if resources is not None and not isinstance(resources, Mapping):
+        raise ValueError(f"resources is {resources!r}, expected amounts by name")
+    for name in _OWN.keys() & (resources or {}):
+        raise ValueError(f"resources has {name!r}, which is {_OWN[name]} here")
+    given: dict[str, Any] = {k: x for k, x in amounts.items() if x is not None or k == "CPU"}
+    given |= resources or {}
+    for name, amount in given.items():
+        if not (isinstance(amount, Real) and float(amount) > 0):
+            who = _OWN.get(name, f"resources[{name!r}]")
+            raise ValueError(f"{who} is {amount!r}, expected more than 0")
+    if isinstance(strategy, str):
+        check_choice("scheduling_strategy", strategy, ("SPREAD", "DEFAULT"))
+    return Demand(given, strategy)
+
+
+def check_makers(
+    env_fns: Makers, num_envs: int | None, num_workers: int | None, demand: Demand
+) -> int:
+    """Check the factories and the numbers, before Ray is started; return the number of envs.
+
+    Raises:
+        ValueError: The numbers don't fit.
+        TypeError: A factory can't be pickled; names it.
+    """
+    if callable(env_fns):
+        if num_envs is None:
+            raise ValueError("a factory of vector envs needs num_envs: how many to make in all")
+        count = num_envs
+    else:
+        count = len(env_fns)
+        if num_envs not in (None, count):
+            raise ValueError(f"num_envs is {num_envs}, but there are {count} factories")
+    if count < 1:
+        raise ValueError("A vector env needs at least one env, got an empty list of factories")
+    if num_workers is not None:
+        read_count("num_workers", num_workers, 1, count)
+    elif not demand.is_counted:
+        raise ValueError("scheduling_strategy with an object needs num_workers: how many actors")
+    for index, env_fn in enumerate(() if callable(env_fns) else env_fns):
+        pickled(env_fn, f"env_fns[{index}]")
+    return count
+
+
+def start_of_each(
+    env_fns: Makers, bounds: Sequence[int], options: dict[str, Any], restart_envs: bool
+) -> list[Start]:
+    """Return what each actor is started with.
+
+    Args:
+        env_fns: Factories of single envs, or one of vector envs.
+        bounds: Actor w has the envs bounds[w], ..., bounds[w + 1] - 1.
+        options: Options of each actor's vector env.
+        restart_envs: Whether an env that raises is replaced.
+    """
+    starts, registry = [], dump_registry()
+    for worker, (first, last) in enumerate(pairwise(bounds)):
+        made = env_fns if callable(env_fns) else list(env_fns[first:last])
+        maker = pickled((made, options, restart_envs), "env_fns")
+        starts.append(Start(worker, first, last - first, maker, registry))
+    return starts
+
+
+def pickled(value: Any, name: str) -> bytes:
+    """Pickle an argument of an actor; functions and classes of scripts by value.
+
+    Raises:
+        TypeError: The value can't be pickled.
+    """
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:  # pickling runs code of users' classes
+        raise TypeError(
+            f"{name}, {value!r}, can't be pickled, and so can't be sent to an actor: "
+            f"{type(error).__name__}: {error}. Make what it holds (an env, a lock, a file) inside "
+            "of the factory instead"
+        ) from error

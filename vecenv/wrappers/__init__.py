@@ -2,11 +2,9 @@
 
 from vecenv.wrappers.atari import make_atari_vec
 from vecenv.wrappers.base import Part, VecWrapper
-from vecenv.wrappers.limit import TimeLimit
 from vecenv.wrappers.normalize import NormalizeObservation, NormalizeReward, RunningMoments
-from vecenv.wrappers.record_infos import RecordInfos
 from vecenv.wrappers.stack import FrameStack
-from vecenv.wrappers.statistics import RecordEpisodeStatistics
+from vecenv.wrappers.statistics import RecordEpisodeStatistics, RecordInfos
 from vecenv.wrappers.transform import (
     ClipAction,
     ClipReward,
@@ -29,7 +27,6 @@ __all__ = [
     "RecordVideo",
     "RescaleAction",
     "RunningMoments",
-    "TimeLimit",
     "TransformAction",
     "TransformObservation",
     "TransformReward",

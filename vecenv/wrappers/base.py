@@ -1,9 +1,21 @@
-"""VecWrapper: a VecEnv around another one, with all that a VecEnv can do."""
+"""VecWrapper: a VecEnv around another one, with all that a VecEnv can do.
+
+    caller            step(actions, out=)            results, changed
+      |                      |                              ^
+    VecWrapper        actions(...)   _follow -> Part   rewards, observations, infos
+      |                      v                              |
+    env               step(actions, out=)            its own results
+
+If a wrapper changes observations, the env returns its own in new memory, and the wrapper writes the
+changed ones to `out`, or to other new memory. So no memory that the caller sees is changed later.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from types import SimpleNamespace
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from gymnasium import Space
@@ -14,38 +26,21 @@ from vecenv.core.actions import ActionBatcher
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.errors import ActionError, EnvStateError, NoActionMaskError
 from vecenv.core.protocol import told
-from vecenv.core.rows import ObservationRows, slot_arrays
+from vecenv.core.rows import ObservationRows, slot_rows
 from vecenv.core.seeding import Seed
 from vecenv.core.spaces import batch_thinly, by_space, stack_rows, take_row
 
-__all__ = ["Part", "VecWrapper", "WrapperSlot"]
+__all__ = ["Part", "VecWrapper"]
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 EVERY = slice(None)
 _STATE = "vecenv wrapper 1"
 # Attributes of the env that are right through every wrapper, as they neither step nor observe.
-_OF_ENVS = (
-    "call",
-    "get_attr",
-    "set_attr",
-    "restarts",
-    "published",
-    "envs",
-    "kernels",
-    "max_episode_steps",
-)
-_OF_AGENTS = ("valid", "alive", "num_games", "group", "groups", "state", "render_game")
+_OF_ENVS = ("call", "get_attr", "set_attr", "restarts", "published", "envs", "kernels")
+_OF_AGENTS = ("valid", "alive", "num_games", "group", "groups", "state")
 _OF_RUNS = ("last_returns", "last_lengths", "num_episodes", "episode_lengths", "episode_over")
-_FORWARDED = frozenset((*_OF_ENVS, *_OF_AGENTS, *_OF_RUNS))
-
-
-class WrapperSlot(NamedTuple):
-    """The memory into which a wrapper lets its env write; see `vecenv.StepSlot`."""
-
-    obs: Any
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
-    valid: np.ndarray | None = None
+_FORWARDED = frozenset((*_OF_ENVS, *_OF_AGENTS, *_OF_RUNS, "max_episode_steps"))
 
 
 class Part(NamedTuple):
@@ -61,8 +56,6 @@ class Part(NamedTuple):
             reset by mask left out, and for agents that are not alive, whose observations are zeros.
         is_dead: bool (B,), rows of agents that are not alive, whose observations are zeros; or
             None, for envs without agents.
-
-    Don't change the arrays: steps in which no episode begins or ends share them.
     """
 
     rows: Any
@@ -73,13 +66,26 @@ class Part(NamedTuple):
     is_dead: np.ndarray | None
 
 
+def _by_env(method: Method) -> Method:
+    """Return a method of wrappers that calls the env's method of the same name."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.env, method.__name__)(*args, **kwargs)
+
+    return call  # type: ignore[return-value]  # it has the method's signature
+
+
+def _of_env(name: str, doc: str) -> Any:
+    """Return a property with the value of the env's attribute of that name."""
+    return property(lambda self: getattr(self.env, name), doc=doc)
+
+
 class VecWrapper(VecEnv):
     """A `VecEnv` around another one; by itself it changes nothing.
 
     `out=`, `send` and `recv`, `reset_mask`, action masks, timing, states, and rows of agents work
-    as without it. If a wrapper changes observations, the env writes its own into memory of the
-    wrapper, and the wrapper writes the changed ones to their place. So no foreign memory is ever
-    changed, and the caller may keep what is returned without `out`.
+    as without it. The caller may keep what is returned without `out`.
 
     To write a wrapper, derive from this class, say by `changes_obs` and `changes_rewards` what it
     changes, and override the methods for that: `observations`, `final_observations`, `rewards`,
@@ -94,8 +100,6 @@ class VecWrapper(VecEnv):
     Attributes:
         env: The vector env.
         changes_obs, changes_rewards: Whether the class changes observations, or rewards.
-        follows_episodes: Whether `part` is complete; otherwise only its rows are filled in, which
-            is cheaper. With `changes_rewards` it always is complete.
 
     Raises:
         TypeError: `env` is no `VecEnv`, or a space is no space.
@@ -104,8 +108,16 @@ class VecWrapper(VecEnv):
 
     changes_obs = False
     changes_rewards = False
-    follows_episodes = False
     env: VecEnv
+
+    closed = _of_env("closed", "Whether the env has been closed.")
+    unwrapped = _of_env("unwrapped", "The vector env without any wrapper.")  # type: ignore[assignment]  # Gymnasium has a property
+    np_random = _of_env("np_random", "The envs' generators, a tuple.")  # type: ignore[assignment]  # Gymnasium has a property
+    np_random_seed = _of_env("np_random_seed", "Seeds of the envs' generators, a tuple.")  # type: ignore[assignment]  # Gymnasium has a property
+    allocate = _by_env(VecEnv.allocate)
+    reopen = _by_env(VecEnv.reopen)
+    render = _by_env(VecEnv.render)
+    close = _by_env(VecEnv.close)
 
     def __init__(
         self,
@@ -116,30 +128,17 @@ class VecWrapper(VecEnv):
     ) -> None:
         name = type(self).__name__
         self.env = _checked_env(env, name)
-        self.num_envs = env.num_envs
-        self.autoreset_mode = env.autoreset_mode
-        self.metadata = env.metadata
-        self.render_mode = env.render_mode
-        self.spec = env.spec
-        self.timing = env.timing
+        for same in ("num_envs", "autoreset_mode", "metadata", "render_mode", "spec", "timing"):
+            setattr(self, same, getattr(env, same))
         self._phase = name
         self._log = None
-        self._out: Any = None  # of an interrupted step, see `step_wait`
+        self._out: Any = None  # of the latest step, see `step_wait`
         self._fault: BaseException | None = None  # raised after the env's step
         self._set_spaces(single_observation_space, single_action_space)
-        self._inner: ObservationRows | None = None  # into which the env writes
-        self._raw_rewards = np.zeros(self.num_envs) if self.changes_rewards else None
+        self._rows = ObservationRows(self.single_observation_space, self.num_envs)
         self._has_agents = getattr(env, "valid", None) is not None
         self._alive = np.zeros(self.num_envs, np.bool_)  # whether the next action counts
-        self._all_alive = False
-        none, every = np.zeros(self.num_envs, np.bool_), np.ones(self.num_envs, np.bool_)
-        none.flags.writeable = every.flags.writeable = False
-        self._quiet_part = Part(EVERY, none, every, none, every, None)
         self._converts_actions = type(self).actions is not VecWrapper.actions
-        if self.changes_obs:
-            self._rows = ObservationRows(self.single_observation_space, self.num_envs)
-            inner = ObservationRows(env.single_observation_space, self.num_envs, env.allocate)
-            self._inner = inner if inner.is_fixed else None
 
     def _set_spaces(self, single_obs: Space | None, single_action: Space | None) -> None:
         for kind, space in (("observation", single_obs), ("action", single_action)):
@@ -223,26 +222,16 @@ class VecWrapper(VecEnv):
                 self._fault = None
             part = self._begin(rows)
             if self.changes_obs:
-                raw, obs = obs, self._new_obs(self.num_envs)
+                raw, obs = obs, new_batch(self.single_observation_space, self.num_envs)
                 self.reset_observations(raw, part, obs)
             return obs, infos
 
     def step(self, actions: Any, *, out: Any = None) -> StepResult:
         """Step every env once; see `VecEnv.step`."""
-        if self._fault is not None:
-            self._refuse_fault("step")
-        slot = out
-        if out is not None:
-            self._check_slot_mode(out)
-        if self.changes_obs or self.changes_rewards:
-            slot = self._own_slot(out)
+        self._refuse_after_fault("step")
+        slot, self._out = self._slot_of_env(out), out
         keywords = {} if slot is None else {"out": slot}
-        try:
-            result = self._call_env(self.env.step, self._env_actions(actions, None), **keywords)
-        except BaseException:
-            self._out = out
-            raise
-        return self._finish_step(result, out)
+        return self._finish_step(self._call_env(self.env.step, actions, None, **keywords))
 
     def step_wait(self, timeout: float | None = None) -> StepResult:
         """Wait for a step that timed out or that Ctrl-C interrupted, and return its results.
@@ -256,31 +245,16 @@ class VecWrapper(VecEnv):
             AttributeError: The envs' backend has no pending steps.
         """
         env: Any = self.env
-        result = env.step_wait(timeout)
+        return self._finish_step(env.step_wait(timeout))
+
+    def _finish_step(self, result: StepResult) -> StepResult:
         out, self._out = self._out, None
-        return self._finish_step(result, out)
-
-    def _finish_step(self, result: StepResult, out: Any) -> StepResult:
-        try:
-            with self.timing.phase(self._phase):
-                return self._changed(result, EVERY, None, out)
-        except BaseException as error:
-            self._fault = error
-            raise
-
-    def _refuse_fault(self, call: str) -> NoReturn:
-        """Refuse a call: the env has stepped, but the wrappers around it have not seen results."""
-        raise ResetNeeded(
-            f"`{call}` came after a call that ended in {self._phase}, after its env had been "
-            "stepped, so what the wrappers keep is of an earlier step; call `reset` of all envs "
-            f"first. What happened: {told(self._fault)}"
-        ) from self._fault
+        return self._changed(result, EVERY, None, out)
 
     def send(self, actions: Any, env_ids: Any = None) -> None:
         """Start stepping some envs and return at once; see `VecEnv.send`."""
-        if self._fault is not None:
-            self._refuse_fault("send")
-        self._call_env(self.env.send, self._env_actions(actions, env_ids), env_ids)
+        self._refuse_after_fault("send")
+        self._call_env(self.env.send, actions, env_ids, env_ids)
 
     def recv(
         self,
@@ -290,94 +264,80 @@ class VecWrapper(VecEnv):
         max_envs: int | None = None,
     ) -> StepBatch:
         """Return the results of envs in flight that are ready first; see `VecEnv.recv`."""
+        self._refuse_after_fault("recv")
+        batch: Any = self.env.recv(min_envs, timeout, max_envs=max_envs)
+        valid = batch.valid if self._has_agents else None
+        changed = self._changed(batch[:5], batch.env_ids, valid, None)
+        return batch._replace(**dict(zip(StepBatch._fields[:5], changed, strict=True)))
+
+    def _refuse_after_fault(self, call: str) -> None:
+        """Refuse a call if the env has stepped, and the wrapper has failed on the results."""
         if self._fault is not None:
-            self._refuse_fault("recv")
-        received = self._receive(min_envs, timeout, max_envs)
+            raise ResetNeeded(
+                f"`{call}` came after a call that ended in {self._phase}, after its env had been "
+                "stepped, so what the wrappers keep is of an earlier step; call `reset` of all "
+                f"envs first. What happened: {told(self._fault)}"
+            ) from self._fault
+
+    def _call_env(
+        self, method: Callable[..., Any], actions: Any, env_ids: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Call a method of the env with the actions that this wrapper makes of the given ones."""
+        if not self._converts_actions:
+            return method(actions, *args, **kwargs)
+        ids = None if env_ids is None else np.asarray(env_ids)
+        if ids is not None and self._has_agents:  # ids are those of games
+            ids = self.env.group.rows(ids)  # type: ignore[attr-defined]  # games have a group
+        changed = self.actions(self._actions.check(actions, ids), env_ids)
         try:
-            return self._changed_batch(received)
+            return method(changed, *args, **kwargs)
+        except ActionError as error:
+            error.add_note(f"These are the actions that {self._phase} has made of those given.")
+            raise
+
+    def _slot_of_env(self, out: Any) -> Any:
+        """Check `out`; return the slot into which the env writes, None for new memory."""
+        if out is None or not (self.changes_obs or self.changes_rewards):
+            return out
+        self._check_slot_mode(out)
+        slot_rows(out, self._rows, self.num_envs)  # raises if it can't be written into
+        if self.changes_obs:
+            return None
+        given = {name: getattr(out, name) for name in ("obs", "terminations", "truncations")}
+        own = np.zeros(self.num_envs)  # for the env's rewards
+        return SimpleNamespace(rewards=own, valid=getattr(out, "valid", None), **given)
+
+    def _changed(self, result: Any, rows: Any, valid: np.ndarray | None, out: Any) -> StepResult:
+        """Return the env's results, changed; note if this fails."""
+        try:
+            with self.timing.phase(self._phase):
+                return self._change(result, rows, valid, out)
         except BaseException as error:
             self._fault = error
             raise
 
-    def _receive(self, min_envs: int | None, timeout: float | None, max_envs: int | None) -> Any:
-        """Return the results of the env's `recv`; if this raises, nothing has changed."""
-        return self.env.recv(min_envs, timeout, max_envs=max_envs)
-
-    def _changed_batch(self, batch: Any) -> StepBatch:
-        """Return the results of `recv`, changed from those that were received."""
-        with self.timing.phase(self._phase):
-            valid = batch.valid if self._has_agents else None
-            changed = self._changed(batch[:5], batch.env_ids, valid, None)
-        return batch._replace(**dict(zip(StepBatch._fields[:5], changed, strict=True)))
-
-    def _env_actions(self, actions: Any, env_ids: Any) -> Any:
-        """Return the actions for the env."""
-        if not self._converts_actions:
-            return actions
-        ids = None if env_ids is None else np.asarray(env_ids)
-        if ids is not None and self._has_agents:  # ids are those of games
-            ids = self.env.group.rows(ids)  # type: ignore[attr-defined]  # games have a group
-        return self.actions(self._actions.check(actions, ids), env_ids)
-
-    def _call_env(self, method: Callable[..., Any], actions: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(actions, *args, **kwargs)
-        except ActionError as error:
-            if self._converts_actions:
-                error.add_note(f"These are the actions that {self._phase} has made of those given.")
-            raise
-
-    def _own_slot(self, out: Any) -> WrapperSlot | None:
-        """Check `out`; return the memory for the env to write into, None for new arrays."""
-        count, valid = self.num_envs, None
-        if out is None:
-            if not self.changes_obs or self._inner is None:
-                return None
-            rewards = np.empty(count)
-            terminations, truncations = np.empty(count, np.bool_), np.empty(count, np.bool_)
-            obs = None
-        else:
-            obs, rewards, terminations, truncations = slot_arrays(out, count)
-            valid = getattr(out, "valid", None)
-            if self.changes_obs:
-                self._rows.over(obs)  # raises if they can't be written into
-                if self._inner is None:
-                    return None
+    def _change(self, result: Any, rows: Any, valid: np.ndarray | None, out: Any) -> StepResult:
+        obs, rewards, *flags, infos = result
+        part = self._follow(rows, flags[0] | flags[1], valid)
+        infos = self.infos(infos, rewards, part)
+        if self.changes_rewards:  # rows that only reset, or are not alive, have no reward
+            rewards = np.where(part.acted, self.rewards(rewards, part), 0.0)
         if self.changes_obs:
-            obs = self._env_obs()
-        if self._raw_rewards is not None:
-            rewards = self._raw_rewards
-        return WrapperSlot(obs, rewards, terminations, truncations, valid)
-
-    def _env_obs(self) -> Any:
-        """Return the memory into which the env writes its observations."""
-        assert self._inner is not None
-        return self._inner.batch()
-
-    def _changed(self, result: Any, rows: Any, valid: np.ndarray | None, out: Any) -> StepResult:
-        """Return the env's results, changed."""
-        raw, raw_rewards, terminations, truncations, infos = result
-        part = self._follow(rows, terminations, truncations, valid)
-        infos = self.infos(infos, raw_rewards, part)
-        obs, rewards = raw, raw_rewards
-        if self.changes_rewards:
-            rewards = self.rewards(raw_rewards, part)
-            if not part.acted.all():  # rows that only reset, or are not alive, have no reward
-                rewards = np.where(part.acted, rewards, 0.0)
-            if rewards is self._raw_rewards and out is None:
-                rewards = rewards.copy()
-        if self.changes_obs:
-            obs = self._new_obs(len(terminations)) if out is None else out.obs
             if infos and "final_obs" in infos:
                 infos = self._with_final_obs(infos, rows)
+            raw, obs = obs, None if out is None else out.obs
+            if out is None:
+                obs = new_batch(self.single_observation_space, len(rewards))
             self.observations(raw, part, obs)
+            if getattr(out, "valid", None) is not None:
+                out.valid[...] = self.env.valid  # type: ignore[attr-defined]  # slots of agents have it
         if out is None:
-            return obs, rewards, terminations, truncations, infos
-        if rewards is not out.rewards:
-            out.rewards[...] = rewards
-        if terminations is not out.terminations:
-            out.terminations[...], out.truncations[...] = terminations, truncations
-        return obs, out.rewards, out.terminations, out.truncations, infos
+            return obs, rewards, *flags, infos
+        targets = out.rewards, out.terminations, out.truncations
+        for target, value in zip(targets, (rewards, *flags), strict=True):
+            if target is not value:
+                target[...] = value
+        return obs, *targets, infos
 
     def _with_final_obs(self, infos: dict[str, Any], rows: Any) -> dict[str, Any]:
         """Return infos with the env's final observations changed."""
@@ -386,16 +346,11 @@ class VecWrapper(VecEnv):
         if not len(places):
             return infos
         batch = stack_rows(self.env.single_observation_space, list(given[places]))
-        ids = places if isinstance(rows, slice) else rows[places]
-        changed = self.final_observations(batch, ids)
+        changed = self.final_observations(batch, np.arange(self.num_envs)[rows][places])
         finals = np.full(len(given), None, dtype=object)
         for number, place in enumerate(places.tolist()):
             finals[place] = take_row(self.single_observation_space, changed, number)
         return {**infos, "final_obs": finals}
-
-    def _new_obs(self, count: int) -> Any:
-        """Return memory for observations of `count` rows; the caller owns it."""
-        return new_batch(self.single_observation_space, count)
 
     # -- where episodes stand --------------------------------------------------------------------
 
@@ -410,46 +365,26 @@ class VecWrapper(VecEnv):
         """Record that these rows, bool (num_envs,), begin an episode."""
         none, is_dead = np.zeros(self.num_envs, np.bool_), None
         if self._has_agents:
-            alive, valid = self._agents(EVERY)
+            alive, valid = self.env.alive, self.env.valid  # type: ignore[attr-defined]  # rows of agents have them
             self._alive[is_reset] = alive[is_reset]
             is_dead, is_reset = ~(alive | valid), is_reset & alive
         else:
             self._alive[is_reset] = True
-        self._all_alive = bool(self._alive.all())
         return Part(EVERY, none, none, is_reset, is_reset, is_dead)
 
-    def _agents(self, rows: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return which agents are alive and which acted in the latest step, bool (B,)."""
-        env: Any = self.env
-        return env.alive[rows], env.valid[rows]
-
-    def _follow(
-        self,
-        rows: Any,
-        terminations: np.ndarray,
-        truncations: np.ndarray,
-        valid: np.ndarray | None = None,
-    ) -> Part:
+    def _follow(self, rows: Any, is_over: np.ndarray, valid: np.ndarray | None) -> Part:
         """Record the ends of episodes; return where the episodes stand."""
-        if not (self.follows_episodes or self.changes_rewards):
-            return Part(rows, _NOBODY, _NOBODY, _NOBODY, _NOBODY, None)
-        is_over = terminations | truncations
-        if self._all_alive and rows is EVERY and not self._has_agents and not is_over.any():
-            return self._quiet_part
-        was_alive, is_dead = self._alive[rows], None
+        was_alive, is_dead = self._alive[rows].copy(), None
         if self._has_agents:
-            alive, acted = self._agents(rows)
-            acted = acted.copy() if valid is None else valid
+            alive = self.env.alive[rows]  # type: ignore[attr-defined]  # rows of agents have it
+            acted = self.env.valid[rows].copy() if valid is None else valid  # type: ignore[attr-defined]  # likewise
             is_new = acted | alive
             is_dead = ~is_new
         else:
-            same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-            alive = np.ones(len(is_over), np.bool_) if same_step else ~is_over
-            acted, is_new = was_alive.copy(), np.ones(len(is_over), np.bool_)
-        begins = alive & (is_over | ~was_alive)
+            acted, is_new = was_alive, np.ones(len(is_over), np.bool_)
+            alive = is_new if self.autoreset_mode is AutoresetMode.SAME_STEP else ~is_over
         self._alive[rows] = alive
-        self._all_alive = bool(self._alive.all())
-        return Part(rows, is_over, acted, begins, is_new, is_dead)
+        return Part(rows, is_over, acted, alive & (is_over | ~was_alive), is_new, is_dead)
 
     # -- what the env does -----------------------------------------------------------------------
 
@@ -457,26 +392,6 @@ class VecWrapper(VecEnv):
     def copy(self) -> bool:
         """Whether returned observations are copies, which the caller may keep."""
         return self.changes_obs or getattr(self.env, "copy", True)
-
-    @property
-    def closed(self) -> bool:  # type: ignore[override]  # Gymnasium has a plain attribute
-        """Whether the env has been closed."""
-        return self.env.closed
-
-    @property
-    def unwrapped(self) -> VectorEnv:
-        """The vector env without any wrapper."""
-        return self.env.unwrapped
-
-    @property
-    def np_random(self) -> Any:  # type: ignore[override]  # a tuple, of all envs
-        """The envs' generators."""
-        return self.env.np_random
-
-    @property
-    def np_random_seed(self) -> Any:  # type: ignore[override]  # a tuple, of all envs
-        """Seeds of the envs' generators."""
-        return self.env.np_random_seed
 
     @property
     def has_action_masks(self) -> bool:
@@ -495,18 +410,6 @@ class VecWrapper(VecEnv):
                 f"those of the env, {self.env.single_action_space}: ask `envs.env.action_masks()`"
             )
         return self.env.action_masks(env_ids, out=out)
-
-    def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
-        """Return zeroed memory, which the caller owns; see `VecEnv.allocate`."""
-        return self.env.allocate(shape, dtype)
-
-    def reopen(self, rows: Any, factories: Any) -> None:
-        """Close the envs of some rows and make new ones there, see `VecEnv.reopen`."""
-        self.env.reopen(rows, factories)
-
-    def render(self) -> Any:
-        """Return what each env renders."""
-        return self.env.render()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the env and the wrapper, see `VecEnv.state_dict`."""
@@ -531,24 +434,14 @@ class VecWrapper(VecEnv):
             raise EnvStateError(f"the state of {self._phase} {found}")
         self.env.load_state_dict(state["env"])
         self._alive[:] = state["alive"]
-        self._all_alive = bool(self._alive.all())
         self._fault = None
         self.load_own_state(state["own"])
-
-    def close(self, **kwargs: Any) -> None:
-        """Close the env; may be called twice."""
-        self.env.close(**kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name in _FORWARDED:
             return getattr(self.env, name)
-        if name == "reset_wait":
-            raise AttributeError(
-                f"{type(self).__name__} has no attribute 'reset_wait': wait for a reset that has "
-                "timed out with `envs.unwrapped.reset_wait()`, then call `envs.reset()` again"
-            )
         raise AttributeError(
-            f"{type(self).__name__} has no attribute {name!r}; those of the wrapper inside are at "
+            f"{type(self).__name__} has no attribute {name!r}: those of the wrapper inside are at "
             "`envs.env`, and what a backend adds to VecEnv is at `envs.unwrapped`, where it passes "
             "through no wrapper"
         )
@@ -558,9 +451,6 @@ class VecWrapper(VecEnv):
 
     def __del__(self) -> None:
         """Leave the env to others that refer to it; it closes itself."""
-
-
-_NOBODY = np.zeros(0, np.bool_)
 
 
 def _checked_env(env: Any, name: str) -> VecEnv:

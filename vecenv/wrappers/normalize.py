@@ -17,9 +17,6 @@ from vecenv.wrappers.base import Part, VecWrapper
 __all__ = ["NormalizeObservation", "NormalizeReward", "RunningMoments"]
 
 
-_FEW = 32  # rows with fewer numbers are transposed: NumPy is slow along short axes
-
-
 class RunningMoments:
     """Running mean and variance of rows, in NumPy.
 
@@ -38,6 +35,7 @@ class RunningMoments:
     Example:
         >>> moments = RunningMoments((2,))
         >>> moments.update(np.array([[1.0, 10.0], [3.0, 30.0]]))
+        True
         >>> moments.mean, moments.variance
         (array([ 2., 20.]), array([  1., 100.]))
     """
@@ -45,54 +43,34 @@ class RunningMoments:
     def __init__(self, shape: tuple[int, ...] = ()) -> None:
         self.mean, self.variance = np.zeros(shape), np.ones(shape)
         self.count = np.zeros((), np.int64)
-        self._work = np.zeros(0)  # allocated once: new memory would take longer than the sums
 
-    def update(self, x: np.ndarray, counts: np.ndarray | None = None) -> None:
+    def update(self, rows: np.ndarray, counts: np.ndarray | None = None) -> bool:
         """Add rows to the moments.
 
         Args:
-            x: (B, *shape) of any number type.
+            rows: (B, *shape) of any number type.
             counts: bool (B,), the rows that count; None for all.
-
-        Raises:
-            ValueError: The shape is wrong, or rows that count contain NaN or infinity; nothing was
-                changed.
-        """
-        if x.shape[1:] != self.mean.shape or x.ndim == 0:
-            raise ValueError(f"x has shape {x.shape}, expected (B, *{self.mean.shape})")
-        if counts is not None and (counts.shape != x.shape[:1] or counts.dtype != np.bool_):
-            raise ValueError(
-                f"counts is {counts.dtype} {counts.shape}, expected bool {x.shape[:1]}"
-            )
-        if not self.add(x, np.ones(len(x), np.bool_) if counts is None else counts):
-            raise ValueError("x has NaN or infinity among the rows that count")
-
-    def add(self, rows: np.ndarray, counts: np.ndarray) -> bool:
-        """Do what `update` does, without its checks.
-
-        Args:
-            rows: (B, *shape).
-            counts: bool (B,), the rows that count.
 
         Returns:
             Whether all numbers are finite; otherwise nothing was changed.
+
+        Raises:
+            ValueError: The shape is wrong; nothing was changed.
         """
+        if rows.ndim == 0 or rows.shape[1:] != self.mean.shape:
+            raise ValueError(f"rows has shape {rows.shape}, expected (B, *{self.mean.shape})")
+        counts = np.ones(len(rows), np.bool_) if counts is None else counts
         rows, seen = rows if counts.all() else rows[counts], int(self.count)
         if not rows.size:
             return True
-        flat, is_narrow = rows.reshape(len(rows), -1), self.mean.size < _FEW
-        flat = flat.T if is_narrow else flat
-        if self._work.size < flat.size:
-            self._work = np.empty(flat.size)
-        x = self._work[: flat.size].reshape(flat.shape)
-        x[...] = flat
+        x = rows.astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):  # such rows are refused
-            mean = x.mean(int(is_narrow), keepdims=True)
+            mean = x.mean(0)
             x -= mean
-            squares = np.square(x, out=x).sum(int(is_narrow)).reshape(self.mean.shape)
+            squares = np.square(x, out=x).sum(0)
         if not np.isfinite(squares).all():
             return False
-        before, mean = (seen, self.mean, self.variance * seen), mean.reshape(self.mean.shape)
+        before = seen, self.mean, self.variance * seen
         self.count[...], self.mean[...], squares = joined(*before, len(rows), mean, squares)
         self.variance[...] = squares / self.count
         return True
@@ -151,7 +129,6 @@ class NormalizeObservation(VecWrapper):
     """
 
     changes_obs = True
-    follows_episodes = True
     single_observation_space: Box
 
     def __init__(self, env: VecEnv, epsilon: float = 1e-8, clip: float | None = 10.0) -> None:
@@ -167,20 +144,7 @@ class NormalizeObservation(VecWrapper):
         super().__init__(env, single_observation_space=space)
         self.update_running_mean = True
         self.moments = RunningMoments(given.shape)
-        # Float32 observations have lost more digits already than single precision loses here.
-        is_short = given.dtype in (np.float32, np.float16, np.uint8, np.int8, np.int16, np.uint16)
-        self._dtype = np.float32 if is_short else np.float64
-        self._mean, self._factor = np.zeros(given.shape), np.ones(given.shape)
-
-    def observations(self, obs: Any, part: Part, out: Any) -> None:
-        """Write the observations normalised, after counting them."""
-        if self.update_running_mean and not self.moments.add(obs, part.is_new):
-            self._refuse(obs, part)
-        self._mean[...] = self.moments.mean
-        self._factor[...] = 1.0 / np.sqrt(self.moments.variance + self.epsilon)
-        self._normalize(obs, out)
-        if part.is_dead is not None:
-            out[part.is_dead] = 0.0
+        self._is_partial = False  # whether a reset has left envs out
 
     def reset(
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
@@ -192,58 +156,42 @@ class NormalizeObservation(VecWrapper):
 
     def reset_observations(self, obs: Any, part: Part, out: Any) -> None:
         """Write the observations normalised; those of a reset by mask count from the next step."""
-        if not self._is_partial:
-            return self.observations(obs, part, out)
-        self._normalize(obs, out)
-        if part.is_dead is not None:
-            out[part.is_dead] = 0.0
-        if self.update_running_mean and not self.moments.add(obs, part.is_new):
-            self._refuse(obs, part)
-        return None
+        if self._is_partial:
+            self._normalize(obs, out, part)
+            self._count(obs, part)
+        else:
+            self.observations(obs, part, out)
+
+    def observations(self, obs: Any, part: Part, out: Any) -> None:
+        """Write the observations normalised, after counting them."""
+        self._count(obs, part)
+        self._normalize(obs, out, part)
 
     def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
         """Return the observations normalised; they do not count."""
         out = np.empty(obs.shape, np.float32)
-        self._normalize(obs, out)
+        self._normalize(obs, out, None)
         return out
 
-    def _refuse(self, obs: Any, part: Part) -> NoReturn:
-        """Raise an error that names an env with NaN or infinity."""
-        bad = ~np.isfinite(obs).reshape(len(obs), -1).all(axis=1) & part.is_new
-        row = int(np.flatnonzero(bad)[0]) if bad.any() else 0
-        env_id = row if isinstance(part.rows, slice) else int(part.rows[row])
-        raise ObservationError(
-            f"returned NaN, infinity or numbers too large in its observation {obs[row]!s:.200}, of "
-            "which there are no moments; correct the env",
-            env_id,
-        )
+    def _count(self, obs: Any, part: Part) -> None:
+        if self.update_running_mean and not self.moments.update(obs, part.is_new):
+            bad = ~np.isfinite(obs).reshape(len(obs), -1).all(axis=1) & part.is_new
+            _refuse("NaN, infinity or numbers too large in its observation", obs, bad, part)
 
-    def _normalize(self, obs: np.ndarray, out: np.ndarray) -> None:
-        """Normalise observations by the latest noted moments."""
-        rows = found = out.reshape(len(out), -1)
-        given = obs.reshape(rows.shape)
-        mean, factor = (a.astype(self._dtype).reshape(-1) for a in (self._mean, self._factor))
-        if rows.shape[1] < _FEW:
-            given, found = np.ascontiguousarray(given.T), np.empty(rows.T.shape, rows.dtype)
-            mean, factor = mean[:, None], factor[:, None]
-        np.subtract(given, mean, out=found, dtype=self._dtype, casting="same_kind")
-        found *= factor.astype(found.dtype)
-        np.clip(found, -self.clip, self.clip, out=found)
-        if found is not rows:
-            rows[...] = found.T
+    def _normalize(self, obs: np.ndarray, out: np.ndarray, part: Part | None) -> None:
+        """Normalise observations by the moments; rows of dead agents stay zeros."""
+        found = (obs - self.moments.mean) / np.sqrt(self.moments.variance + self.epsilon)
+        np.clip(found, -self.clip, self.clip, out=out, casting="same_kind")
+        if part is not None and part.is_dead is not None:
+            out[part.is_dead] = 0.0
 
     def own_state(self) -> dict[str, Any]:
-        """Return the moments, and those by which rows were last normalised."""
-        return {
-            "moments": self.moments.state_dict(),
-            "mean": self._mean.copy(),
-            "factor": self._factor.copy(),
-        }
+        """Return the moments."""
+        return {"moments": self.moments.state_dict()}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `own_state` returned."""
         self.moments.load_state_dict(state["moments"])
-        self._mean[...], self._factor[...] = state["mean"], state["factor"]
 
 
 class NormalizeReward(VecWrapper):
@@ -269,7 +217,6 @@ class NormalizeReward(VecWrapper):
     """
 
     changes_rewards = True
-    follows_episodes = True
 
     def __init__(
         self,
@@ -292,25 +239,16 @@ class NormalizeReward(VecWrapper):
         """Return the rewards divided, after counting them."""
         returns = self._returns[part.rows] * self.gamma + np.where(part.acted, rewards, 0.0)
         if self.update_running_mean:
-            is_finite = self.moments.add(returns, part.acted)
+            is_finite = self.moments.update(returns, part.acted)
         else:
             is_finite = np.isfinite(returns).all()
         if not is_finite:
-            self._refuse(rewards, returns, part)
+            bad = ~np.isfinite(returns)
+            self._returns[part.rows] = np.where(bad, 0.0, returns)
+            _refuse("the reward", rewards, bad, part)
         self._returns[part.rows] = np.where(part.is_over | part.begins, 0.0, returns)
         found = rewards / np.sqrt(self.moments.variance + self.epsilon)
         return np.clip(found, -self.clip, self.clip, out=found)
-
-    def _refuse(self, rewards: np.ndarray, returns: np.ndarray, part: Part) -> NoReturn:
-        """Raise an error that names an env with NaN or infinity; reset that env's return to 0."""
-        bad = ~np.isfinite(returns)
-        self._returns[part.rows] = np.where(bad, 0.0, returns)
-        row = int(np.flatnonzero(bad)[0]) if bad.any() else 0
-        env_id = row if isinstance(part.rows, slice) else int(part.rows[row])
-        raise ObservationError(
-            f"returned the reward {rewards[row]}, of which there are no moments; correct the env",
-            env_id,
-        )
 
     def reset(
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
@@ -328,6 +266,15 @@ class NormalizeReward(VecWrapper):
         """Restore what `own_state` returned."""
         self.moments.load_state_dict(state["moments"])
         self._returns[...] = state["returns"]
+
+
+def _refuse(what: str, values: np.ndarray, bad: np.ndarray, part: Part) -> NoReturn:
+    """Raise an error that names the env of the first bad row, bool (B,)."""
+    row = int(bad.argmax())
+    raise ObservationError(
+        f"returned {what} {values[row]!s:.200}, of which there are no moments; correct the env",
+        row if isinstance(part.rows, slice) else int(part.rows[row]),
+    )
 
 
 def _positive(name: str, argument: str, value: Any) -> float:

@@ -1,10 +1,10 @@
-"""RecordEpisodeStatistics: add return, length and duration of ended episodes to the infos."""
+"""RecordEpisodeStatistics and RecordInfos: what happens in episodes, in infos and for a log."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from vecenv.core.base import VecEnv
 from vecenv.core.seeding import Seed
 from vecenv.wrappers.base import Part, VecWrapper
 
-__all__ = ["RecordEpisodeStatistics"]
+__all__ = ["RecordEpisodeStatistics", "RecordInfos"]
 
 
 class RecordEpisodeStatistics(VecWrapper):
@@ -39,8 +39,6 @@ class RecordEpisodeStatistics(VecWrapper):
     Raises:
         ValueError: In `step` and `recv`: the infos already have that key.
     """
-
-    follows_episodes = True
 
     def __init__(self, env: VecEnv, buffer_length: int = 100, stats_key: str = "episode") -> None:
         super().__init__(env)
@@ -68,10 +66,6 @@ class RecordEpisodeStatistics(VecWrapper):
 
     def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
         """Count the step, and report the episodes that have ended."""
-        if part is self._quiet_part:
-            self.episode_returns += rewards
-            self._lengths += 1
-            return infos
         rows = part.rows
         self.episode_returns[rows] += np.where(part.acted, rewards, 0.0)
         self._lengths[rows] += part.acted
@@ -113,3 +107,74 @@ class RecordEpisodeStatistics(VecWrapper):
         """Restore what `own_state` returned; seconds count from now."""
         self._clear(np.ones(self.num_envs, np.bool_))
         self.episode_returns[...], self._lengths[...] = state["returns"], state["lengths"]
+
+
+class RecordInfos(VecWrapper):
+    """Averages numbers in the infos of steps, over all envs, until `take` is called.
+
+    Args:
+        env: The vector env.
+        names: Keys of the infos; "a/b" is key "b" of the dict under "a".
+
+    Attributes:
+        seen: Keys of the infos of steps so far.
+        missing: Names that have had no number in any step so far.
+    """
+
+    def __init__(self, env: VecEnv, names: Iterable[str]) -> None:
+        super().__init__(env)
+        self._names = tuple(names)
+        self.seen: set[str] = set()
+        self.missing = list(self._names)
+        self._clear()
+
+    def _clear(self) -> None:
+        # Sum and count of the values of every step, and of those of steps that end an episode.
+        self._totals = {name: np.zeros((2, 2)) for name in self._names}
+
+    def take(self) -> dict[str, float]:
+        """Return the means since the last call, and start again.
+
+        Returns:
+            Under `NAME` the mean over steps; under `NAME_at_end` the mean over steps that ended an
+            episode; without any number, neither.
+        """
+        found = {}
+        for name, totals in self._totals.items():
+            for key, (total, count) in zip((name, f"{name}_at_end"), totals, strict=True):
+                if count:
+                    found[key] = float(total / count)
+        self._clear()
+        return found
+
+    def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
+        """Add the numbers; the infos are unchanged."""
+        final = infos.get("final_info") or {}  # SAME_STEP: infos of the step that ended the episode
+        is_final = part.is_over & part.begins  # rows whose own infos belong to the reset
+        self.seen.update(key for key in (*infos, *final) if not key.startswith("_"))
+        for name, totals in self._totals.items():
+            for source, rows in (
+                (final, part.acted & is_final), (infos, part.acted & ~is_final)
+            ):  # fmt: skip
+                values, has = _values_of(source, name)
+                if values is None:
+                    continue
+                if name in self.missing:
+                    self.missing.remove(name)
+                has = has & rows
+                for row, chosen in enumerate((has, has & part.is_over)):
+                    totals[row] += values[chosen].sum(), np.count_nonzero(chosen)
+        return infos
+
+
+def _values_of(infos: Mapping[str, Any], name: str) -> tuple[np.ndarray | None, Any]:
+    """Return the numbers (N,) under a name, or None, and which rows have one, bool (N,)."""
+    *parents, key = name.split("/")
+    has = None  # mask of the innermost dict that has one
+    for parent in parents:
+        has, inner = infos.get(f"_{parent}", has), infos.get(parent)
+        infos = inner if isinstance(inner, Mapping) else {}
+    has, values = infos.get(f"_{key}", has), np.asarray(infos.get(key))
+    if has is None or values.ndim != 1 or values.dtype.kind not in "biuf":
+        return None, None
+    return values.astype(np.float64), np.asarray(has, bool)

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Dict, Tuple
+from gymnasium.spaces import Box
 
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import ObservationError
-from vecenv.core.spaces import ARRAY_SPACES, leaf_by_leaf, leaves
+from vecenv.core.spaces import ARRAY_SPACES, leaves, parts_of
 from vecenv.wrappers.base import Part, VecWrapper, new_batch
 
 __all__ = [
@@ -30,8 +30,8 @@ class TransformObservation(VecWrapper):
 
     Args:
         env: The vector env.
-        func: Gets observations (B, *obs_shape) of some envs or all, nested as the env's space and
-            read-only; returns (B, *new_shape), row for row, which is copied to its place.
+        func: Gets observations (B, *obs_shape) of some envs or all, nested as the env's space, and
+            must not change them; returns (B, *new_shape), row for row, which is copied.
         single_observation_space: Space of what `func` returns for one observation; None if shape,
             dtype and bounds are unchanged. Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple.
 
@@ -64,33 +64,30 @@ class TransformObservation(VecWrapper):
 
     def observations(self, obs: Any, part: Part, out: Any) -> None:
         """Write the function's result."""
-        self._put(self.func(_read_only(obs)), out)
+        self._put(self.func(obs), out)
 
     def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
         """Return the function's result."""
         out = new_batch(self.single_observation_space, len(rows))
-        self._put(self.func(_read_only(obs)), out)
+        self._put(self.func(obs), out)
         return out
 
     def _put(self, found: Any, out: Any) -> None:
-        space = self.single_observation_space
+        space, given = self.single_observation_space, list[Any]()
+        targets = leaves(out, space)
         try:
             given = leaves(found, space)
-        except (TypeError, LookupError):
-            raise self._misfit(type(found).__name__, space) from None
-        for value, target in zip(given, leaves(out, space), strict=True):
-            if not isinstance(value, np.ndarray):
-                raise self._misfit(f"{type(value).__name__}", space)
-            if value.shape != target.shape or value.dtype != target.dtype:
-                came = f"shape {value.shape} and dtype {value.dtype}"
-                raise self._misfit(came, space, f"shape {target.shape} and dtype {target.dtype}")
+            came, wanted = ([(x.shape, str(x.dtype)) for x in xs] for xs in (given, targets))
+        except (TypeError, LookupError, AttributeError):
+            came, wanted = type(found).__name__, "arrays"
+        if came != wanted:
+            raise ObservationError(
+                f"{type(self).__name__}: the function returned {came}, expected {wanted} (a batch "
+                f"of {space}); say what it makes of one observation with "
+                "single_observation_space=..."
+            )
+        for value, target in zip(given, targets, strict=True):
             target[...] = value
-
-    def _misfit(self, came: str, space: Space, expected: str = "arrays") -> ObservationError:
-        return ObservationError(
-            f"{type(self).__name__}: the function returned {came}, expected {expected} (a batch of "
-            f"{space}); say what it makes of one observation with single_observation_space=..."
-        )
 
 
 class TransformReward(VecWrapper):
@@ -98,8 +95,8 @@ class TransformReward(VecWrapper):
 
     Args:
         env: The vector env.
-        func: Gets rewards float64 (B,), read-only; returns as many numbers. The step that only
-            resets (NEXT_STEP) keeps its reward of 0, whatever `func` returns for it.
+        func: Gets rewards float64 (B,), which it must not change; returns as many numbers. The step
+            that only resets (NEXT_STEP) keeps its reward of 0, whatever `func` returns for it.
 
     Raises:
         TypeError: `func` can't be called; or, in `step` and `recv`, it returned no numbers.
@@ -115,7 +112,7 @@ class TransformReward(VecWrapper):
 
     def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
         """Return the function's result."""
-        found = np.asarray(self.func(_read_only(rewards)))
+        found = np.asarray(self.func(rewards))
         if found.shape != rewards.shape:
             raise ValueError(
                 f"{type(self).__name__}: the function returned shape {found.shape} for rewards of "
@@ -252,17 +249,15 @@ def _require_callable(func: Any, name: str) -> None:
 
 def require_arrays(space: Space, name: str) -> None:
     """Raise for observations without a fixed shape."""
-    parts: list[Space] = [space]
-    while parts:
-        part = parts.pop()
-        if isinstance(part, Dict | Tuple):
-            parts += part.spaces.values() if isinstance(part, Dict) else part.spaces
-        elif not isinstance(part, ARRAY_SPACES):
-            raise TypeError(
-                f"{name} returns arrays, and {part} has no fixed shape; give the space of what it "
-                "returns as single_observation_space, or wrap the single envs "
-                "(make_vec(..., wrappers=[...]))"
-            )
+    if (parts := parts_of(space)) is not None:
+        for part in parts.values():
+            require_arrays(part, name)
+    elif not isinstance(space, ARRAY_SPACES):
+        raise TypeError(
+            f"{name} returns arrays, and {space} has no fixed shape; give the space of what it "
+            "returns as single_observation_space, or wrap the single envs "
+            "(make_vec(..., wrappers=[...]))"
+        )
 
 
 def _action_box(env: Any, name: str) -> Box:
@@ -270,15 +265,3 @@ def _action_box(env: Any, name: str) -> Box:
     if not isinstance(space, Box):
         raise TypeError(f"{name} needs actions that are a Box, got {space}")
     return space
-
-
-def _read_only(batch: Any) -> Any:
-    """Return a batch of views that can't be written into."""
-
-    def locked(array: Any) -> Any:
-        if isinstance(array, np.ndarray):
-            array = array.view()
-            array.flags.writeable = False
-        return array
-
-    return leaf_by_leaf(locked, batch)

@@ -9,23 +9,21 @@ from typing import Any
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError
 
+from vecenv.core.arguments import read_count
 from vecenv.core.base import VecEnv
 from vecenv.core.seeding import Seed
 from vecenv.wrappers.base import Part, VecWrapper
 
 __all__ = ["RecordVideo"]
 
-_SUFFIXES = ("gif", "mp4")
-
 
 class RecordVideo(VecWrapper):
-    """Films one of the envs, and writes each recording to a file.
+    """Films one of the envs, and writes each recording to a GIF file.
 
-    A recording begins with an episode for which `episode_trigger` is true, and ends with it; or it
-    begins with a step for which `step_trigger` is true, and has `video_length` frames. The frames
-    are rendered after the env's resets and steps. Under SAME_STEP the env is reset in the step that
-    ends an episode, so the last frame of an episode is missing. `render` of a vector env renders
-    all envs, so filmed steps are slow.
+    A recording begins with an episode for which `episode_trigger` is true, and ends with it, or has
+    `video_length` frames, if that is given. The frames are rendered after the env's resets and
+    steps. Under SAME_STEP the env is reset in the step that ends an episode, so the last frame of
+    an episode is missing. `render` of a vector env renders all envs, so filmed steps are slow.
 
     With `send` and `recv` a frame is taken whenever the env comes back and no other env is in
     flight, as envs in flight can't be rendered; the other frames are counted in `num_missed`.
@@ -35,13 +33,10 @@ class RecordVideo(VecWrapper):
         video_folder: Folder for the files; it is created.
         episode_trigger: Called with the number of an episode of the env, from 0; None for the cubes
             0, 1, 8, 27, ... and then every 1000th.
-        step_trigger: Called with the number of a step, from 1; `episode_trigger` is then used only
-            if it is given too.
         video_length: Number of frames of a recording; None for whole episodes.
-        name_prefix: Files are `{name_prefix}-episode-{number}` or `{name_prefix}-step-{number}`.
+        name_prefix: Files are `{name_prefix}-episode-{number}.gif`.
         fps: Frames per second; None for `metadata["render_fps"]`, or 30.
         env_id: The env to film, or the row of an agent, whose game is filmed then.
-        suffix: "gif", written by Pillow (the extra `plots`), or "mp4", by moviepy.
 
     Attributes:
         paths: The files written so far.
@@ -50,10 +45,8 @@ class RecordVideo(VecWrapper):
     Raises:
         ValueError: The envs do not render pictures, or an argument is out of range.
         OSError: A file can't be written.
-        ImportError: The package that writes such files is not installed.
+        ImportError: Pillow is not installed (the extra `plots`).
     """
-
-    follows_episodes = True
 
     def __init__(
         self,
@@ -61,13 +54,13 @@ class RecordVideo(VecWrapper):
         video_folder: str | Path,
         *,
         episode_trigger: Callable[[int], bool] | None = None,
-        step_trigger: Callable[[int], bool] | None = None,
         video_length: int | None = None,
         name_prefix: str = "rl-video",
         fps: float | None = None,
         env_id: int = 0,
-        suffix: str = "gif",
     ) -> None:
+        from vecenv.cage.canvas import pillow
+
         name = type(self).__name__
         super().__init__(env)
         if env.render_mode != "rgb_array":
@@ -77,31 +70,20 @@ class RecordVideo(VecWrapper):
             )
         if not 0 <= env_id < self.num_envs:
             raise ValueError(f"{name}: env_id is {env_id}, expected 0 to {self.num_envs - 1}")
-        if video_length is not None and video_length < 1:
-            raise ValueError(f"{name}: video_length is {video_length}, expected at least 1")
-        if suffix not in _SUFFIXES:
-            raise ValueError(f"{name}: suffix is {suffix!r}, expected one of {_SUFFIXES}")
+        if video_length is not None:
+            read_count(f"{name}: video_length", video_length)
         if fps is not None and not fps > 0:
             raise ValueError(f"{name}: fps is {fps}, expected a number above 0")
-        if episode_trigger is None and step_trigger is None:
-            episode_trigger = _is_cube
-        _require_writer(suffix)
-        self._folder = Path(video_folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._episode_trigger, self._step_trigger = episode_trigger, step_trigger
-        self._length, self._prefix, self._suffix = video_length, name_prefix, suffix
+        self._prefix = Path(video_folder) / name_prefix
+        self._prefix.parent.mkdir(parents=True, exist_ok=True)
+        pillow()  # raises if it is missing
+        self._episode_trigger = episode_trigger or _is_cube
+        self._length, self._env_id, self._episode = video_length, env_id, -1
         self._fps = float(fps or self.metadata.get("render_fps") or 30)
-        self._env_id = env_id
-        self._episode, self._number = -1, 0
         self._frames: list[np.ndarray] = []
         self._file: Path | None = None  # of the current recording
         self.paths: list[Path] = []
         self.num_missed = 0
-
-    @property
-    def recording(self) -> bool:
-        """Whether a recording has begun and not ended."""
-        return self._file is not None
 
     def reset(
         self, *, seed: Seed = None, options: dict[str, Any] | None = None
@@ -114,59 +96,44 @@ class RecordVideo(VecWrapper):
         return result
 
     def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
-        """Take a frame."""
-        place = self._env_id
-        if not isinstance(part.rows, slice):
-            places = np.flatnonzero(part.rows == self._env_id)
-            if not len(places):
-                return infos
-            place = int(places[0])
-        self._number += 1
-        if part.begins[place]:
-            self._begin_episode()
-        if self._step_trigger is not None and self._step_trigger(self._number):
-            self._start(f"step-{self._number}")
-        self._take_frame()
+        """Take a frame, if the filmed env is among the rows."""
+        for begins in part.begins[np.arange(self.num_envs)[part.rows] == self._env_id]:
+            if begins:
+                self._begin_episode()
+            self._take_frame()
         return infos
 
     def _begin_episode(self) -> None:
         self._episode += 1
-        if self.recording and self._length is None:
+        if self._length is None:
             self._stop()
-        if self._episode_trigger is not None and self._episode_trigger(self._episode):
-            self._start(f"episode-{self._episode}")
-
-    def _start(self, name: str) -> None:
-        if self.recording:
+        if self._episode_trigger(self._episode):
             self._stop()
-        self._file = self._folder / f"{self._prefix}-{name}.{self._suffix}"
+            self._file = Path(f"{self._prefix}-episode-{self._episode}.gif")
 
     def _take_frame(self) -> None:
-        if not self.recording:
+        if self._file is None:
             return
         try:
-            if self._has_agents:
-                env: Any = self.env
-                frame = env.render_game(self._env_id // env.group.num_agents)
-            else:
-                frames: Any = self.env.render()
-                frame = frames[self._env_id]
+            frames: Any = self.env.render()
         except AlreadyPendingCallError:
             self.num_missed += 1
             return
         from vecenv.page.frames import check_frame
 
+        frame = frames[
+            self._env_id * len(frames) // self.num_envs
+        ]  # of the game, if rows are agents
         self._frames.append(check_frame(frame).copy())
-        if self._length is not None and len(self._frames) >= self._length:
+        if len(self._frames) == self._length:
             self._stop()
 
     def _stop(self) -> None:
-        """Write the current recording."""
+        """Write the current recording, if there is one."""
         frames, self._frames, path, self._file = self._frames, [], self._file, None
-        if not frames or path is None:
-            return
-        _write(frames, path, self._fps)
-        self.paths.append(path)
+        if frames and path is not None:
+            _write(frames, path, self._fps)
+            self.paths.append(path)
 
     def close(self, **kwargs: Any) -> None:
         """Write the current recording and close the env; may be called twice."""
@@ -181,33 +148,7 @@ def _is_cube(episode: int) -> bool:
     return episode % 1000 == 0 if episode >= 1000 else round(episode ** (1 / 3)) ** 3 == episode
 
 
-def _require_writer(suffix: str) -> None:
-    """Import the package that writes such files; say if it is missing."""
-    if suffix == "mp4":
-        try:
-            import moviepy  # type: ignore[import-not-found]  # noqa: F401  # to say what is missing
-        except ImportError as error:
-            raise ImportError(
-                "mp4 files are written by moviepy, which is not installed: pip install moviepy, or "
-                "take suffix='gif'"
-            ) from error
-        return
-    try:
-        import PIL  # noqa: F401  # to say what is missing
-    except ImportError as error:
-        raise ImportError(
-            "pictures are written by Pillow, which is not installed: pip install 'vecenv[plots]'"
-        ) from error
-
-
 def _write(frames: list[np.ndarray], path: Path, fps: float) -> None:
-    if path.suffix == ".mp4":
-        from moviepy.video.io.ImageSequenceClip import (  # type: ignore[import-not-found]  # an extra
-            ImageSequenceClip,
-        )
-
-        ImageSequenceClip(frames, fps=fps).write_videofile(str(path), logger=None)
-        return
     from vecenv.cage.canvas import save_gif
 
     save_gif(frames, path, fps=min(fps, 50.0))  # viewers slow down faster ones

@@ -1,5 +1,7 @@
 """All buffers give the same answer to the same argument."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -129,3 +131,48 @@ def test_actions_that_their_dtype_cannot_hold_are_not_put():
     rollout.start(np.zeros((1, 2), np.float32))
     with pytest.raises(BufferMisuseError, match="actions has dtype"):
         rollout.put(0, actions=np.array([2**40]), log_probs=np.zeros(1), values=np.zeros(1))
+
+
+# Numbers that no integer of the machine holds, or that only look like one.
+ODD = [
+    2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 2**200, -1, -(2**31), -(2**63), -(2**64), 1e300,
+    np.nan, np.inf, 1.5, None, "3", b"3", [], [2], {}, np.array([1, 2]), np.array("x"), 3j, int,
+    np.uint64(2**63), np.datetime64("2020"), torch.tensor([3, 4]), object(), np.zeros(2, object),
+]  # fmt: skip
+NUMBERS = {
+    "ring": (add_to_ring(PrioritizedReplayBuffer, track_episodes=True), {
+        "sample": lambda b, n: b.sample(n),
+        "new_batch": lambda b, n: b.new_batch(n),
+        "get": lambda b, n: b.get(np.array([n])),
+        "update_priorities": lambda b, n: b.update_priorities(np.array([n]), [1.0]),
+        "priorities": lambda b, n: b.update_priorities([0], np.array([n])),
+        "cut_episodes": lambda b, n: b.cut_episodes(np.array([n])),
+        "sequences": lambda b, n: b.sample_sequences(n, 2),
+        "length": lambda b, n: b.sample_sequences(2, n),
+        "reserve_final_obs": lambda b, n: b.reserve_final_obs(n),
+        "env_ids": lambda b, n: b.add(**columns(), env_ids=np.array([n] * 4)),
+    }),
+    "episodes": (add_episode, {
+        "sample": lambda b, n: b.sample(n),
+        "discount": lambda b, n: b.sample(2, n),
+        "sequences": lambda b, n: b.sample_sequences(n, 2),
+        "length": lambda b, n: b.sample_sequences(2, n),
+        "goals": lambda b, n: b.sample_goals(n),
+        "episode": lambda b, n: b.episode(n),
+        "cut_episodes": lambda b, n: b.cut_episodes(np.array([n])),
+    }),
+}  # fmt: skip
+SENSIBLE = (BufferMisuseError, TypeError, ValueError, IndexError, OverflowError)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call"), [(kind, call) for kind, (_, calls) in NUMBERS.items() for call in calls]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_odd_numbers_are_refused_or_taken_and_the_buffer_goes_on(kind, call):
+    add, calls = NUMBERS[kind]
+    buffer = add(columns(), seed=0)
+    for odd in ODD:
+        with contextlib.suppress(*SENSIBLE):
+            calls[call](buffer, odd)
+        assert len(buffer.sample(3)) == 3

@@ -71,13 +71,13 @@ def rollout_batch(space, staged):
         extra_columns=EXTRA, staged=staged,
     )  # fmt: skip
     rollout.start(make_obs(space, NUM_ENVS))
-    ones = torch.ones(NUM_ENVS)
+    ones = torch.ones(NUM_ENVS, device="cpu")
     for t in range(NUM_STEPS):
-        extras = {"costs": ones * t, "plan": torch.ones(NUM_ENVS, 2)}
+        extras = {"costs": ones * t, "plan": torch.ones(NUM_ENVS, 2, device="cpu")}
         rollout.put(t, actions=ones.long(), log_probs=-ones, values=ones, **extras)
         for array in rollout.slot(t)[1:]:
             array[:] = 0
-    rollout.compute_advantages(torch.zeros(NUM_ENVS))
+    rollout.compute_advantages(0 * ones)
     return next(rollout.minibatches(5))
 
 
@@ -86,6 +86,7 @@ def ring_batch(kind, **options):
         given = {"extra_columns": EXTRA, "staged": staged, "seed": 0, "num_envs": NUM_ENVS}
         buffer = kind(100, space, Discrete(2), **given, **options)
         buffer.add(**step_of(space, 40))
+        buffer.load_state_dict(buffer.state_dict())
         return buffer.sample(8)
 
     return draw
@@ -171,6 +172,14 @@ def test_all_kinds_of_batches_are_used_alike(kind, space, staged):
     pickled = pickle.dumps(batch)
     assert_same(pickle.loads(pickled), batch)
     assert len(pickled) < 20_000, "nothing of the memory around it"
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_default_device_of_a_context_is_not_that_of_host_memory(kind, staged):
+    with torch.device("meta"):
+        batch = KINDS[kind][1](SPACES["flat"], staged)
+    assert all(leaf.device.type == "cpu" for leaf in leaves(batch.obs))
 
 
 @pytest.mark.parametrize("kind", [name for name in KINDS if KINDS[name][0] is ReplayBatch])

@@ -12,9 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from buffers import (
     BufferMemoryError,
     BufferMisuseError,
-    EpisodicReplayBuffer,
     PrioritizedReplayBuffer,
-    SharedReplayBuffer,
 )
 from buffers.core.memory import allocation, free_bytes
 
@@ -31,46 +29,6 @@ def columns(count, value=1.0):
         "terminations": np.zeros(count, np.bool_),
         "truncations": np.zeros(count, np.bool_),
     }
-
-
-def make_and_use_replay(kind, **options):
-    buffer = kind(16, OBS, ACTIONS, num_envs=4, seed=0, **options)
-    buffer.add(**columns(4))
-    batch = buffer.sample(8)
-    assert batch.obs.device == CPU
-    buffer.load_state_dict(buffer.state_dict())
-
-
-def make_and_use_rollout(**options):
-    rollout = make_rollout(2, 2, OBS, ACTIONS, autoreset_mode="NextStep", **options)
-    rollout.start(np.zeros((2, 3), np.float32))
-    for t in range(2):
-        floats = np.zeros(2, np.float32)
-        rollout.put(t, actions=np.zeros(2, np.int64), log_probs=floats, values=floats)
-        slot = rollout.slot(t)
-        slot.obs[:], slot.rewards[:], slot.terminations[:], slot.truncations[:] = 0, 1, 0, 0
-    rollout.compute_advantages(np.zeros(2, np.float32))
-    assert [len(batch.actions) for batch in rollout.minibatches(2)] == [2, 2]
-
-
-def make_and_use_episodes(**options):
-    buffer = EpisodicReplayBuffer(50, OBS, ACTIONS, max_episodes=5, seed=0, **options)
-    flags = np.zeros(5, np.bool_)
-    flags[-1] = True
-    buffer.add_episode({
-        "obs": np.zeros((6, 3), np.float32), "actions": np.zeros(5, np.int64),
-        "rewards": np.zeros(5, np.float32), "boundaries": flags,
-    })  # fmt: skip
-    assert len(buffer.sample(4, 0.9).obs) == 4
-
-
-@pytest.mark.parametrize("staged", [False, True])
-def test_the_default_device_of_a_context_is_not_that_of_host_memory(staged):
-    with torch.device("meta"):
-        make_and_use_replay(SharedReplayBuffer, store_next=False, staged=staged)
-        make_and_use_replay(PrioritizedReplayBuffer, staged=staged)
-        make_and_use_rollout(staged=staged)
-        make_and_use_episodes(staged=staged)
 
 
 def test_memory_that_torch_keeps_is_free(monkeypatch):
@@ -149,19 +107,6 @@ def test_updates_and_minibatches_are_sent_without_waiting():
     assert not transfers.found
     assert buffer.priorities[[1, 6, 2]].tolist() == pytest.approx([4**0.6, 9**0.6, 1.0])
     assert all(len(batch.actions) for batch in taken)
-    plain = filled_rollout()
-    plain.compute_advantages(np.zeros(2, np.float32))
-    for make in (
-        lambda one: one.minibatches(2),
-        lambda one: one.minibatches(3, fixed=True),
-        lambda one: one.sequences(2, length=2),
-    ):
-        first, second = filled_rollout(), filled_rollout(staged=True)
-        for one in (first, second):
-            one.compute_advantages(np.zeros(2, np.float32))
-        for a, b in zip(list(make(first)), list(make(second)), strict=True):
-            assert a.indices.equal(b.indices)
-            torch.testing.assert_close(a.advantages, b.advantages)
 
 
 class Elsewhere(torch.Tensor):

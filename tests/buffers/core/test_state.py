@@ -31,6 +31,7 @@ KINDS = {
     "per_env": (PerEnvReplayBuffer, {**ONCE, "track_env": True}),
     "prioritized": (PrioritizedReplayBuffer, {}),
     "episodic": (EpisodicReplayBuffer, {}),
+    "episodic, staged": (EpisodicReplayBuffer, {"staged": True}),
 }
 
 
@@ -180,14 +181,22 @@ class Runs:
         return open, (self.path, "w")
 
 
+@pytest.mark.parametrize("way", ["from its file", "file", "state"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_buffer_made_from_its_file_alone_goes_on_as_the_one_that_was_saved(kind, tmp_path):
-    buffer = make(kind, 13)
+def test_a_restored_buffer_goes_on_bit_for_bit(kind, way, tmp_path):
+    buffer, made = make(kind, 13), make(kind, 6, seed=2)
+    if kind == "prioritized":
+        buffer.update_priorities([0, 3], [5.0, 0.0])
     buffer.save(tmp_path / "a")
-    made = type(buffer).from_file(tmp_path / "a")
+    if way == "from its file":
+        made = type(buffer).from_file(tmp_path / "a")
+    elif way == "file":
+        made.load(tmp_path / "a")
+    else:
+        made.load_state_dict(buffer.state_dict())
     for t in range(13, 17):
         one, other = made.sample(8), buffer.sample(8)
-        for name in ("offsets" if kind == "episodic" else "indices", "rewards"):
+        for name in ("offsets" if "episodic" in kind else "indices", "rewards"):
             assert torch.equal(getattr(one, name), getattr(other, name))
         for each in (buffer, made):
             each.add(**at_steps([t]))

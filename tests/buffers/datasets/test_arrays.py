@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from fuzz.frames import compare
 from gymnasium import spaces
+from replay_model import assert_equal_batches
 
 from buffers import (
     BufferMisuseError,
@@ -290,7 +290,7 @@ def test_stacks_come_out_of_a_buffer_of_frames_as_they_were(kind, axis, options)
         del episode["boundaries"]
         once.add(obs=obs[:-1], next_obs=obs[1:], env_ids=ids, **episode)
         once.cut_episodes([number % 2])
-    compare(once.get(once.order()), twin.get(twin.order()))
+    assert_equal_batches(once.get(once.order()), twin.get(twin.order()))
     assert_same(from_buffer(once), from_buffer(twin))
 
 

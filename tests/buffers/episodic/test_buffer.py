@@ -3,45 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from episodes import fill, make_buffer, make_episode
+from episodes import fill, make_buffer, make_episode, slow_bound
 from gymnasium.spaces import Box, Discrete
+from replay_model import check_law
 
 from buffers import BufferMemoryError, BufferMisuseError, EpisodicReplayBuffer
-
-
-def slow_bound(length, boundaries, t):
-    ahead = [place for place in sorted(boundaries) if place >= t]
-    return [length - 1, *ahead[:1], *ahead[1:2]][min(len(ahead), 2)]
-
-
-def chi_square_fits(counts, probabilities):
-    """Whether counts are within five standard deviations of what the law gives."""
-    counts, probabilities = np.asarray(counts, float), np.asarray(probabilities, float)
-    assert counts[probabilities == 0].sum() == 0
-    counts, probabilities = counts[probabilities > 0], probabilities[probabilities > 0]
-    expected = counts.sum() * probabilities / probabilities.sum()
-    assert expected.min() > 5
-    freedom = len(counts) - 1
-    return ((counts - expected) ** 2 / expected).sum() < freedom + 5 * np.sqrt(2 * freedom)
+from buffers.core.kernels import random_word, unit_float
 
 
 @pytest.fixture(params=[False, True], ids=["compiled", "staged"])
 def staged(request):
     return request.param
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_bound_is_the_second_next_boundary_else_the_next_else_the_last_step(seed, staged):
-    rng = np.random.default_rng(seed)
-    buffer = make_buffer(staged=staged)
-    expected = []
-    for number in range(20):
-        length = int(rng.integers(1, 30))
-        boundaries = np.flatnonzero(rng.random(length) < rng.choice([0, 0.1, 0.5, 1]))
-        buffer.add_episode(make_episode(number, length, boundaries))
-        expected.append([slow_bound(length, boundaries, t) for t in range(length)])
-    found = [buffer.episode(i)["bounds"].tolist() for i in range(20)]
-    assert found == expected
 
 
 @pytest.mark.parametrize("discount", [0.0, 0.6, 0.95, 1.0])
@@ -64,9 +36,37 @@ def test_offsets_follow_the_truncated_geometric_law(discount, staged):
             law[len(chosen) * law / law.sum() < 6] = 0  # too rare to test, but possible
             counts = np.bincount(chosen - 1, minlength=room)
             assert len(counts) == room
-            assert chi_square_fits(counts[law > 0], law[law > 0])
+            check_law(counts[law > 0], law[law > 0])
     eligible = np.array([slow_bound(length, boundaries, t) > t for t in range(length)])
-    assert chi_square_fits(np.bincount(steps, minlength=length), eligible)
+    check_law(np.bincount(steps, minlength=length), eligible)
+
+
+@pytest.mark.parametrize("over", ["steps", "episodes"])
+@pytest.mark.parametrize("discount", [0.0, 0.5, 0.99995, 1.0])
+def test_pairs_equal_those_of_a_slow_twin(discount, over):
+    """Number by number of the random stream, of a ring whose end is within an episode."""
+    buffer, boundaries, starts = make_buffer(20), [2, 5], []
+    for number, length in enumerate((9, 8, 7, 1, 3)):
+        own = [place for place in boundaries if place < length]
+        buffer.add_episode(make_episode(number, length, own))
+        rooms = [(number, t, slow_bound(length, own, t) - t) for t in range(length)]
+        starts.append([start for start in rooms if start[2] > 0])
+    starts, count = [found for found in starts[1:] if found], 300  # the first was overwritten
+    key, counter = buffer._generator.words.copy()
+    with np.errstate(over="ignore"):
+        words = [random_word(key, counter + np.uint64(k)) for k in range(3 * count)]
+    uniforms = [unit_float(np.uint64(word)) for word in words]
+    flat, expected = [start for found in starts for start in found], []
+    for b in range(count):
+        start, place = flat[int(uniforms[b] * len(flat))], uniforms[count + b]
+        if over == "episodes":
+            found = starts[int(uniforms[b] * len(starts))]
+            start, place = found[int(place * len(found))], uniforms[2 * count + b]
+        law = discount ** np.arange(start[2])
+        offset = 1 + int(np.searchsorted(np.cumsum(law / law.sum()), place, side="right"))
+        expected.append([*start[:2], start[1] + offset])
+    batch = buffer.sample(count, discount, over=over)
+    assert torch.cat([batch.obs, batch.future_obs[:, 1:]], 1).tolist() == expected
 
 
 def lengths_by_number(buffer):
@@ -103,7 +103,7 @@ def test_overlapping_windows_are_uniform_and_know_what_to_learn_from(burn_in, ov
         for step in range(0, length, size - overlap):
             if length - step >= size or (pad and (step == 0 or length - step > burn_in)):
                 law[20 * number + step] = 1
-    assert chi_square_fits(np.bincount((20 * numbers + first).numpy(), minlength=80), law)
+    check_law(np.bincount((20 * numbers + first).numpy(), minlength=80), law)
     is_late = torch.arange(size) >= torch.where(first == 0, 0, burn_in)[:, None]
     assert torch.equal(batch.learn_mask, batch.mask & is_late)
     assert batch.learn_mask.any(1).all()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from episodes import ACTIONS, make_buffer, make_episode
+from episodes import ACTIONS, make_buffer, make_episode, slow_bound
 from gymnasium import spaces
 
 from buffers import BufferMisuseError, EpisodicReplayBuffer
@@ -15,10 +15,7 @@ BOUNDARIES, LENGTHS = [2, 5, 6, 11], (15, 4, 1)
 
 def slow_room(strategy, length, t):
     """How many later observations can be the goal."""
-    if strategy == "future":
-        return length - t
-    ahead = [place for place in BOUNDARIES if t <= place < length]
-    return [length - 1, *ahead[:1], *ahead[1:2]][min(len(ahead), 2)] - t
+    return (length if strategy == "future" else slow_bound(length, BOUNDARIES, t)) - t
 
 
 def filled(**options):

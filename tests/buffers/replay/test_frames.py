@@ -1,14 +1,14 @@
-"""Frames of stacked observations that are stored once; `fuzz.frames` tries what is not listed."""
+"""Frames of stacked observations that are stored once; `fuzz.replays` tries what is not listed."""
 
 import functools
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from fuzz.frames import compare
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import FrameStackObservation, TransformObservation
+from replay_model import assert_equal_batches
 
 from buffers import (
     BufferMisuseError,
@@ -111,8 +111,8 @@ def test_stacks_of_running_envs_are_those_that_were_returned(mode, env, options)
             obs, _ = envs.reset(options={"reset_mask": over})
             for writer in writers:
                 writer.reset(obs, over)
-        compare(*(buffer.get(buffer.order()) for buffer in pair))
-    compare(*(buffer.get(buffer.order()) for buffer in pair))
+        assert_equal_batches(*(buffer.get(buffer.order()) for buffer in pair))
+    assert_equal_batches(*(buffer.get(buffer.order()) for buffer in pair))
     assert pair[0].get(pair[0].order()).obs.shape == (40, *space.shape)
 
 
@@ -150,3 +150,28 @@ def test_what_is_no_stack_or_not_the_next_is_refused_and_changes_nothing(changes
 def test_constructors_refuse(shape, stack, message):
     with pytest.raises(BufferMisuseError, match=message):
         made(stack, space=spaces.Box(0, 255, shape, np.uint8))
+
+
+def test_each_frame_is_stored_once():
+    buffer = made(capacity=500)
+    for t in range(4, 204):
+        buffer.add(**step(t))
+    assert buffer.memory()["frames"] < 1000  # 400 stacks have 9600 bytes
+
+
+def test_an_add_that_is_interrupted_at_its_end_loses_no_slot_of_frames(monkeypatch):
+    buffer = made(capacity=9)
+    for t in range(4, 12):
+        buffer.add(**step(t))
+    once = buffer._table.once
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(once, "commit", interrupt)
+        buffer.add(**step(12))
+    buffer.add(**step(20))
+    assert buffer.get(buffer.order()).obs[-2:, -1, 0, 0].tolist() == [20, 20]
+    used = once._used(*buffer._table.kept_links()).tolist()
+    assert sorted([0, *used, *once.free[: int(once.num_free[0])]]) == [*range(once.num_slots)]

@@ -104,33 +104,6 @@ def test_checkpoints_go_on_bit_for_bit(kind, tmp_path):
     assert left.indices.equal(right.indices)
 
 
-def test_tensors_are_added_without_waiting():
-    buffer = SharedReplayBuffer(64, OBS, ACTIONS, seed=0, device="cuda")
-    plain = SharedReplayBuffer(64, OBS, ACTIONS, seed=0)
-    envs = CountingEnvs(4)
-    steps = [columns_of(envs.random_steps(range(4))) for _ in range(40)]
-    moved = [
-        {
-            name: torch.from_numpy(np.array(column)).to("cuda")
-            for name, column in rows.items()
-            if name != "env_ids"
-        }
-        for rows in steps
-    ]
-    buffer.add(**moved[0])  # pins pages
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for rows in moved[1:]:
-            buffer.add(**rows)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    for rows in steps:
-        plain.add(**{name: column for name, column in rows.items() if name != "env_ids"})
-    found, expected = buffer.get(buffer.order()), plain.get(plain.order())
-    for name in ("obs", "next_obs", "actions", "rewards", "terminations"):
-        assert getattr(found, name).cpu().equal(getattr(expected, name)), name
-
-
 @pytest.mark.parametrize("kind", CLASSES)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_adds_of_tensors_can_be_captured(kind, option):

@@ -6,6 +6,7 @@ import torch
 from replay_model import ACTIONS, OBS, CountingEnvs, check_law, columns_of
 
 from buffers import BufferMisuseError, PrioritizedReplayBuffer
+from buffers.replay.priorities import SumTree, draw_leaves
 
 STAGED = pytest.mark.parametrize("staged", [False, True], ids=["tree", "blocks"])
 
@@ -108,3 +109,20 @@ def test_every_pattern_of_zeros_in_a_node_keeps_the_law():
     priorities = (bits * [1.0, 3.0, 2.0, 5.0]).reshape(-1)
     buffer.update_priorities(np.arange(256), priorities)
     check_law(drawn(buffer, 60, 400), priorities)
+
+
+def test_rounding_leads_to_no_row_without_a_priority():
+    """By a random number as large as the sum, which none is, but the others' rounding errors."""
+    tree, leaves, ratios = SumTree(40), np.zeros(1, np.int64), np.zeros(1, np.float32)
+    tree.update(np.array([0, 3, 17]), np.array([0.5, 2.0, 0.25]))
+    draw_leaves(*tree._arrays, leaves, np.ones(1), ratios)
+    assert leaves.tolist() == [17]
+
+
+def test_updates_on_a_device_that_do_not_fit_are_left_out_and_counted():
+    """As of tensors there, of which the host sees nothing."""
+    buffer = filled(6, 4, staged=True, alpha=1.0)
+    rows, values = torch.tensor([0, 1, 2, 5, -1, 6]), [3.0, -1.0, np.nan, 9.0, 9.0, 9.0]
+    buffer._sums.update(rows, torch.tensor(values), buffer._table.live_there())
+    assert buffer.priorities.tolist() == [3, 1, 1, 1, 0, 0]
+    assert (buffer._sums.num_refused, buffer._sums.largest) == (5, 3)

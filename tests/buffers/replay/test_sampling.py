@@ -1,7 +1,5 @@
 """Drawing from replay buffers: laws, reproducibility, caller's memory, checkpoints."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -115,29 +113,6 @@ def test_the_global_generators_are_left_alone_and_a_seed_decides(kind, staged):
     assert (np.random.get_state()[1] == before[1]).all()  # noqa: NPY002  # the global one
 
 
-@STAGED
-@pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize(("rows", "way"), [(7, "file"), (50, "state")])
-def test_a_restored_buffer_goes_on_bit_for_bit(kind, rows, way, staged, tmp_path):
-    options = {"store_next": False, "n_step": 2, "gamma": 0.9, "staged": staged}
-    first, second = filled(kind, rows, **options), filled(kind, 0, seed=9, **options)
-    if kind == "prioritized":
-        first.update_priorities([0, 3], [5.0, 0.0])
-    first.sample(10)
-    if way == "file":
-        first.save(tmp_path / "a")
-        second.load(tmp_path / "a")
-    else:
-        second.load_state_dict(copy.deepcopy(first.state_dict()))
-    envs = CountingEnvs(2, seed=4)
-    for _ in range(4):
-        assert_same(first.sample(20), second.sample(20))
-        columns = columns_of(envs.random_steps([0, 1] * 3))
-        first.add(**columns)
-        second.add(**columns)
-    assert first.order().equal(second.order())
-
-
 OTHERS = {
     "capacity": ({"capacity": 21}, "capacity is 20, expected 21"),
     "store_next": ({"store_next": False}, "store_next is True, expected False; "),
@@ -160,14 +135,3 @@ def test_states_of_other_buffers_are_refused_and_change_nothing(options, message
         other.load(tmp_path / "a") if way == "file" else other.load_state_dict(made.state_dict())
     after = other.state_dict()
     assert all(torch.equal(after[k], v) for k, v in before.items() if torch.is_tensor(v))
-
-
-DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
-
-
-WITH_DTYPES = [(dtype, True, False) for dtype in DTYPES]
-WITH_DTYPES += [
-    (dtype, store_next, staged)
-    for dtype in ("bool", "float64")
-    for store_next, staged in ((True, True), (False, True), (False, False))
-]

@@ -29,35 +29,10 @@ def at_step(t):
     }  # fmt: skip
 
 
-def fill(buffer, steps):
-    for t in steps:
-        buffer.add(**at_step(t))
-
-
 def end_episodes(buffer, steps):
     for t in steps:
         end = {"next_obs": at_time(50), "terminations": np.ones(2, bool)}
         buffer.add(**{**at_step(t), **end})
-
-
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("kind", RINGS)
-def test_windows_go_on_through_nested_observations_whose_bytes_are_padded(kind, staged, tmp_path):
-    def make():
-        return kind(
-            100, PADDED, Discrete(2), num_envs=2, n_step=3, gamma=0.5, store_next=False,
-            staged=staged,
-        )  # fmt: skip
-
-    buffer = make()
-    fill(buffer, range(5))
-    buffer.save(tmp_path / "saved")
-    buffer = make()
-    buffer.load(tmp_path / "saved")
-    fill(buffer, range(5, 10))
-    batch = buffer.get(buffer.order())
-    assert sorted(batch.rewards.tolist()) == [1.0] * 2 + [1.5] * 2 + [1.75] * 16
-    assert (batch.next_obs["time"] - batch.obs["time"])[batch.rewards == 1.75].unique() == 3
 
 
 @pytest.mark.parametrize("kind", RINGS)

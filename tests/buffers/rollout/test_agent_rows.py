@@ -46,8 +46,8 @@ class Learner:
 
     def values(self, t):
         """Values of the observations before step t; the memory moves on."""
-        obs = self.rollout.obs_at(t).numpy()[:, 0].astype(float)
-        self.before = np.where(self.rollout.is_first_at(t).numpy(), 0.0, self.memory)
+        obs = self.rollout.obs_at(t).cpu().numpy()[:, 0].astype(float)
+        self.before = np.where(self.rollout.is_first_at(t).cpu().numpy(), 0.0, self.memory)
         self.memory = remember(self.before, obs)
         return self.memory.astype(np.float32)
 
@@ -68,7 +68,9 @@ class Learner:
 
     def write(self, t, step):
         rollout, games, slot = self.rollout, self.games, self.rollout.slot(t)
-        slot.obs[:], slot.rewards[:], slot.valid[:] = step.obs, step.rewards, step.valid
+        slot.obs[:], slot.rewards[:] = step.obs, step.rewards
+        if games.agents > 1:  # else as single envs, whose steps that only reset the buffer knows
+            slot.valid[:] = step.valid
         slot.terminations[:], slot.truncations[:] = step.terminations, step.truncations
         if step.has_final.any():
             finals = remember(self.memory, step.final_obs[:, 0])[step.has_final]
@@ -163,10 +165,20 @@ def check_batches(rollout, games, valid):
                 torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
             check_states(batch, games)
         assert sorted(seen) == rows
-    seen = []
-    length = min(3, rollout.num_steps)
+    for length in {1, min(3, rollout.num_steps), rollout.num_steps}:
+        check_sequences(rollout, games, length, rows)
+
+
+def check_sequences(rollout, games, length, rows):
+    """Sequences have the valid rows once each, and what the policy remembered."""
+    firsts, seen = torch.stack([rollout.is_first_at(t) for t in range(rollout.num_steps)]), []
     number = min(2, -(-rollout.num_steps // length) * rollout.num_envs)
     for batch in rollout.sequences(number, length=length, initial_states=["hidden"]):
+        times, envs = batch.indices // rollout.num_envs, batch.indices % rollout.num_envs
+        assert (times[0] % length == 0).all() and (envs == envs[0]).all()
+        last = torch.tensor(rollout.num_steps - 1)
+        assert times.equal((times[0] + torch.arange(length)[:, None]).minimum(last))
+        assert batch.is_first.equal(firsts[times, envs])
         seen += batch.indices[batch.weights > 0].tolist()
         check_states(batch, games)
         memory = batch.initial_states["hidden"].numpy()
@@ -202,6 +214,37 @@ def test_rollouts_learn_from_what_agents_did_and_nothing_else(
         learner.collect()
         check(learner)
         learner.rollout.advance()
+
+
+@pytest.mark.parametrize("mode", ["SameStep", "Disabled"])
+def test_truncation_without_final_value_is_refused_and_can_be_mended(mode):
+    rollout = make_rollout(2, 2, OBS, ACTIONS, autoreset_mode=mode, gamma=1.0)
+    rollout.start(np.zeros((2, 1), np.float32))
+    for t in range(2):
+        rollout.slot(t).truncations[:] = [False, t == 1]
+        rollout.slot(t).terminations[:] = [t == 0, False]
+        rollout.slot(t).rewards[:] = 0
+    with pytest.raises(BufferMisuseError, match="env 1 was truncated in step 1, but the value"):
+        rollout.compute_advantages(np.zeros(2), policy_outputs=False)
+    rollout.set_final_values(1, [1], [8.0])
+    rollout.compute_advantages(np.zeros(2), policy_outputs=False)
+    assert rollout.advantages[1].tolist() == [0.0, 8.0]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("agents", [1, 3])
+@pytest.mark.parametrize("mode", MODES)
+def test_cuda_rollouts_equal_those_of_the_cpu(mode, agents):
+    host, device = (Learner(AgentGames(mode, 4, agents, 1), 9, device=d) for d in ("cpu", "cuda"))
+    for _ in range(3):
+        for learner in (host, device):
+            learner.collect()
+        pairs = zip(host.rollout.minibatches(3), device.rollout.minibatches(3), strict=True)
+        for left, right in pairs:
+            for one, other in zip(left, right, strict=True):
+                torch.testing.assert_close(one, other.cpu(), rtol=1e-5, atol=1e-5)
+        for learner in (host, device):
+            learner.rollout.advance()
 
 
 def filled(rollout, valid=None, terminations=False, truncations=False):
@@ -273,3 +316,21 @@ def test_game_columns_have_a_row_per_game_and_are_no_initial_states():
     rollout.compute_advantages(torch.zeros(6))
     with pytest.raises(BufferMisuseError, match=r"initial_states has 's', expected names of extra"):
         rollout.sequences(1, initial_states="s")
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "message"),
+    [
+        ((0,), {}, "num_minibatches must be a positive integer, got 0"),
+        ((5,), {}, "num_minibatches is 5, but the rollout has 4 sequences of 6 steps"),
+        ((9,), {"length": 3}, "num_minibatches is 9, but the rollout has 8 sequences"),
+        ((1,), {"length": 7}, "length is 7, but the rollout has 6 steps"),
+        ((1,), {"length": 0}, "length must be a positive integer, got 0"),
+        ((1,), {"initial_states": ["state"]}, r"'state', expected .* \['hidden'\]"),
+    ],
+)
+def test_mistakes_of_sequences_are_named_at_the_call(args, options, message):
+    rollout = filled(made(num_steps=6, num_envs=4, extra_columns={"hidden": OBS}))
+    rollout.compute_advantages(torch.zeros(4))
+    with pytest.raises(BufferMisuseError, match=message):
+        rollout.sequences(*args, **options)

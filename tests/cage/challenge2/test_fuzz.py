@@ -109,7 +109,7 @@ def test_nothing_indexes_outside_with_bounds_checked():
         {"NUMBA_BOUNDSCHECK": "1"},
         *[str(FOLDER / file) for file in files],
         "-k",
-        "not bounds_checked and not compiler_off and not many_seeds",
+        "not bounds_checked and not many_seeds",
     )
 
 
@@ -130,8 +130,3 @@ def test_beginnings_of_episodes_replay(name):
     """Few steps, so that it can be run with the compiler off as well."""
     rules = "debugged" if name == "debugged" else "faithful"
     assert replay_a_few(name, rules, 6, 40) == []
-
-
-@pytest.mark.slow
-def test_rules_run_with_the_compiler_off():
-    run_pytest({"NUMBA_DISABLE_JIT": "1"}, str(FOLDER / "test_fuzz.py"), "-k", "beginnings")

@@ -96,21 +96,6 @@ def test_a_run_keeps_an_id_that_is_there_in_another_process():
     envs.close()
 
 
-@pytest.mark.learn
-def test_a_run_is_played_and_goes_on(capsys):
-    train = ["train", "my_net:Office-v0", "--algo", "ppo", "--num-envs", "4", "--num-steps", "16"]
-    assert main([*train, "--total-steps", "64", "--eval-episodes", "2"]) == 0
-    home = Path("runs/Office-v0-ppo")
-    assert json.loads((home / "options.json").read_text())["env_id"] == "my_net:Office-v0"
-    forget()
-    resume = ["--resume", "--total-steps", "128", "--eval-episodes", "2"]
-    assert main([*train, *resume]) == 0
-    forget()
-    assert main(["play", "my_net:Office-v0", "--policy", str(home), "--episodes", "2"]) == 0
-    assert main(["evaluate", "--policy", str(home), "--scenario", "my_net:Office-v0", "--episodes",
-                 "2"]) == 0  # fmt: skip
-
-
 def fps_of(html):
     return float(re.search(r'"fps": ?([0-9.]+)', Path(html).read_text())[1])
 

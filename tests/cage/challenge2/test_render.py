@@ -127,19 +127,6 @@ def test_green_is_shown():
     assert 0 < seen < 20
 
 
-def test_everything_that_can_be_on_a_card_fits():
-    scenario = cage2_scenario()
-    state = stepped(0).true_state[0].copy()
-    state["decoys"][:] = 255
-    state["scanned"] = state["known_ip"] = 2**13 - 1
-    state["obs_bits"] = 0x5555555555555
-    state["ot_running"] = 0
-    snapshot = take_snapshot(state, scenario, 100, -123.4)
-    picture = draw_snapshot(snapshot).to_array()
-    assert picture.shape == draw_snapshot(stepped(0).in_words()).to_array().shape
-    assert "stopped" in to_text(overview(snapshot))
-
-
 @pytest.mark.slow
 def test_animation_of_an_episode(tmp_path):
     path = tmp_path / "episode.gif"

@@ -17,7 +17,6 @@ from vecenv.cage import (
     RawName,
     TraceError,
     evaluate_cage4,
-    plain_raw,
     replay_traces,
 )
 from vecenv.cage.challenge4.play.policies import find_policy
@@ -45,34 +44,6 @@ def test_agents_read_what_they_read_in_the_original():
     assert [str(found) for found in result.differences] == []
     assert result.num_steps == 160
     assert result.num_compared > 160 * 5 * 3
-
-
-@pytest.mark.parametrize(
-    ("part", "place"),
-    [
-        ("remote_port", lambda entry: entry["Processes"][0]["Connections"][0]),
-        ("PID", lambda entry: entry["Processes"][-1]),
-        ("Density", lambda entry: entry["Files"][0]),
-        ("Hostname", lambda entry: entry["System info"]),
-    ],
-)
-def test_a_part_that_was_recorded_otherwise_is_reported(tmp_path, part, place):
-    where = []
-
-    def change(arrays, raw):
-        for step, told in enumerate(raw[1:]):
-            for name, host, entry in _hosts(told):
-                try:
-                    found = place(entry)
-                    found[part] = found[part] * 2
-                except (KeyError, IndexError):
-                    continue
-                where.append((step, f"raw of {name}: {host}"))
-                return
-
-    path = changed(tmp_path, change)
-    found = replay_traces([path]).differences
-    assert [(one.step, one.field) for one in found] == where != []
 
 
 def put(name, value, dtype=np.uint8):
@@ -124,15 +95,6 @@ def test_a_damaged_recording_is_refused(tmp_path, change, message):
         replay_traces([changed(tmp_path, first)])
 
 
-def test_bytes_out_of_range_are_no_raw_observations(tmp_path):
-    with np.load(RECORDINGS[0]) as file:
-        arrays = {key: file[key] for key in file.files}
-    arrays["raw"] = arrays["raw"].astype(np.int64) + 256
-    np.savez(tmp_path / "changed.npz", **arrays)
-    with pytest.raises(TraceError, match="raw is 347 in row 0, expected 0 to 255"):
-        replay_traces([tmp_path / "changed.npz"])
-
-
 def random_actions(env, rng):
     return {name: int(rng.integers(env.action_space(name).n)) for name in env.agents}
 
@@ -151,18 +113,6 @@ def test_games_with_raw_observations_are_the_same_games(red):
         assert rewards == expected
     for name in flat.true_state.dtype.names:
         np.testing.assert_array_equal(raw.true_state[name], flat.true_state[name])
-
-
-def test_equal_seeds_are_told_equal_things_and_others_not():
-    first, second = Cage4ParallelEnv(raw=True, **RATES), Cage4ParallelEnv(raw=True, **RATES)
-    rng = np.random.default_rng(1)
-    told = [plain_raw(env.reset(seed=9)[0]) for env in (first, second)]
-    assert told[0] == told[1]
-    for _ in range(60):
-        actions = random_actions(first, rng)
-        told = [plain_raw(env.step(actions)[0]) for env in (first, second)]
-        assert told[0] == told[1]
-    assert plain_raw(first.reset(seed=9)[0]) != plain_raw(second.reset(seed=10)[0])
 
 
 def test_the_first_observation_tells_the_agents_part_of_the_network():

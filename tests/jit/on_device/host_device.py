@@ -27,12 +27,8 @@ def host_view(dtype, inner):
 class HostDevice(Device):
     """Runs the threads of a launch one after another."""
 
-    def __init__(self, free_bytes=None):
+    def __init__(self):
         self.torch_device = torch.device("cpu")
-        self._free_bytes = free_bytes
-
-    def free_bytes(self):
-        return self._free_bytes
 
     def host_zeros(self, count):
         return torch.zeros(count, dtype=torch.int64, device="cpu")

@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode
 from jit.on_device.bundled import MAKERS, ZOO
 
 from vecenv.agents.on_device import state_kernels
@@ -34,7 +33,7 @@ def test_nothing_is_spilled(name):
         envs = {**MAKERS, **ZOO}[name](1)
     programs = [compiler.lower(envs.kernels, envs.params)]
     if envs.kernels.central_state is not None:
-        kernels = state_kernels(envs.kernels, AutoresetMode.NEXT_STEP)
+        kernels = state_kernels(envs.kernels)
         programs.append(compiler.lower(kernels, envs.params))
     for program, capability in itertools.product(programs, CAPABILITIES):
         _, report = cuda.machine_code(cuda.ptx(program, capability), capability)

@@ -1,9 +1,5 @@
 """`CudaVectorEnv` does what `JitVectorEnv` does, and says what it can't: without a device."""
 
-import contextlib
-import ctypes
-import types
-
 import numpy as np
 import pytest
 import torch
@@ -17,11 +13,9 @@ from jit.toy_env import PARAMS, TOY
 import vecenv
 from vecenv import StepSlot
 from vecenv.core import cuda as cuda_code
-from vecenv.core.cuda import DeviceError
 from vecenv.core.errors import ActionError, ActionTypeError, NoActionMaskError, SlotError
 from vecenv.jit import EnvKernels, JitVectorEnv
-from vecenv.jit.cuda import compiler, devices
-from vecenv.jit.cuda.driver import ARGUMENTS
+from vecenv.jit.cuda import devices
 from vecenv.jit.cuda.env import CudaVectorEnv
 
 MODES = ("NextStep", "SameStep", "Disabled")
@@ -237,15 +231,6 @@ def test_states_go_from_the_cpu_to_the_device_and_back():
         device.load_state_dict({**saved, "states": saved["states"][:2]})
 
 
-def test_too_little_memory_is_told_with_numbers_before_anything_is_taken(monkeypatch):
-    device = use(monkeypatch, HostDevice(free_bytes=100_000))
-    monkeypatch.setattr(device, "zeros", None)
-    with pytest.raises(
-        MemoryError, match=r"1,000,000 envs of toy need .* 100,000 are free.*at most"
-    ):
-        CudaVectorEnv(TOY, 1_000_000, params=PARAMS, debug=True)
-
-
 def test_make_vec_makes_compiled_envs_on_a_device_and_leaves_the_argument_to_others():
     envs = vecenv.make_vec(TOY, 3, device="cuda", params=PARAMS, autoreset_mode="SameStep")
     assert isinstance(envs, CudaVectorEnv)
@@ -258,59 +243,6 @@ def test_make_vec_makes_compiled_envs_on_a_device_and_leaves_the_argument_to_oth
     )
     with pytest.raises(Exception, match="device"):
         vecenv.make_vec("CartPole-v1", device="cuda")  # of which the constructor knows nothing
-
-
-def test_a_device_launches_on_torchs_stream_with_the_addresses_of_all_arguments(monkeypatch):
-    """The calls of torch and of the driver, which are not here, as they would be made."""
-    launches = []
-
-    def loaded(name, code, entry):
-        assert (name, code) == ("toy", b"machine code")
-
-        def launch(num_blocks, block_size, stream, places):
-            pointers = np.ctypeslib.as_array(
-                ctypes.cast(places, ctypes.POINTER(ctypes.c_uint64)), (len(ARGUMENTS),)
-            )
-            values = [ctypes.c_int64.from_address(int(place)).value for place in pointers]
-            launches.append((num_blocks, block_size, stream, values))
-
-        return launch
-
-    zeros = torch.zeros
-    cuda = types.SimpleNamespace(
-        is_available=lambda: True,
-        device_count=lambda: 2,
-        current_device=lambda: 0,
-        get_device_capability=lambda index: (9, 0),
-        get_device_name=lambda index: "none",
-        init=lambda: None,
-        device=lambda device: contextlib.nullcontext(),
-        current_stream=lambda device: types.SimpleNamespace(cuda_stream=77),
-    )
-    monkeypatch.setattr(torch, "cuda", cuda)
-    monkeypatch.setattr(torch, "zeros", lambda count, device: zeros(count))
-    monkeypatch.setattr(cuda_code, "require", lambda: None)
-    monkeypatch.setattr(compiler, "kept_code", lambda kernels, params, cc: b"machine code")
-    monkeypatch.setattr(cuda_code, "loaded", loaded)
-    for name in ("cuda", "cuda:1"):
-        launch = devices.open_device(name).load(TOY, None)
-        arguments = np.arange(len(ARGUMENTS)) + 5
-        launch(129, arguments)
-        arguments[:] = 0
-        launch(128, arguments)
-    assert [found[:3] for found in launches] == [(2, 128, 77), (1, 128, 77)] * 2
-    assert launches[0][3] == list(range(5, 5 + len(ARGUMENTS)))
-    assert launches[1][3] == [0] * len(ARGUMENTS)
-    with pytest.raises(DeviceError, match="there are 2 CUDA devices"):
-        devices.open_device("cuda:2")
-    with pytest.raises(ValueError, match="expected a CUDA device"):
-        devices.open_device("cpu")
-    cuda.get_device_capability = lambda index: (6, 1)
-    with pytest.raises(DeviceError, match=r"capability 6.1, kernels need 7.5"):
-        devices.open_device("cuda")
-    cuda.is_available = lambda: False
-    with pytest.raises(DeviceError, match="sees no CUDA device"):
-        devices.open_device("cuda")
 
 
 def test_envs_made_under_modes_of_torch_are_those_made_without():

@@ -7,7 +7,6 @@ import pytest
 from jit.drawn_env import DRAWN
 from jit.on_device.bundled import (
     MAKERS,
-    ZOO,
     check_agents,
     check_infos,
     check_states,
@@ -129,19 +128,3 @@ def test_agents_are_those_of_the_processor(env_id):
         check_states(device.state_dict()["games"], cpu.state_dict()["games"])
         device.close()
         cpu.close()
-
-
-@pytest.mark.parametrize("name", [*ZOO][::3])
-def test_every_bit_of_some_others_is_that_of_the_processor(name):
-    rng, options = np.random.default_rng(0), {"max_episode_steps": 40}
-    cpu: Any = ZOO[name](NUM_ENVS, **options)
-    with uncompiled():
-        device = CudaVectorEnv(ZOO[name](1, **options), NUM_ENVS)
-    np.testing.assert_array_equal(device.reset(seed=7)[0].numpy(), cpu.reset(seed=7)[0])
-    num_ended = 0
-    for _ in range(100):
-        expected, _ = step_both(cpu, device, rng)
-        num_ended += (expected[2] | expected[3]).sum()
-    device.check()
-    assert num_ended
-    check_states(device.state_dict(), cpu.state_dict())

@@ -89,14 +89,6 @@ class Device:
 
         return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.torch_device)
 
-    def free_bytes(self) -> int | None:
-        """Return the free memory in bytes; None if unknown."""
-        import torch
-
-        index = self.torch_device.index
-        cached = torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
-        return torch.cuda.mem_get_info(index)[0] + cached
-
     def host_zeros(self, count: int) -> Any:
         """Return a tensor int64 of zeros in host memory that the device can write to."""
         import torch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.error import ResetNeeded
@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.core.arguments import read_count
 from vecenv.core.base import StepBatch, StepResult
 from vecenv.core.errors import ActionError, ActionMaskError, ActionTypeError, SlotError
-from vecenv.core.rows import aligned_zeros, slot_arrays
+from vecenv.core.rows import Outputs, aligned_zeros, slot_arrays
 from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.jit.arrays import element_bounds
@@ -38,15 +38,6 @@ _OF_A_CALL = (
     "masks", "env_ids", "chosen", "over", "over_returns", "over_lengths",
 )  # fmt: skip
 _PLACES_OF_A_CALL = np.array([_PLACE[name] for name in _OF_A_CALL])
-
-
-class Outputs(NamedTuple):
-    """The tensors that a call with R rows writes."""
-
-    obs: torch.Tensor
-    rewards: torch.Tensor
-    terminations: torch.Tensor
-    truncations: torch.Tensor
 
 
 class CudaVectorEnv(CompiledVecEnv):
@@ -75,7 +66,7 @@ class CudaVectorEnv(CompiledVecEnv):
         ModuleNotFoundError: torch or numba-cuda is not installed.
         DeviceError: There is no such device, or it is too old.
         KernelCompileError: A kernel uses a feature that devices lack; names file and line.
-        MemoryError: There is too little memory; nothing was allocated.
+        torch.OutOfMemoryError: There is too little memory.
 
     Attributes:
         device: The `torch.device`.
@@ -118,31 +109,11 @@ class CudaVectorEnv(CompiledVecEnv):
             host.render_mode,
         )
         self._actions: Any = DeviceActions(self.single_action_space, self.num_envs, self.device)
-        self._require_memory()
         import torch
 
         with torch.inference_mode(False):  # its tensors can't be changed outside it
             self._allocate_envs()
         self._launch = self._device.load(self.kernels, host.params)
-
-    def _require_memory(self) -> None:
-        """Raise MemoryError if the envs and the results of a step do not fit."""
-        obs_bytes = int(np.prod(self._obs_shape[1:], dtype=np.int64)) * self._obs_dtype.itemsize
-        has_final = self.autoreset_mode is AutoresetMode.SAME_STEP
-        per_env = {
-            "state": self.kernels.state_dtype.itemsize,
-            "random stream and statistics": RUN_DTYPE.itemsize,
-            "observations": obs_bytes * (2 if has_final else 1),
-            "rewards and flags": 6,
-        }
-        needed, free = self.num_envs * sum(per_env.values()), self._device.free_bytes()
-        if free is not None and needed > free:
-            listed = ", ".join(f"{what} {size:,}" for what, size in per_env.items())
-            raise MemoryError(
-                f"{self.num_envs:,} envs of {self.kernels.name} need {needed:,} bytes on "
-                f"{self.device}, of which {free:,} are free (bytes per env: {listed}); at most "
-                f"{free // sum(per_env.values()):,} envs fit"
-            )
 
     def _allocate_envs(self) -> None:
         """Make the tensors that have one row per env."""
@@ -527,19 +498,19 @@ def checked_tensor(
     """
     import torch
 
-    wanted, is_tensor = [torch_dtype(one) for one in dtypes], isinstance(tensor, torch.Tensor)
+    wanted = [torch_dtype(one) for one in dtypes]
+    is_tensor = isinstance(tensor, torch.Tensor)
     fits = is_tensor and tensor.device == device and tensor.dtype in wanted
     if fits and tensor.shape == shape and tensor.is_contiguous() and not tensor.requires_grad:
         return tensor
-    expected = f"expected a contiguous tensor {' or '.join(map(str, wanted))} {shape} on {device}"
-    if not is_tensor:
-        raise SlotError(f"out.{name} is {type(tensor).__name__}, {expected}; nothing was stepped")
-    if tensor.requires_grad:
-        raise SlotError(f"out.{name} requires gradients, {expected} without; nothing was stepped")
-    layout = "" if tensor.is_contiguous() else ", not contiguous"
+    came = type(tensor).__name__
+    if is_tensor:
+        came = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+        came += "" if tensor.is_contiguous() else ", not contiguous"
+        came += ", with gradients" if tensor.requires_grad else ""
     raise SlotError(
-        f"out.{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}{layout}; "
-        f"{expected}; nothing was stepped"
+        f"out.{name} is {came}; expected a contiguous tensor {' or '.join(map(str, wanted))} "
+        f"{shape} on {device}, without gradients; nothing was stepped"
     )
 
 
