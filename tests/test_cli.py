@@ -600,6 +600,16 @@ def test_a_policy_of_another_env_is_refused(cartpole_run, capsys):
     assert "was trained with observations Box(" in told
     assert "Acrobot-v1 has Box(" in told
     assert "size mismatch" not in told
+    last = cartpole_run / "checkpoint" / "last.pt"
+    weights = last.read_bytes()
+    last.write_bytes(weights[:1000])
+    try:  # equal spaces: the damage is what is said
+        assert main(["play", "CartPole-v1", "--policy", str(cartpole_run)]) == 2
+    finally:
+        last.write_bytes(weights)
+    told = capsys.readouterr().err
+    assert "damaged" in told
+    assert "trained with" not in told
 
 
 @pytest.mark.usefixtures("one_torch_thread")

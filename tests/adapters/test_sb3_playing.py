@@ -107,7 +107,7 @@ def test_arguments_of_make_vec_env_are_told_their_names_here(name, told):
         make_sb3_env("CartPole-v1", **{name: 2})
 
 
-def test_statistics_that_fit_not_are_refused(trained, tmp_path):
+def test_statistics_that_fit_not_are_refused(trained, tmp_path, capsys):
     path, _, _ = trained
     obs = np.ones((4, 3), np.float32)
     wrong = tmp_path / "wrong.pkl"
@@ -121,3 +121,8 @@ def test_statistics_that_fit_not_are_refused(trained, tmp_path):
         actions_of(path, obs, vecnormalize=wrong)
     with pytest.raises(FileNotFoundError):
         actions_of(path, obs, vecnormalize=tmp_path / "none.pkl")
+    given = ["--policy", str(path), "--vecnormalize", str(tmp_path / "none.pkl")]
+    assert main(["play", "JitPendulum-v1", *given]) == 2
+    printed = capsys.readouterr()
+    assert "go through" not in printed.out
+    assert "none.pkl: No such file" in printed.err

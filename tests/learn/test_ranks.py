@@ -192,6 +192,6 @@ def test_two_ranks_learn_cartpole_and_go_on_where_they_stopped(tmp_path):
     assert mean > 150  # by chance it is 22; 500 takes longer, and how long depends on rounding
     assert "reset them" not in text  # each rank's envs went on as they were
     status, text = ended(torchrun(folder, "--resume", num_ranks=3), folder)
-    assert status != 0 and "--num-envs: 8 envs can't be split evenly among 3 ranks" in text
+    assert status != 0 and "--num-envs: 8 is no multiple of the 3 ranks" in text
     status, text = ended(torchrun(folder, "--resume", num_ranks=4), folder)
     assert status != 0 and "last.pt does not fit" in text

@@ -46,4 +46,4 @@ def test_masked_policies_act_in_actors_and_memories_are_refused(tmp_path):
     _, weights = train(tmp_path / "masks", "vecenv:Cage2-v0", *ACTORS)
     assert weights
     told, _ = train(tmp_path / "memory", "CartPole-v1", *ACTORS, "--recurrent", "gru")
-    assert "--recurrent gru with --backend ray: actors keep no memory between rollouts" in told
+    assert "--recurrent: Ray's actors keep no memory" in told

@@ -10,7 +10,7 @@ from example_files import EXAMPLES, load_example
 
 import vecenv
 from vecenv.command.trainers import load
-from vecenv.learn import load_checkpoint
+from vecenv.learn import CheckpointError, load_checkpoint
 from vecenv.learn.evaluation import ask
 from vecenv.learn.run import save_checkpoint
 from vecenv.train.policy import Policy
@@ -101,7 +101,7 @@ def test_masks_that_are_forgotten_are_missed_once(tmp_path, caplog):
     policy(obs)
     policy(obs)
     assert [record.message.split(":")[0] for record in caplog.records] == [
-        "the policy was trained with action masks and is asked without"
+        "the policy was trained with masks and is asked without"
     ]
 
 
@@ -181,7 +181,13 @@ def test_what_is_no_run_is_refused(tmp_path):
         with pytest.raises(ValueError, match="is not run unless you name it"):
             vecenv.load_policy(tmp_path / "run")
     save_checkpoint(file, kept)
-    (tmp_path / "run" / "checkpoint" / "last.pt").unlink()
+    last = tmp_path / "run" / "checkpoint" / "last.pt"
+    weights = last.read_bytes()
+    last.write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(CheckpointError, match="damaged") as caught:
+        vecenv.load_policy(tmp_path / "run")
+    assert "another agent" not in str(caught.value)
+    last.unlink()
     with pytest.raises(FileNotFoundError, match="has no policy yet"):
         vecenv.load_policy(tmp_path / "run")
     file.unlink()  # as after a kill before the env was made

@@ -71,6 +71,13 @@ def find_vecnormalize(path: str | Path) -> Path | None:
     return next((file for name in names if (file := path.parent / name).is_file()), None)
 
 
+# Logged or printed about a model, whose path it takes.
+WITHOUT_STATISTICS = (
+    "no vecnormalize.pkl is beside %s: it is given observations as they are, which is wrong if it "
+    "was trained under VecNormalize; name the file by vecnormalize (--vecnormalize)"
+)
+
+
 def load_sb3_model(path: str | Path, vecnormalize: str | Path | None = None) -> SB3Model:
     """Read a model that stable-baselines3 or sb3-contrib has saved, onto the CPU.
 

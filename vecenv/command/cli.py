@@ -279,14 +279,13 @@ def play(
 
 def _tell_statistics(policy: str | Path | None, given: Path | None = None) -> None:
     """Say which statistics normalise observations for a model of stable-baselines3, if any."""
-    from vecenv.cage.saved import find_vecnormalize, is_sb3_file
+    from vecenv.cage.saved import WITHOUT_STATISTICS, find_vecnormalize, is_sb3_file
 
-    if policy is None or not is_sb3_file(policy):
-        return
+    if policy is None or not is_sb3_file(policy) or (given is not None and not given.is_file()):
+        return  # reading says that there is no such file
     found = given or find_vecnormalize(policy)
-    told = f"no vecnormalize.pkl is beside {policy}: it is given observations as they are, which "
-    told += "is wrong if it was trained under VecNormalize"
-    print(f"observations go through the VecNormalize of {found}" if found else told, flush=True)
+    told = f"observations go through the VecNormalize of {found}"
+    print(told if found else WITHOUT_STATISTICS % policy, flush=True)
 
 
 def envs(words: tyro.conf.Positional[tuple[str, ...]] = (), /, *, all: bool = False) -> int:

@@ -199,7 +199,7 @@ def _load_run(
 def _about_spaces(home: Path, module: Any, options: Any) -> str:
     """Say how an env's spaces differ from those of a run; return "" if they do not."""
     from vecenv.learn import load_checkpoint
-    from vecenv.train.policy import POLICY_FILE, env_of, space_of
+    from vecenv.train.policy import POLICY_FILE, describe_space, env_of, space_of
 
     trainer = getattr(module.load_policy, "__self__", None)
     if not (home / POLICY_FILE).exists() or not hasattr(options, "env_kwargs") or not trainer:
@@ -207,9 +207,13 @@ def _about_spaces(home: Path, module: Any, options: Any) -> str:
     saved = load_checkpoint(home / POLICY_FILE)["spaces"]
     with closing(trainer.make_envs(options, 1)) as envs:
         own = envs.single_observation_space, envs.single_action_space
-    if saved is None or (theirs := tuple(map(space_of, saved))) == own:
+    if saved is None:
         return ""
-    texts = [f"{obs} and actions {actions}" for obs, actions in (theirs, own)]
+    # Both go the same way, as MultiBinary(3) comes back as MultiBinary((3,)), which is not equal.
+    both = [list(map(space_of, texts)) for texts in (saved, map(describe_space, own))]
+    texts = [f"{obs} and actions {actions}" for obs, actions in both]
+    if both[0] == both[1]:
+        return ""
     return f"was trained with observations {texts[0]}; {env_of(options)} has {texts[1]}"
 
 

@@ -104,8 +104,7 @@ class DQN(Replay):
         # Each picture is stored once, and so is each frame of a stack.
         stores_next = obs_space.shape is None or len(obs_space.shape) == 1
         kept: Any = {"frame_stack": options.frame_stack or None, "store_next": stores_next}
-        kept |= {"n_step": options.n_step, "device": options.device}
-        self.set_up(obs_space, space, False, **kept)
+        self.set_up(obs_space, space, False, n_step=options.n_step, device=options.device, **kept)
 
     def choose(self, obs: Any) -> np.ndarray:
         """Return the best actions, some replaced by random ones."""
@@ -113,9 +112,8 @@ class DQN(Replay):
         random = self.rng.integers(self.envs.single_action_space.n, size=count)
         if self.steps < options.learning_starts:
             return random
-        progress = min(self.steps / max(options.exploration_steps, 1), 1.0)
-        first, last = options.exploration
-        is_random = self.rng.random(count) < first + (last - first) * progress
+        share = np.interp(self.steps, (0, max(options.exploration_steps, 1)), options.exploration)
+        is_random = self.rng.random(count) < share
         x = leaf_by_leaf(lambda part: torch.from_numpy(part).to(options.device), obs)
         return np.where(is_random, random, self.agent.act(x).cpu().numpy())
 

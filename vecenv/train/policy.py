@@ -16,7 +16,7 @@ from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Space
 
 from buffers.core.arguments import tree_leaves
 from buffers.core.spaces import build_tree, describe_space, space_leaves, space_of
-from vecenv.cage.saved import find_vecnormalize, is_sb3_file, load_sb3_model
+from vecenv.cage.saved import WITHOUT_STATISTICS, find_vecnormalize, is_sb3_file, load_sb3_model
 from vecenv.core.masks import allow_something, mask_starts, mask_width
 from vecenv.core.spaces import leaf_by_leaf
 from vecenv.learn import load_checkpoint, load_options
@@ -88,8 +88,7 @@ class Policy:
         if sample and "sample" not in names:
             raise TypeError(f"{self.name} has values, not probabilities: leave sample out")
         given = {"starts": torch.from_numpy(begins.copy()), "sample": sample}
-        given = {name: value for name, value in given.items() if name in names}
-        actions = np.asarray(self._act(x, **given))
+        actions = np.asarray(self._act(x, **{k: v for k, v in given.items() if k in names}))
         return actions[0] if is_one else actions
 
     def _take(self, masks: Any) -> None:
@@ -99,9 +98,7 @@ class Policy:
                 raise ValueError(f"masks are given, but {self.action_space} has none")
             return
         if masks is None and self.wants_masks:
-            told = "the policy was trained with action masks and is asked without: it may choose "
-            told += "actions that are not allowed; give masks=, as of `action_masks()`"
-            _logger.warning(told)
+            _logger.warning("the policy was trained with masks and is asked without: give masks=")
             self.wants_masks = False  # the log says it once
         expected = self.num_envs, mask_width(self.action_space)
         masks = np.ones(expected) if masks is None else masks
@@ -180,8 +177,7 @@ def load_policy(
         if spaces is None:
             raise ValueError("it has no spaces of arrays: vecenv play plays policies of games")
         name = f"{made_by.removeprefix(LIBRARY)}, trained in {kept['env']}"
-        obs_space, action_space = map(space_of, spaces)
-        policy = Policy(obs_space, action_space, name)
+        policy = Policy(*map(space_of, spaces), name)
         policy.wants_masks = bool(kept["masks"])
     except Exception as error:  # parts of the space may raise anything
         raise ValueError(f"{home / POLICY_FILE} can't be read: {error!s:.200}") from None
@@ -205,11 +201,12 @@ def load_agent(agent: Any, path: Path) -> None:
     file = home / LAST if home.is_dir() else path
     if not file.exists():
         raise FileNotFoundError(f"{path} has no policy yet: its training has not saved {file}")
+    saved = load_checkpoint(file)
     try:
-        agent.load_state_dict(load_checkpoint(file)["state"]["agent"])
+        agent.load_state_dict(saved["state"]["agent"])
     except (KeyError, RuntimeError) as error:
-        told = f"{file} does not fit: {' '.join(str(error).split())}; load it with the code that "
-        told += "trained it (code= of load_policy, --algo of vecenv play)"
+        told = f"{file} has weights of another agent; load it with the code and options that made "
+        told += f"it (code= of load_policy, --algo of play): {' '.join(str(error).split()):.300}"
         raise OptionsError(told) from error
 
 
@@ -238,9 +235,7 @@ def _load_sb3(path: Path, vecnormalize: str | Path | None) -> Policy:
     """Return the policy of a model of stable-baselines3 or sb3-contrib."""
     loaded = load_sb3_model(path, vecnormalize)
     if vecnormalize is None and find_vecnormalize(path) is None:
-        told = "no vecnormalize.pkl is beside %s: its observations are taken as they are, which is "
-        told += "wrong if it was trained under VecNormalize; name the file by vecnormalize="
-        _logger.warning(told, path)
+        _logger.warning(WITHOUT_STATISTICS, path)
     model, uses_masks, _ = loaded
     name = f"{type(model).__name__} of stable-baselines3"
     policy = Policy(model.observation_space, model.action_space, name)

@@ -229,8 +229,7 @@ class PPO(Trainer):
         self.start()
         if isinstance(envs, RayVectorEnv):
             if cell is not None:
-                told = "actors keep no memory between rollouts; use another backend"
-                raise OptionsError(f"--recurrent {options.recurrent} with --backend ray: {told}")
+                raise OptionsError("--recurrent: Ray's actors keep no memory; use --backend async")
             envs.set_policy(lambda actor_envs: Actor(actor_envs, options, make_agent))
         count, rows = options.num_minibatches, envs.num_envs * options.num_steps
         calls = options.total_steps // self.rollout_steps * options.num_epochs * count
@@ -238,9 +237,8 @@ class PPO(Trainer):
         # Rows of a sequence depend on each other, so no gradient of sequences is split.
         given |= {"may_split": cell is None, "deferred": self.is_captured}
         self.gradient = self.make_gradient(calls, rows // count, **given)
-        given = {"max_grad_norm": options.max_grad_norm, "deferred": self.is_captured}
-        weights = self.gradient.parameters()
-        self.optimizer = Adam(weights, lr=options.learning_rate, eps=1e-5, **given)
+        given = {"max_grad_norm": options.max_grad_norm, "deferred": self.is_captured, "eps": 1e-5}
+        self.optimizer = Adam(self.gradient.parameters(), lr=options.learning_rate, **given)
         if self.is_captured:  # from here on, CUDA graphs replay these functions, without waits
             # Sums over several ranks stay outside: torch does not watch those in a graph, and would
             # wait forever for a rank that has ended.

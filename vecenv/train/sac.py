@@ -179,8 +179,7 @@ class SAC(Replay):
         """Return a function from observations to the likeliest, or with `sample` drawn, actions."""
 
         def act(obs: Any, *, sample: bool = False) -> np.ndarray:
-            shape = (envs.num_envs, agent.num_actions) if sample else ()
-            noise = torch.randn(shape) if sample else torch.zeros(())
+            noise = torch.randn(envs.num_envs, agent.num_actions) if sample else torch.zeros(())
             return agent.to_env(agent.act(obs, noise.to(options.device)).cpu().numpy())
 
         return act

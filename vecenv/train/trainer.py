@@ -280,8 +280,7 @@ class Trainer:
         """Do what `run` does, in a given folder and in one of several processes."""
         count = getattr(options, "num_envs", None) or options.num_games
         if count % ranks.size:
-            told = f"{count} envs can't be split evenly among {ranks.size} ranks"
-            raise OptionsError(f"--num-envs: {told}")
+            raise OptionsError(f"--num-envs: {count} is no multiple of the {ranks.size} ranks")
         num_envs = count // ranks.size
         given: Any = {"overwrite": options.overwrite, "save_every": options.save_every}
         given["tensorboard"] = options.tensorboard and ranks.rank == 0
