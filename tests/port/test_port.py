@@ -62,17 +62,6 @@ def test_a_difference_is_told_with_its_lines(changed, what, python_line, kernel_
     assert str(found).count("\n") >= 3 and found.actions[0] is None
 
 
-<<<<<<< HEAD
-=======
-def test_a_field_is_named_with_the_line_that_set_it():
-    kernels = dataclasses.replace(toys.WALK, step=toys.step_other_field)
-    found = prove(toys.Walk, kernels, minutes=0.1, debug=True, has_free_runs=False).difference
-    assert found is not None and found.what == "field wind"
-    assert (found.python, found.kernels) == ("-1", "-2")
-    assert line_of("self.wind = int(") in found.python_line
-    assert line_of("state.wind = -2") in found.kernel_line
-
-
 def test_a_part_of_an_observation_that_is_rarely_written_is_a_difference():
     def observe(state, out):
         out[1] = state.wind
@@ -84,7 +73,6 @@ def test_a_part_of_an_observation_that_is_rarely_written_is_a_difference():
     assert found is not None and found.what == "observation[0]" and found.python == "8"
 
 
->>>>>>> h-port
 def test_a_draw_too_many_is_named_with_its_line():
     kernels = dataclasses.replace(toys.WALK, step=toys.step_one_more_draw)
     found = prove(toys.Walk, kernels, **BRIEF).difference
