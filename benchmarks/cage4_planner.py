@@ -157,7 +157,7 @@ def main(
     seed: int = 1000,
 ) -> None:
     """Print score, that without the contractors' Impact, number of choices unlike the rules'."""
-    rules, found = compile_rules(Cage4Options()), np.zeros((2, episodes, 3))
+    rules, found = compile_rules(Cage4Options(log=True)), np.zeros((2, episodes, 3))
     for num, part in zip((0, copies), found, strict=True):
         for episode in range(episodes):
             raw = np.zeros((2, STATE.itemsize), np.uint8)

@@ -49,6 +49,12 @@ def recv_all(self, min_envs=None, timeout=None, *, max_envs=None):
     return SyncVectorEnv.recv(self, timeout=timeout)
 
 
+def recv_of_nothing(self, *args, **options):
+    if not self._calls.num_in_flight:
+        raise KeyError("nothing was sent")
+    return SyncVectorEnv.recv(self, *args, **options)
+
+
 def reset_shaking_others(self, *, seed=None, options=None):
     result = SyncVectorEnv.reset(self, seed=seed, options=options)
     if options is not None:
@@ -85,6 +91,11 @@ def step_of_columns(self, actions, *, out=None):
 
 
 BROKEN_VEC_ENVS = {
+    "recv of nothing": (
+        {"recv": recv_of_nothing},
+        "recv without send raises NoAsyncCallError",
+        "nothing was sent",
+    ),
     "out ignored": (
         {"step": step_ignoring_out},
         "step(out=) returns the caller's arrays, with what step returns",

@@ -5,7 +5,6 @@ import os
 import secrets
 import stat
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -103,19 +102,6 @@ def test_a_link_that_lies_under_a_name_aside_is_not_followed(tmp_path, monkeypat
         write_text(path, "newer")
     assert (other.read_text(), path.read_text()) == ("precious", "new")
     assert (tmp_path / ".numbers.guessed.json").is_symlink()  # it is not ours to remove
-
-
-def test_threads_that_write_one_file_do_not_disturb_one_another(tmp_path):
-    path, texts = tmp_path / "numbers.json", [str(n) * 50_000 for n in range(8)]
-
-    def write_often(text):
-        for _ in range(20):
-            write_text(path, text)
-            assert path.read_text() in texts
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(write_often, texts))
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_looking_whether_a_file_can_be_written_removes_no_link(tmp_path):

@@ -61,29 +61,29 @@ def test_every_source_makes_the_same_envs(source):
     assert_same(first_run(envs), first_run(expected))
 
 
+NO_SOURCE = "env must be a registered id, an EnvSpec, a factory or a l"
+
+
 @pytest.mark.parametrize(
-    ("source", "num_envs", "message"),
+    ("args", "options", "error", "message"),
     [
-        ("CartPole-v1", 0, "num_envs is 0, expected an integer of at least 1"),
-        ("CartPole-v1", -2, "num_envs is -2"),
-        ("CartPole-v1", 2.0, r"num_envs is 2\.0"),
-        ("CartPole-v1", True, "num_envs is True"),
-        (CounterEnv, 0, "num_envs is 0"),
-        ([CounterEnv] * 3, 2, "num_envs is 2, but 3 factories were given"),
-        ([], None, "num_envs is 0|no factories|empty"),
+        (("CartPole-v1", 0), {}, ValueError, "num_envs is 0, expected an integer of at least 1"),
+        (("CartPole-v1", -2), {}, ValueError, "num_envs is -2"),
+        (("CartPole-v1", 2.0), {}, ValueError, r"num_envs is 2\.0"),
+        (("CartPole-v1", True), {}, ValueError, "num_envs is True"),
+        ((CounterEnv, 0), {}, ValueError, "num_envs is 0"),
+        (([CounterEnv] * 3, 2), {}, ValueError, "num_envs is 2, but 3 factories were given"),
+        (([],), {}, ValueError, "num_envs is 0|no factories|empty"),
+        *(((wrong,), {}, TypeError, NO_SOURCE) for wrong in (5, None, {"a": CounterEnv}, b"x")),
+        (([CounterEnv, "CartPole-v1"],), {}, TypeError, NO_SOURCE),
+        ((CounterEnv, 2), {"g": 1, "m": 2}, TypeError, r"g, m would go to .* functools.partial"),
+        ((CounterEnv, 2), {"n_envs": 2}, TypeError, "n_envs: write num_envs="),  # as others have it
+        (("CartPole-v1", 2), {"env_kwargs": 2}, TypeError, "env_kwargs: write the env's arguments"),
     ],
 )
-def test_wrong_numbers_are_refused(source, num_envs, message):
-    with pytest.raises(ValueError, match=message):
-        make_vec(source, num_envs)
-
-
-@pytest.mark.parametrize("source", [5, None, [CounterEnv, "CartPole-v1"], {"a": CounterEnv}, b"x"])
-def test_other_sources_are_refused(source):
-    with pytest.raises(
-        TypeError, match="env must be a registered id, an EnvSpec, a factory or a l"
-    ):
-        make_vec(source)
+def test_wrong_arguments_are_refused(args, options, error, message):
+    with pytest.raises(error, match=message):
+        make_vec(*args, **options)
 
 
 def test_arguments_of_gymnasium_make_are_not_the_envs():
@@ -94,11 +94,6 @@ def test_arguments_of_gymnasium_make_are_not_the_envs():
         _, _, _, truncations, _ = envs.step([0, 1])
     assert truncations.all()
     assert all(PassiveEnvChecker not in wrappers_of(env) for env in envs.envs)
-
-
-def test_arguments_for_a_factory_are_refused():
-    with pytest.raises(TypeError, match=r"g, m would go to .* functools.partial"):
-        make_vec(CounterEnv, 2, g=1, m=2)
 
 
 @pytest.mark.parametrize("source", [CounterEnv, "CartPole-v1"])
@@ -117,15 +112,6 @@ def test_num_workers_means_workers(backend):
     envs.close()
     with pytest.raises(TypeError, match="num_workers, which backend 'sync' does not take"):
         make_vec("CartPole-v1", 3, num_workers=3)
-
-
-NAMES_OF_SB3 = [(CounterEnv, "n_envs"), ("CartPole-v1", "env_kwargs")]
-
-
-@pytest.mark.parametrize(("source", "name"), NAMES_OF_SB3)
-def test_names_of_stable_baselines3_are_told_what_to_write(source, name):
-    with pytest.raises(TypeError, match=rf"{name}: write (num_envs=|the env's arguments)"):
-        make_vec(source, 2, **{name: 2})
 
 
 def test_a_device_for_envs_of_python_says_which_envs_have_one():

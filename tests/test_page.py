@@ -175,8 +175,9 @@ def test_frames_are_exact_and_of_one_size():
         frame[number // 2, 5] = 200
         frames.add(frame)
         shown.append(frame.copy())
+    frames.add(np.dstack([frame, np.full(frame.shape[:2], 9, np.uint8)]))  # its opacity is left out
     data["frames"] = frames.to_list(10**9)
-    assert [bool(file) for file in data["frames"]] == [True, False] * 3
+    assert [bool(file) for file in data["frames"]] == [True, False] * 3 + [False]
     for index, pixels in enumerate(shown):
         np.testing.assert_array_equal(pixels_of(data, index), pixels)
     with pytest.raises(ValueError, match="a picture of 4 x 3 after ones of 40 x 30"):

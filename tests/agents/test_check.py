@@ -27,8 +27,7 @@ def test_games_pass(factory, mode):
     report = check_vector_env(envs, num_steps=25)
     assert not report.skipped
     assert "the same seed gives the same run" in report.passed
-    assert "`valid` after a step is `alive` before it" in report.passed
-    assert len(report.passed) > 10
+    assert "observations of agents that act next are in their space" in report.passed
 
 
 @pytest.mark.slow  # compiles
@@ -44,36 +43,6 @@ def broken(monkeypatch, change):
     with pytest.raises(VectorEnvCheckError) as raised:
         check_vector_env(envs, num_steps=25)
     return raised.value.failures
-
-
-def keep_old_rows(monkeypatch, envs):
-    def begin_step(self):
-        self.terminations[:] = self.truncations[:] = self.valid[:] = 0
-        self.rewards[:] = 0
-
-    monkeypatch.setattr(vecenv.agents.game._Columns, "begin_step", begin_step)
-
-
-def reward_the_dead(monkeypatch, envs):
-    step = AgentsVecEnv.step
-
-    def wrong(self, actions, out=None):
-        obs, rewards, *rest = step(self, actions, out=out)
-        return obs, {name: part + 1 for name, part in rewards.items()}, *rest
-
-    monkeypatch.setattr(AgentsVecEnv, "step", wrong)
-
-
-def forget_who_acted(monkeypatch, envs):
-    step = AgentsVecEnv.step
-
-    def wrong(self, actions, out=None):
-        results = step(self, actions, out=out)
-        for group in self.groups.values():
-            group.valid[:] = True
-        return results
-
-    monkeypatch.setattr(AgentsVecEnv, "step", wrong)
 
 
 def ignore_seeds(monkeypatch, envs):
@@ -105,9 +74,6 @@ def observe_nan(monkeypatch, envs):
     [
         (reward_with_nan, "rewards are numbers"),
         (observe_nan, "observations of agents that act next are in their space"),
-        (keep_old_rows, "observations of agents that neither acted nor act next are zeros"),
-        (reward_the_dead, "rows of agents that did not act have no reward and no flags"),
-        (forget_who_acted, "`valid` after a step is `alive` before it"),
         (ignore_seeds, "the same seed gives the same run"),
     ],
 )

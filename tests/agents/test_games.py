@@ -86,19 +86,6 @@ def test_one_group_is_a_vec_env_and_several_are_dicts():
     several.close()
 
 
-def test_rows_step_by_sends_that_count_games():
-    envs = make_vec_agents(runners, 3, backend="sync")
-    envs.reset(seed=0)
-    envs.send(np.zeros(6, int), [2, 0])
-    batch = envs.recv(min_envs=1, max_envs=1)
-    assert_same(batch.game_ids, np.array([2]))
-    assert_same(batch.env_ids, np.array([6, 7, 8]))
-    assert batch.obs.shape == (3, 3)
-    assert_same(batch.valid, envs.valid[6:])
-    envs.recv()
-    envs.close()
-
-
 def test_a_reset_mask_has_entries_for_games_or_equal_ones_for_their_rows():
     envs = make_vec_agents(functools.partial(runners, late=False), 2, backend="sync")
     envs.reset(seed=0)

@@ -28,7 +28,7 @@ def test_steps_of_games_are_counted():
 
 
 def test_unknown_games_are_refused_before_anything_is_started():
-    with pytest.raises(ModuleNotFoundError, match="agents has no such module; it has"):
+    with pytest.raises(ModuleNotFoundError, match="agents has no such module"):
         run_comparison(Options("agents:agents.parallel_tug"))
 
 

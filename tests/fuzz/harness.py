@@ -3,7 +3,7 @@
 `run_apart` runs a case in a forked process and tells one that dies by a signal or hangs from one
 that passes, with what it said last. `run_operations` does random operations on an object and names
 the one that failed. `Known` is a vector env whose results are known from a twin that nothing
-disturbs; `interrupts` interrupts its calls.
+disturbs; fuzzers interrupt its calls, or fork in them.
 """
 
 import contextlib
@@ -137,7 +137,7 @@ class Known:
 
     Args:
         rng: Draws sizes, options and actions.
-        target: "async", "cartpole" or "cage2".
+        target: "async" or "cartpole".
     """
 
     num_steps = 12  # that are known
@@ -169,10 +169,6 @@ class Known:
         if self.target == "async":
             factories = [functools.partial(Walk, self.pause_s)] * self.num_envs
             return AsyncVectorEnv(factories, **options)
-        if self.target == "cage2":
-            from vecenv.cage import Cage2VectorEnv
-
-            return Cage2VectorEnv(self.num_envs, red_agent="mixed", episode_length=7, **options)
         from vecenv.jit.cartpole import CartPoleVectorEnv
 
         return CartPoleVectorEnv(self.num_envs, max_episode_steps=9, **options)

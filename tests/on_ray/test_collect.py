@@ -195,19 +195,3 @@ def test_what_a_policy_is_given_is_its_own_to_keep():
         envs.collect(new_slots(envs), {"shift": 0}, inputs=[chosen], fields=fields)
         assert not fields["torn"].any()
     envs.close()
-
-
-def test_policies_may_take_as_long_to_make_as_envs():
-    def make(envs):
-        time.sleep(1.0)  # the import of a large library
-        return Follower(envs)
-
-    options = {"num_workers": 2, "timeout": 0.5}
-    envs = RayVectorEnv(faulty(2), start_timeout=60.0, **options)
-    envs.set_policy(make)
-    envs.close()
-    envs = RayVectorEnv(faulty(2), **options)
-    envs._pool.start_timeout = 0.2
-    with pytest.raises(StepTimeoutError, match=r"`set_policy` has timed out after 0.2"):
-        envs.set_policy(make)
-    envs.close(terminate=True)

@@ -1,14 +1,11 @@
 """RayVectorEnv: compiled envs in actors, timing, ids; the rules of all backends: test_backends."""
 
 import functools
-import sys
-import types
 
 import gymnasium as gym
 import pytest
 from envs import (
     CounterEnv,
-    counters,
     mode_id,
 )
 from equality import assert_same
@@ -44,21 +41,6 @@ def test_compiled_envs(name, mode):
     here.close()
 
 
-def test_timing_counts_calls_and_the_time_of_actors():
-    spread = RayVectorEnv(counters([3] * 4), num_workers=2)
-    spread.reset()
-    spread.timing.enable()
-    for _ in range(5):
-        spread.step([0] * 4)
-    report = spread.timing.report()
-    assert report.num_steps == 20
-    assert "RayVectorEnv" in str(report)
-    spread.timing.disable()
-    spread.step([0] * 4)
-    assert spread.timing.report().num_steps == 20
-    spread.close()
-
-
 @pytest.mark.parametrize("way", ["step", "recv"])
 def test_a_slow_env_is_seen_in_its_actor(tmp_path, way):
     fns = [functools.partial(SyntheticEnv, wait_ms=30.0 if k == 2 else 3.0) for k in range(4)]
@@ -83,20 +65,6 @@ def test_a_slow_env_is_seen_in_its_actor(tmp_path, way):
     spread.close()
 
 
-def test_the_time_of_compiled_actors_is_known_too():
-    spread = RayVectorEnv(CartPoleVectorEnv, num_envs=8, num_workers=2)
-    spread.timing.enable()
-    spread.reset()
-    for _ in range(3):
-        spread.step([0] * 8)
-    report = spread.timing.report()
-    spread.timing.disable()
-    spread.close()
-    assert report.num_steps == 24
-    assert min(report.shares["hand-over"], report.shares["env compute"]) > 0
-    assert report.shares["straggler wait"] == 0  # only the slowest actor of each call is known
-
-
 def test_ids_registered_by_the_caller_are_known_in_actors():
     gym.register("Counter-v7", CounterEnv, disable_env_checker=True)
     try:
@@ -119,16 +87,3 @@ def test_make_vec_on_ray():
     twin = CartPoleVectorEnv(6, autoreset_mode="SameStep", max_episode_steps=None)
     assert_same(compiled.reset(seed=1)[0], twin.reset(seed=1)[0])
     compiled.close()
-
-
-def test_ids_of_modules_that_actors_lack_are_no_hindrance(monkeypatch):
-    absent = types.ModuleType("absent_here")
-    absent.Absent = type("Absent", (CounterEnv,), {"__module__": "absent_here"})
-    monkeypatch.setitem(sys.modules, "absent_here", absent)
-    gym.register("Absent-v0", absent.Absent, disable_env_checker=True)
-    try:
-        spread = RayVectorEnv(counters([3] * 2), num_workers=2)
-        assert spread.reset()[0].tolist() == [[0, 0, 0], [1, 0, 0]]
-        spread.close()
-    finally:
-        gym.registry.pop("Absent-v0")

@@ -4,11 +4,10 @@ import functools
 
 import numpy as np
 import pytest
-from envs import counters
 from masked_envs import Minefield, mask_of
 from on_ray.toy_policies import Masked
 
-from vecenv import NoActionMaskError, RayVectorEnv, StepSlot, make_vec
+from vecenv import RayVectorEnv, StepSlot, make_vec
 from vecenv.cage import Cage2VectorEnv
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
@@ -63,14 +62,4 @@ def test_policies_in_actors_see_the_masks_of_their_envs(form):
         expected = mask_of(np.where(keys[-1] == 0, 31, keys[-1]))
         np.testing.assert_array_equal(envs.action_masks(), expected)
         obs = slots[-1].obs.copy()
-    envs.close()
-
-
-def test_envs_without_masks():
-    envs = RayVectorEnv(counters([3, 4]), num_workers=2)
-    envs.reset()
-    assert not envs.has_action_masks
-    with pytest.raises(NoActionMaskError, match="the envs give no action masks; an env that has"):
-        envs.action_masks()
-    envs.step([0, 0])
     envs.close()

@@ -3,7 +3,11 @@
 import dataclasses
 import importlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +16,10 @@ from port import toys
 
 from vecenv.command.cli import main
 from vecenv.jit import JitVectorEnv
-from vecenv.port import prove
+from vecenv.port import StuckError, prove
 from vecenv.port.returns import compare_means
 
-BRIEF = {"minutes": 0.004, "debug": True, "has_free_runs": False}
+BRIEF: Any = {"minutes": 0.004, "debug": True, "has_free_runs": False}
 
 
 def line_of(text):
@@ -44,6 +48,7 @@ def test_masks_and_fields_are_compared():
         ({"step": toys.step_rarely_wrong}, "reward", "reward = 1.0 if self", "reward = 0.5"),
         ({"observe": toys.observe_wrong}, "observation[1]", "", "out[1] = 5"),
         ({"action_mask": toys.mask_wrong}, "mask[0]", "", "def mask_wrong"),
+        ({"step": toys.step_other_field}, "field wind", "self.wind = int(", "state.wind = -2"),
     ],
 )
 def test_a_difference_is_told_with_its_lines(changed, what, python_line, kernel_line):
@@ -57,13 +62,15 @@ def test_a_difference_is_told_with_its_lines(changed, what, python_line, kernel_
     assert str(found).count("\n") >= 3 and found.actions[0] is None
 
 
-def test_a_field_is_named_with_the_line_that_set_it():
-    kernels = dataclasses.replace(toys.WALK, step=toys.step_other_field)
+def test_a_part_of_an_observation_that_is_rarely_written_is_a_difference():
+    def observe(state, out):
+        out[1] = state.wind
+        if state.place != 8:
+            out[0] = state.place
+
+    kernels = dataclasses.replace(toys.WALK, observe=observe)
     found = prove(toys.Walk, kernels, minutes=0.1, debug=True, has_free_runs=False).difference
-    assert found is not None and found.what == "field wind"
-    assert (found.python, found.kernels) == ("-1", "-2")
-    assert line_of("self.wind = int(") in found.python_line
-    assert line_of("state.wind = -2") in found.kernel_line
+    assert found is not None and found.what == "observation[0]" and found.python == "8"
 
 
 def test_a_draw_too_many_is_named_with_its_line():
@@ -151,6 +158,84 @@ def test_what_can_not_be_compared_is_refused(env, kernels, options, message):
 def test_kernels_must_be_some():
     with pytest.raises(TypeError, match="expected EnvKernels or what makes a JitVectorEnv"):
         prove(toys.Walk, "walk", **BRIEF)
+    with pytest.raises(TypeError, match="expected a Gymnasium env or a parallel env with reset"):
+        prove(dict, toys.WALK, **BRIEF)
+    with pytest.raises(ValueError, match=r"minutes is 0\.0, expected a number above 0"):
+        prove(toys.Walk, toys.WALK, minutes=0.0)
+
+
+def test_a_state_that_luck_does_not_reach_is_compared():
+    found = prove(toys.Lock, toys.LOCK, minutes=1.0, debug=True, has_free_runs=False).difference
+    assert found is not None and found.what == "reward", found
+    assert line_of("return 2.0, True, False") in found.kernel_line
+    assert len(found.actions) >= 13  # from the seed, not from a copy
+
+
+def test_what_was_not_seen_is_told():
+    def step(state, action, rng):
+        if state.place < -5:
+            state.wind = 7
+        return toys.step(state, action, rng)
+
+    proof = prove(toys.Walk, dataclasses.replace(toys.WALK, step=step), **BRIEF)
+    (lines,) = proof.lines_not_run.values()
+    assert proof.is_proven and len(lines) == 1 and "was never true" in str(proof)
+    assert f"test_port.py: {lines[0]}" in str(proof)
+    assert "state.place < -5 was never true" in proof.outcomes_not_seen[0]
+    assert Path(__file__).read_text().splitlines()[lines[0] - 1].strip() == "state.wind = 7"
+
+
+@pytest.mark.parametrize("env", [toys.Uncopied, toys.Locked])
+def test_an_env_whose_copies_fail_gives_no_false_alarm(env):
+    proof = prove(env, toys.WALK, **BRIEF | {"minutes": 0.02})
+    assert proof.is_proven and proof.styles["rare states"] > 0, str(proof)
+
+
+def test_a_call_that_does_not_return_is_a_difference():
+    options: Any = {"minutes": 0.2, "debug": True, "has_free_runs": False, "timeout": 0.5}
+    endless = dataclasses.replace(toys.WALK, step=toys.step_endless)
+    found = prove(toys.Walk, endless, **options).difference
+    assert found is not None and found.what == "deadline" and found.actions
+    assert "step of the kernels did not return within 0.5 s: `step_endless`" in found.kernels
+    assert "toys.py:" in found.kernels
+    try:
+        text = str(prove(toys.Endless, toys.WALK, **options))
+    except StuckError as error:  # while it is played alone
+        text = str(error)
+    assert "step of the Python env did not return within 0.5 s: `step` at" in text
+
+
+def test_ctrl_c_ends_a_proof_with_what_was_found():
+    calls = []
+
+    def interrupt(obs):
+        calls.append(obs)
+        if len(calls) > 20:
+            raise KeyboardInterrupt
+        return 1
+
+    proof = prove(toys.Walk, toys.WALK, policies=[interrupt], **BRIEF | {"minutes": 0.1})
+    assert proof.is_interrupted and not proof.is_proven and proof.counts["steps"] > 20
+    assert "interrupted: no difference was found so far" in str(proof)
+
+
+@pytest.mark.slow
+def test_the_command_ends_compiled_kernels_that_loop(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import dataclasses\nfrom port import toys\n"
+        "ENDLESS = dataclasses.replace(toys.WALK, step=toys.step_endless)\n"
+    )
+    command = [sys.executable, "-m", "vecenv", "port", "port.toys:Walk", "mine:ENDLESS"]
+    done = subprocess.run(
+        [*command, "--timeout", "1", "--json", "report.json"],
+        cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "step of the kernels did not return in time" in done.stdout
+    assert "`step_endless` at" in done.stdout
+    told = json.loads((tmp_path / "report.json").read_text())
+    assert told["difference"]["what"] == "deadline"
 
 
 def test_an_exception_of_the_env_is_a_difference():
@@ -231,6 +316,11 @@ def test_the_command_reports_in_words_and_json(tmp_path, capsys):
     assert told["is_proven"] and told["fields"] == ["place", "wind"] and len(told["means"]) == 6
     assert main(["port", "port.toys:GlobalLuck", *args[2:]]) == 1
     assert "global randomness" in capsys.readouterr().out
+    if Path("/dev/full").exists():
+        assert main([*args, "--json", "/dev/full"]) == 2
+        assert "/dev/full: No space left on device" in capsys.readouterr().err
+    assert main(["port", "port.toys:Walk", "port.toys:WAKL"]) == 2
+    assert "EnvKernels in port.toys: LUCK_KERNELS, WALK" in capsys.readouterr().err
     assert main(["port", "port.toys:Walk"]) == 2
     assert "KERNELS is missing" in capsys.readouterr().err
 

@@ -1,12 +1,14 @@
 """Small envs with their kernels, and envs that can't be compared."""
 
 import random
+import threading
 import time
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
+from numba import njit
 
 from vecenv.jit import AgentsOf, EnvKernels
 from vecenv.jit.random import (
@@ -326,3 +328,77 @@ class Raising(Walk):
         if self.place == 8 and action == 0:
             raise RuntimeError("no way back")
         return super().step(action)
+
+
+CODE = (0, 3, 1, 2, 2, 0, 1, 3, 0, 0, 2, 1)
+
+
+class Lock(gym.Env):
+    """Opens after the right twelve of four actions in a row: luck alone does not find them."""
+
+    observation_space, action_space = Box(0, 12, (1,), np.int64), Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = 0
+        return np.array([0]), {}
+
+    def step(self, action):
+        self.place = self.place + 1 if action == CODE[self.place] else 0
+        return np.array([self.place]), float(self.place == 12), self.place == 12, False, {}
+
+
+def lock_reset(state, rng):
+    state.place = 0
+
+
+def lock_step(state, action, rng):
+    state.place = state.place + 1 if action == CODE[state.place] else 0
+    if state.place == 12:
+        return 2.0, True, False
+    return 0.0, False, False
+
+
+def lock_observe(state, out):
+    out[0] = state.place
+
+
+LOCK = EnvKernels(
+    [("place", np.int32)], Lock.observation_space, Lock.action_space,
+    lock_reset, lock_step, lock_observe, name="lock",
+)  # fmt: skip
+
+
+class Uncopied(Walk):
+    """Has a function that holds the env: a copy of the env moves the original one."""
+
+    def __init__(self):
+        self.move = lambda to: setattr(self, "place", to)
+
+    def step(self, action):
+        found = super().step(action)
+        self.move(int(found[0][0]))
+        return found
+
+
+class Locked(Walk):
+    """Can't be copied."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+
+class Endless(Walk):
+    def step(self, action):
+        while self.place == 8:
+            pass
+        return super().step(action)
+
+
+compiled_step = njit(step)
+
+
+def step_endless(state, action, rng):
+    while state.place == 8:
+        state.wind = 0
+    return compiled_step(state, action, rng)

@@ -7,14 +7,12 @@ import time
 from functools import partial
 from itertools import pairwise
 
-import gymnasium as gym
 import numba
 import numpy as np
 import pytest
 from choices import fast_are
 from gymnasium.error import AlreadyPendingCallError
-from gymnasium.spaces import Box, Discrete
-from timing.test_truth import measured_anew
+from timing.test_truth import KnownEnv, measured_anew
 from workers.faulty_envs import DIE, FINE, faulty
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec
@@ -27,30 +25,9 @@ BACKENDS = {
 }
 
 
-class CountingEnv(gym.Env):
-    """Measures its own steps with another clock than the stamps do."""
-
-    observation_space = Box(-1, 1, (3,), np.float32)
-    action_space = Discrete(2)
-
-    def __init__(self, step_s=0.0, length=5):
-        self.step_s = step_s
-        self.length = length
-        self.num_steps, self.spent_s, self.time_in_episode = 0, 0.0, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time_in_episode = 0
-        return np.zeros(3, np.float32), {}
-
-    def step(self, action):
-        begin = time.monotonic()
-        self.num_steps += 1
-        self.time_in_episode += 1
-        time.sleep(self.step_s)
-        self.spent_s += time.monotonic() - begin
-        is_over = self.time_in_episode == self.length
-        return np.zeros(3, np.float32), 0.0, False, is_over, {}
+def timed(step_s=0.0):
+    """An env that measures its own steps with another clock than the stamps do."""
+    return KnownEnv((step_s,), length=5)
 
 
 def run(envs, num_steps):
@@ -65,12 +42,13 @@ def run(envs, num_steps):
 @pytest.mark.parametrize("backend", fast_are(["sync", "async"], BACKENDS))
 @measured_anew
 def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
-    fns = [lambda k=k: CountingEnv(step_s=0.001 * (k + 1)) for k in range(4)]
+    fns = [lambda k=k: timed(0.001 * (k + 1)) for k in range(4)]
     envs = BACKENDS[backend](fns)
     envs.timing.enable()
     run(envs, 24)
     report = envs.timing.report()
-    num_steps, spent_s = envs.get_attr("num_steps"), envs.get_attr("spent_s")
+    num_steps = envs.get_attr("count")
+    spent_s = [sum(step_s for step_s, _ in each) for each in envs.get_attr("spent_s")]
     envs.close()
 
     assert math.isclose(sum(report.shares.values()), 1.0, abs_tol=1e-9)
@@ -94,7 +72,7 @@ def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
 
 @measured_anew
 def test_first_ready_waits_for_nobody():
-    fns = [lambda k=k: CountingEnv(step_s=0.01 if k == 0 else 0.001) for k in range(4)]
+    fns = [lambda k=k: timed(0.01 if k == 0 else 0.001) for k in range(4)]
     envs = AsyncVectorEnv(fns, num_workers=4)
     envs.reset(seed=1)
     envs.send(np.zeros(4, int))
@@ -120,7 +98,7 @@ def in_thread(name, function, *args):
 
 @measured_anew
 def test_an_env_that_another_thread_goes_on_with_is_timed_there(tmp_path):
-    envs = SyncVectorEnv([partial(CountingEnv, 0.003)])
+    envs = SyncVectorEnv([partial(timed, 0.003)])
 
     def begin():
         envs.timing.enable()
@@ -151,7 +129,7 @@ def test_an_env_that_another_thread_goes_on_with_is_timed_there(tmp_path):
 
 
 def test_disabled_timing_records_nothing_more():
-    envs = SyncVectorEnv([CountingEnv] * 2)
+    envs = SyncVectorEnv([timed] * 2)
     with pytest.raises(RuntimeError, match=r"call envs.timing.enable\(\) before"):
         envs.timing.report()
     envs.timing.enable()
@@ -167,7 +145,7 @@ def test_disabled_timing_records_nothing_more():
 
 
 def test_timing_is_not_switched_while_envs_are_in_flight():
-    envs = AsyncVectorEnv([CountingEnv] * 2, num_workers=1)
+    envs = AsyncVectorEnv([timed] * 2, num_workers=1)
     envs.reset(seed=1)
     envs.send([0, 1])
     with pytest.raises(AlreadyPendingCallError):
@@ -200,7 +178,7 @@ CATEGORIES = {"call", "wait", "copy", "phase", "env", "reset"}
 
 
 def test_the_trace_follows_the_format(tmp_path):
-    fns = [lambda k=k: CountingEnv(step_s=0.002 * (k + 1)) for k in range(4)]
+    fns = [lambda k=k: timed(0.002 * (k + 1)) for k in range(4)]
     envs = AsyncVectorEnv(fns, num_workers=4)
     envs.timing.enable()
     run(envs, 8)
@@ -239,7 +217,7 @@ def check_nesting(slices):
 
 
 def test_a_long_trace_is_cut_to_the_latest_steps(monkeypatch):
-    envs = SyncVectorEnv([CountingEnv] * 2)
+    envs = SyncVectorEnv([timed] * 2)
     envs.timing.enable()
     run(envs, 30)
     monkeypatch.setattr("vecenv.timing.trace.MOST_STEPS", 10)
@@ -268,7 +246,7 @@ def test_compiled_envs_are_stamped_around_their_kernel(tmp_path):
 
 
 def test_a_report_is_written_as_json_and_table(tmp_path):
-    envs = SyncVectorEnv([CountingEnv] * 2)
+    envs = SyncVectorEnv([timed] * 2)
     envs.timing.enable()
     run(envs, 5)
     report = envs.timing.report()
@@ -287,7 +265,7 @@ def test_a_report_is_written_as_json_and_table(tmp_path):
 
 
 def test_a_report_fits_80_columns_whatever_users_name_their_phases():
-    envs = SyncVectorEnv([CountingEnv] * 2)
+    envs = SyncVectorEnv([timed] * 2)
     envs.timing.enable()
     run(envs, 5)
     for name in ("[red]:x:[/red]", "a phase with a name that takes most of the line " * 2):

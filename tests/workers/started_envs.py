@@ -7,10 +7,7 @@ import sys
 import time
 import warnings
 
-import gymnasium as gym
-import numpy as np
-from gymnasium.spaces import Box, Discrete
-from workers.faulty_envs import FaultyEnv
+from workers.faulty_envs import FaultyEnv, NapEnv
 
 
 class Spy(FaultyEnv):
@@ -93,21 +90,11 @@ class Threads(FaultyEnv):
         )
 
 
-class Calling(gym.Env):
+class Calling(NapEnv):
     """Calls something in every step."""
 
-    observation_space, action_space = Box(0, 1, (1,), np.float32), Discrete(2)
-
     def __init__(self, call):
-        self.call = call
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.call()
-        return np.zeros(1, np.float32), 0.0, False, False, {}
+        self.wait = call
 
 
 def hang():

@@ -214,10 +214,7 @@ def start_caller(then, context="fork"):
         ("stepping", "fork"),
         pytest.param("holding Python's lock", "forkserver", marks=pytest.mark.slow),
         pytest.param("hanging", "fork", marks=pytest.mark.slow),
-        pytest.param("hanging", "forkserver", marks=pytest.mark.slow),
         pytest.param("hanging", "spawn", marks=pytest.mark.slow),
-        pytest.param("stepping", "forkserver", marks=pytest.mark.slow),
-        pytest.param("stepping", "spawn", marks=pytest.mark.slow),
     ],
 )
 def test_workers_are_gone_soon_after_their_caller(then, context):
@@ -404,10 +401,8 @@ WAYS_OUT = {
         ("killed worker", "fork", False),
         ("killed caller", "fork", False),
         pytest.param("exit", "fork", False, marks=pytest.mark.slow),
-        pytest.param("killed caller", "forkserver", True, marks=pytest.mark.slow),
         pytest.param("killed caller", "spawn", True, marks=pytest.mark.slow),
         pytest.param("killed worker", "forkserver", True, marks=pytest.mark.slow),
-        pytest.param("close", "spawn", False, marks=pytest.mark.slow),
     ],
 )
 def test_what_envs_start_ends_with_their_worker(way, context, ignores):

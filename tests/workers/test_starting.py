@@ -289,17 +289,13 @@ print("done")
 
 
 @pytest.mark.slow
-def test_a_script_without_a_guard_runs_once_and_its_classes_come_back(tmp_path):
-    out = run_script(SCRIPT, "forkserver", folder=tmp_path)
-    assert out.split("\n")[:-1] == ["run", "caught None", "caught forkserver", "done"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [["-"], ["-m", "script"], ["-c", SCRIPT]])
-def test_code_from_anywhere_runs_once(tmp_path, command):
-    args = ["spawn"] if command != ["-c", SCRIPT] else []
-    out = run_script(SCRIPT, *args, folder=tmp_path, command=command)
-    assert out.count("run") == out.count("done") == 1
+@pytest.mark.parametrize("command", [None, ["-"], ["-m", "script"], ["-c", SCRIPT]])
+def test_code_from_anywhere_runs_once_and_its_classes_come_back(tmp_path, command):
+    method = {None: "forkserver"}.get(command and command[0], "spawn")
+    methods = [] if command == ["-c", SCRIPT] else [method]
+    out = run_script(SCRIPT, *methods, folder=tmp_path, command=command)
+    caught = [f"caught {context}" for context in (None, *methods)]
+    assert out.split("\n")[:-1] == ["run", *caught, "done"]
 
 
 # -- libraries with threads, in the caller and in envs --------------------------------------------
@@ -326,9 +322,6 @@ def function(name):
         layers = torch.nn.Linear(64, 256), torch.nn.Tanh(), torch.nn.Linear(256, 64)
         net = torch.nn.Sequential(*layers)
         return lambda x: net(torch.from_numpy(x).repeat(99, 1))[0].detach().numpy()
-    if name == "jax":
-        import jax
-        return jax.jit(lambda x: jax.numpy.tanh(jax.numpy.eye(64) @ x))
     return parallel if name == "numba" else np.tanh
 
 class Env(gym.Env):
@@ -365,14 +358,7 @@ for index in range(n):
     np.testing.assert_allclose([obs[index] for obs in found], expected, rtol=1e-4, atol=1e-5)
 print("done")
 """
-PLACES = [("torch", "nothing"), ("jax", "nothing"), ("numba", "nothing")]
-PLACES += [("nothing", "torch"), ("nothing", "jax"), ("nothing", "numba")]
-
-
-def drill(in_env, in_caller, how, folder):
-    if "jax" in (in_env, in_caller):
-        pytest.importorskip("jax")
-    assert run_script(DRILL, in_env, in_caller, how, folder=folder) == "done\n"
+PLACES = [("torch", "nothing"), ("numba", "nothing"), ("nothing", "torch"), ("nothing", "numba")]
 
 
 @pytest.mark.slow
@@ -381,7 +367,7 @@ def drill(in_env, in_caller, how, folder):
 @pytest.mark.parametrize(("in_env", "in_caller"), PLACES, ids="-".join)
 def test_libraries_with_threads_several_times(in_env, in_caller, how, tmp_path):
     for _ in range(3):
-        drill(in_env, in_caller, how, tmp_path)
+        assert run_script(DRILL, in_env, in_caller, how, folder=tmp_path) == "done\n"
 
 
 def test_fresh_interpreters_end_without_a_word_where_warnings_are_errors():

@@ -185,54 +185,6 @@ def test_a_video_is_a_file(tmp_path):
     assert envs.paths[0].read_bytes()[:4] == b"GIF8"
 
 
-class Drawn(gym.Env):
-    """Draws the same picture always: what it was made with."""
-
-    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
-    metadata = {"render_modes": ["rgb_array"]}
-    render_mode = "rgb_array"
-
-    def __init__(self, picture):
-        self.picture = picture
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action):
-        return np.zeros(2, np.float32), 0.0, False, False, {}
-
-    def render(self):
-        return self.picture
-
-
-def film(picture, folder):
-    """Film two steps of an env that draws this; return the first picture in the file."""
-    from PIL import Image
-
-    envs = vecenv.SyncVectorEnv([lambda: Drawn(picture)])
-    envs = wrappers.RecordVideo(envs, folder)
-    envs.reset(seed=1)
-    envs.step([0])
-    envs.close()
-    with Image.open(envs.paths[0]) as image:
-        return np.asarray(image.convert("RGB"))
-
-
-def test_pictures_with_an_opacity_are_filmed_without_it(tmp_path):
-    picture = np.zeros((8, 8, 4), np.uint8)
-    picture[:4, :, 0], picture[4:, :, 1], picture[..., 3] = 255, 200, 255
-    np.testing.assert_array_equal(film(picture, tmp_path), picture[..., :3])
-
-
-@pytest.mark.parametrize(
-    "picture", [np.zeros((8, 8), np.uint8), np.zeros((8, 8, 1), np.uint8), np.zeros((8, 8, 3))]
-)
-def test_what_is_no_picture_is_refused_when_it_is_drawn(picture, tmp_path):
-    with pytest.raises(ValueError, match=r"the env drew .*, expected a picture uint8"):
-        film(picture, tmp_path)
-
-
 BAD = {
     "no vector env": (
         lambda e: wrappers.ClipReward(gym.make("CartPole-v1"), 0),

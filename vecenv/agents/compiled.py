@@ -124,9 +124,7 @@ class CompiledAgentsVecEnv(AgentsVecEnv):
     # -- calls -------------------------------------------------------------------------------
 
     def _begin(self, obs: Any, infos: dict[str, Any], mask: Any) -> dict[str, Any]:
-        chosen = slice(None) if mask is None else self._on_device(mask)
-        for name in _OF_STEP:
-            self._fields[name][chosen] = 0
+        self._clear(slice(None) if mask is None else self._on_device(mask))
         self._require_agents()
         self._note_agents()
         return {name: self._observed(obs, layout) for name, layout in self._layouts.items()}
@@ -146,8 +144,8 @@ class CompiledAgentsVecEnv(AgentsVecEnv):
     def _call_games(
         self, method: Callable[..., Any], actions: Any, game_ids: Any, *args: Any
     ) -> Any:
-        self.games._calls.require_open(method.__name__)
-        if method.__name__ == "step":
+        if method == self.games.step:
+            self.games._calls.require_ready("step")
             self._clear(slice(None))
         try:
             return super()._call_games(method, actions, game_ids, *args)

@@ -70,23 +70,16 @@ class Canvas:
     ) -> None:
         """Draw a box with round corners; `place` is left, top, width, height."""
         left, top, width, height = (value * _SCALE for value in place)
-        self._draw.rounded_rectangle(
-            (left, top, left + width - 1, top + height - 1),
-            radius * _SCALE,
-            fill,
-            outline,
-            round(line * _SCALE),
-        )
+        corners = (left, top, left + width - 1, top + height - 1)
+        self._draw.rounded_rectangle(corners, radius * _SCALE, fill, outline, round(line * _SCALE))
 
     def text(
         self, x: float, y: float, words: str, color: str, *, size: int = 13, bold: bool = False
     ) -> float:
         """Write words with left edge x and middle y; return the x of their right edge."""
-        place = (x * _SCALE, y * _SCALE)
+        place, how = (x * _SCALE, y * _SCALE), {"anchor": "lm", "stroke_fill": color}
         stroke = 0.3 * _SCALE if bold else 0
-        self._draw.text(
-            place, words, color, _font(size), anchor="lm", stroke_width=stroke, stroke_fill=color
-        )
+        self._draw.text(place, words, color, _font(size), stroke_width=stroke, **how)
         return x + self.text_width(words, size=size)
 
     def text_width(self, words: str, *, size: int = 13) -> float:
@@ -124,9 +117,7 @@ def require_gif(path: str | Path) -> None:
         OSError: The file can't be written.
     """
     if Path(path).suffix.lower() != ".gif":
-        raise ValueError(
-            f"the animation's file is {str(path)!r}, expected a name that ends in .gif"
-        )
+        raise ValueError(f"the animation's file is {str(path)!r}, expected an ending of .gif")
     require_writable(Path(path))
 
 
@@ -149,15 +140,9 @@ def save_gif(frames: Iterable[np.ndarray], path: str | Path, *, fps: float = 2.0
     milliseconds = [round(1000 / fps)] * len(pictures)
     milliseconds[-1] += 2000
     with whole_file(path) as aside:
-        pictures[0].save(
-            aside,
-            format="GIF",
-            save_all=True,
-            append_images=pictures[1:],
-            duration=milliseconds,
-            loop=0,
-            optimize=True,  # write only what changes
-        )
+        # `optimize` writes only what changes.
+        how: Any = {"format": "GIF", "save_all": True, "loop": 0, "optimize": True}
+        pictures[0].save(aside, append_images=pictures[1:], duration=milliseconds, **how)
 
 
 def _with_one_palette(frames: Iterable[np.ndarray]) -> list[Any]:

@@ -7,20 +7,48 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from vecenv.files import write_json
 
-__all__ = ["Cell", "Estimate", "Evaluation", "Tabular", "cell_of", "estimate", "interval", "sum_of"]
+__all__ = [
+    "Cell", "Estimate", "Evaluation", "Tabular", "as_text", "cell_of", "estimate", "interval",
+    "new_table", "sum_of",
+]  # fmt: skip
 
 _Z95 = 1.959964  # two-sided 95 % point of the normal distribution
 _CHALLENGE = "CAGE Challenge 2"  # the title of a table leaves out this name
 _AGENT_TITLES = {"b_line": "B_line", "meander": "Meander", "sleep": "Sleep", "mixed": "mixed"}
+
+
+def as_text(shown: RenderableType, colors: Literal["standard"] | None = None) -> str:
+    """Return a table as text of 100 columns, with colour codes if `colors` is "standard"."""
+    console = Console(
+        file=io.StringIO(),
+        width=100,
+        force_terminal=colors is not None,
+        color_system=colors,
+        legacy_windows=False,
+    )
+    with console.capture() as capture:  # a notebook would show what is printed
+        console.print(shown)
+    return capture.get()
+
+
+def new_table(title: str, first: str, *columns: str) -> Table:
+    """Return an empty table of results; all columns but the first are of numbers."""
+    # No markup, as names are the user's.
+    table = Table(title=Text(title), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column(first, no_wrap=True, overflow="ellipsis")
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
 
 
 class Tabular:
@@ -36,10 +64,7 @@ class Tabular:
         return self.table()
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=100, color_system=None, legacy_windows=False)
-        with console.capture() as capture:  # a notebook would show what is printed
-            console.print(self.table())
-        return capture.get().rstrip()
+        return as_text(self.table()).rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +171,12 @@ class Evaluation(Tabular):
             f"{self.policy}{where}: {self.rules} rules, {self.cells[0].episodes} episodes per cell"
         )
         title += ", green agent" if self.green else ""
-        table = Table(title=Text(title), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        table.add_column("red agent", no_wrap=True, overflow="ellipsis")
-        for length in lengths:
-            table.add_column(f"{length} steps", justify="right", no_wrap=True)
-        table.add_column("sum", justify="right", style="bold", no_wrap=True)
+        table = new_table(title, "red agent", *(f"{n} steps" for n in lengths), "sum")
+        table.columns[-1].style = "bold"
         for agent in agents:
             row = [self.cell(agent, length) for length in lengths]
             shown = [interval(cell.mean, cell.ci95) for cell in row]
-            name = Text(_AGENT_TITLES.get(agent, agent))  # no markup, as names are the user's
+            name = Text(_AGENT_TITLES.get(agent, agent))
             table.add_row(name, *shown, interval(*sum_of(row)))
         table.add_section()
         blank = [""] * len(lengths)

@@ -5,75 +5,65 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from vecenv.core.importing import import_object
 
-__all__ = ["PolicyKinds", "Seat", "called", "name_of"]
+__all__ = ["Seat", "called", "found_policy", "name_of"]
 
 
-class PolicyKinds(NamedTuple):
-    """The kinds of policy that a challenge accepts.
+def found_policy(
+    policy: Any,
+    expected: str,
+    *,
+    ready: Mapping[str, Callable[[], Any]],
+    files: tuple[str, ...],
+    load: Callable[[Path], Any],
+    make: Callable[[type], Any],
+    convert: Callable[[Any], Any],
+) -> Any:
+    """Return the policy for a name, file, "module:object", class, object or function.
 
-    Attributes:
+    Args:
+        policy: See above; hyphens in names count as underscores.
+        expected: Description of the accepted values, in words.
         ready: Makers of the built-in policies, by name with underscores.
         files: Paths at which a run folder may hold a policy.
         load: Reads a policy from a file.
         make: Makes a policy from a class.
-        protocol: Protocol that a policy object must follow.
         convert: Makes a policy from any other object; returns None if it can't.
-        expected: Description of the accepted values, in words.
+
+    Raises:
+        ValueError: No policy or file has this name, or the file holds no policy.
+        TypeError: The object can't be used as a policy.
+        ImportError: The module does not exist, or a library that the file needs is missing.
+        OSError: The file can't be read.
     """
-
-    ready: Mapping[str, Callable[[], Any]]
-    files: tuple[str, ...]
-    load: Callable[[Path], Any]
-    make: Callable[[type], Any]
-    protocol: type
-    convert: Callable[[Any], Any]
-    expected: str
-
-    def find(self, policy: Any) -> Any:
-        """Return the policy for a name, file, "module:object", class, object or function.
-
-        Args:
-            policy: See above; hyphens in names count as underscores.
-
-        Raises:
-            ValueError: No policy or file has this name, or the file holds no policy.
-            TypeError: The object can't be used as a policy.
-            ImportError: The module does not exist, or a library that the file needs is missing.
-            OSError: The file can't be read.
-        """
-        if isinstance(policy, str | Path):
-            text = str(policy)
-            if make := self.ready.get(text.replace("-", "_")):
-                return make()
-            for path in (Path(text), *(Path(text) / name for name in self.files)):
-                if path.is_file():
-                    return self.load(path)
-            if ":" not in text:
-                raise ValueError(self._unknown(text))
-            policy = import_object("policy", text)
-            if isinstance(policy, str | Path):
-                raise TypeError(f"policy is {text!r}, which is {policy!r}, no policy")
-        found = self.make(policy) if isinstance(policy, type) else policy
-        if not isinstance(found, self.protocol):
-            found = self.convert(found)
-        if found is None:
-            raise TypeError(f"policy is {policy!r:.200}, expected {self.expected}")
-        return found
-
-    def _unknown(self, text: str) -> str:
-        folder = f"a folder without a {self.files[0]}"
-        what = folder if Path(text).is_dir() else "but there is no such file"
-        names = ", ".join(sorted(name.replace("_", "-") for name in self.ready))
-        return (
-            f"policy is {text!r}, {what}; expected a file with a saved policy, or its run "
-            f"folder, 'module:object', or one of {names}"
-        )
+    found = policy
+    if isinstance(policy, str | Path):
+        text = str(policy)
+        if maker := ready.get(text.replace("-", "_")):
+            return maker()
+        for path in (Path(text), *(Path(text) / name for name in files)):
+            if path.is_file():
+                return load(path)
+        if ":" not in text:
+            is_folder = Path(text).is_dir()
+            what = f"a folder without a {files[0]}" if is_folder else "but there is no such file"
+            names = ", ".join(sorted(name.replace("_", "-") for name in ready))
+            raise ValueError(
+                f"policy is {text!r}, {what}; expected a file with a saved policy, or its run "
+                f"folder, 'module:object', or one of {names}"
+            )
+        policy = found = import_object("policy", text)
+    found = make(found) if isinstance(found, type) else found
+    if not (hasattr(found, "act") and hasattr(found, "reset")):
+        found = convert(found)
+    if found is None:
+        raise TypeError(f"policy is {policy!r:.200}, expected {expected}")
+    return found
 
 
 def called(kind: type, **given: Any) -> Any:
@@ -145,12 +135,6 @@ class Seat:
             obs, rewards, ends, cuts, _ = self.envs.step(self.act(obs, is_first))
             is_first, is_over = False, bool((ends | cuts).all())
             yield rewards
-
-    def pictures(self, seed: int | None) -> Iterator[np.ndarray]:
-        """Play one episode and yield a picture of the first env after reset and each step."""
-        with self:
-            for _ in self.play(seed):
-                yield self.envs.render()[0]
 
     def __enter__(self) -> Seat:
         return self

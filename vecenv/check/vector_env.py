@@ -82,10 +82,9 @@ def check_vector_env(
     Checked are: spaces, shapes and dtypes, infos and their masks, the autoreset mode of the
     metadata, repetition under a seed, the memory of earlier results, refusal of wrong actions, and
     `close`. For a `VecEnv` also: `send` and `recv`, `out=`, seeds of single envs, partial resets,
-    action masks, and the order of calls. For games with several agents: who acts (`alive`,
-    `valid`), rows of other agents, games that end, and the seed. For your own compiled envs, three
-    episodes are first played in plain Python, for at most five seconds, with a check of every
-    index. If one is out of range, no compiled code is run.
+    action masks, and the order of calls. For games with several agents: observations, rewards and
+    the seed. For your own compiled envs, three episodes are first played in plain Python, for at
+    most five seconds, with a check of every index. If one is out of range, no compiled code is run.
 
     Args:
         envs: The vector env, without vector wrappers that change between runs, such as normalizers.

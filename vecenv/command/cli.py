@@ -328,18 +328,18 @@ def evaluate(
     observation: Observation | None = None,
     green: bool = False,
     json: Path | None = None,
-    table: Path | None = None,
 ) -> int:
     """Let a policy play CAGE Challenge 2 or 4 by the challenge's protocol; print its scores.
 
-    With --env it plays any other env, by the likeliest actions and by drawn ones. With --paired,
-    two policies play the same episodes, of any env, and the difference is printed.
+    With --paired, two policies play the same episodes, of any env, and the difference is printed.
+    (`vecenv play` scores one policy in any other env.)
 
     Args:
         paired: Two policies to compare, instead of one.
-        env: An env of `vecenv play`; policies of other envs than CAGE's are run folders or files of
-            stable-baselines3. With --paired, the default is Cage2-v0 or Cage4-v0, by --challenge.
-        env_kwargs: For that env, such as size=5, or with --paired red_agent=meander.
+        env: With --paired, an env of `vecenv play`; policies of other envs than CAGE's are run
+            folders or files of stable-baselines3. The default is Cage2-v0 or Cage4-v0, by
+            --challenge.
+        env_kwargs: For that env, such as red_agent=meander.
         policy: sleep, random, defender (the bundled trained one); for Challenge 2 react-remove,
             react-restore, obs-remove, obs-restore; for Challenge 4 react-restore, react-remove,
             decoy-restore, rules; a file with a policy that PPO, the trainers of CAGE defenders or
@@ -357,15 +357,12 @@ def evaluate(
         observation: For Challenge 2, what the policy sees; by default as in its training.
         green: For Challenge 2, with the green agent, which the challenge does not have.
         json: File to write the numbers to.
-        table: File to write the table to, .csv or .md.
     """
-    from vecenv.command.scores import compare_policies, score, table_format, write_table
+    from vecenv.command.scores import compare_policies
     from vecenv.compare.source import read_env_kwargs
 
-    for path in filter(None, (json, table)):
-        require_writable(path)
-    if table is not None:
-        table_format(table)
+    if json is not None:
+        require_writable(json)
     if policy is not None and env in ("Cage2-v0", "Cage4-v0"):
         challenge, env = (2 if env == "Cage2-v0" else 4), None
     if (paired is None) == (policy is None):
@@ -375,16 +372,14 @@ def evaluate(
     if paired is not None:
         options["env"] = env or f"Cage{challenge}-v0"
         result: Any = compare_policies(paired, episodes, **options)
-    elif env is not None:
-        result = score(env, Path(str(policy)), episodes, **options)
-    elif env_kwargs:
-        raise ValueError("env_kwargs are of --env and --paired; leave them out")
+    elif env is not None or env_kwargs:
+        raise ValueError(
+            "env and env_kwargs are of --paired; `vecenv play ENV --policy RUN` scores one policy"
+        )
     else:
         options = {"rules": rules, "observation": observation, "green": green, "scenario": scenario}
         result = _evaluate_cage(str(policy), challenge, episodes, seed, red_agents, options)
     Console().print(result.table())
-    if table is not None:
-        write_table(result.table(), table)
     if json is not None:
         result.to_json(json)
         print(f"numbers: {json}")

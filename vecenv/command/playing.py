@@ -198,9 +198,8 @@ def _load_run(
 
 def _about_spaces(home: Path, module: Any, options: Any) -> str:
     """Say how an env's spaces differ from those of a run; return "" if they do not."""
-    from buffers.core.spaces import describe_space, space_of
     from vecenv.learn import load_checkpoint
-    from vecenv.train.policy import POLICY_FILE, env_of
+    from vecenv.train.policy import POLICY_FILE, describe_space, env_of, space_of
 
     trainer = getattr(module.load_policy, "__self__", None)
     if not (home / POLICY_FILE).exists() or not hasattr(options, "env_kwargs") or not trainer:

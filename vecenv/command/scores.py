@@ -1,9 +1,7 @@
-"""Scores of one policy in any env, or of two policies on equal seeds; tables of them in files."""
+"""Scores of two policies on equal seeds, in any env."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from vecenv.command.playing import load_policy, play
-from vecenv.files import write_json, write_text
+from vecenv.command.playing import load_policy
+from vecenv.files import write_json
 from vecenv.timing.report import as_number, new_table
 
-__all__ = ["Scores", "compare_policies", "returns_of", "score", "table_format", "write_table"]
-
-_WAYS = "likeliest", "drawn as in the training"
+__all__ = ["Scores", "compare_policies", "returns_of"]
 
 
 @dataclass(frozen=True)
@@ -28,21 +24,19 @@ class Scores:
     """Mean returns with their uncertainty.
 
     Attributes:
-        title: Title of the table.
         rows: Name, mean, and half the width of its 95 % confidence interval.
         facts: Further values for JSON.
         note: Text below the table.
     """
 
-    title: str
     rows: list[tuple[str, float, float]]
     facts: dict[str, Any]
-    note: str = ""
+    note: str
 
     def table(self) -> Table:
         """Return the table, for `rich` to print."""
-        made = new_table(self.title, ["", "return"], box=SIMPLE_HEAD, caption=self.note or None)
-        made.min_width = max(len(self.title), len(self.note))
+        made = new_table("", ["", "return"], box=SIMPLE_HEAD, caption=self.note)
+        made.min_width = len(self.note)
         for name, mean, half in self.rows:
             made.add_row(Text(name), f"{as_number(mean)} ± {as_number(half)}")
         return made
@@ -51,22 +45,6 @@ class Scores:
         """Return all of it as JSON, and write it to a file if a path is given."""
         rows = [dict(zip(("name", "mean", "ci95"), row, strict=True)) for row in self.rows]
         return write_json({**self.facts, "scores": rows}, path)
-
-
-def score(
-    env: str, policy: Path, episodes: int, seed: int, *, env_kwargs: Mapping[str, Any]
-) -> Scores:
-    """Play with the likeliest actions, then with drawn ones; see `play` for the arguments."""
-    found, trainer = play(env, policy, episodes, seed=seed, env_kwargs=env_kwargs)
-    rows = [
-        (f"{group}: {way}" if group else way, result.mean, result.ci95)
-        for group, results in found.items()
-        for way, result in zip(_WAYS, results, strict=True)
-        if result is not None
-    ]
-    facts = {"env": env, "policy": str(policy), "trainer": trainer}
-    title = f"{env}, {trainer} of {policy}: {episodes} episodes"
-    return Scores(title, rows, {**facts, "episodes": episodes, "seed": seed})
 
 
 def compare_policies(policies: tuple[str, str], episodes: int, seed: int, **options: Any) -> Scores:
@@ -86,7 +64,7 @@ def compare_policies(policies: tuple[str, str], episodes: int, seed: int, **opti
     unpaired = float(np.hypot(*halves[:2]))  # as if the episodes were independent
     note = f"{episodes} episodes under equal luck; ±: 95 %; unpaired it would be ± "
     facts = {"episodes": episodes, "seed": seed, "unpaired_ci95": unpaired}
-    return Scores("", rows, facts, note + as_number(unpaired))
+    return Scores(rows, facts, note + as_number(unpaired))
 
 
 def returns_of(
@@ -116,31 +94,3 @@ def returns_of(
         return np.array(evaluate(act, envs, episodes, seed=seed).returns)
     finally:
         envs.close()
-
-
-def table_format(path: Path) -> str:
-    """Return the format of a table's file, ".csv" or ".md"; ValueError for other endings."""
-    if path.suffix not in (".csv", ".md"):
-        raise ValueError(f"table is {str(path)!r}, expected an ending of .csv or .md")
-    return path.suffix
-
-
-def write_table(table: Table, path: Path) -> None:
-    """Write the cells of a table; in .csv, `mean ± half` becomes two columns."""
-    columns = [[str(column.header), *map(_plain, column.cells)] for column in table.columns]
-    if table_format(path) == ".md":
-        lines = [f"| {' | '.join(row)} |" for row in zip(*columns, strict=True)]
-        rule = "|".join(":--" if column.justify == "left" else "--:" for column in table.columns)
-        return write_text(path, "\n".join([lines[0], f"|{rule}|", *lines[1:], ""]))
-    parts = list[list[str]]()
-    for header, *cells in columns:
-        means, _, halves = zip(*(cell.partition("±") for cell in cells), strict=True)
-        parts.append([header, *map(str.strip, means)])
-        if any(halves):
-            parts.append([f"{header} ±", *map(str.strip, halves)])
-    csv.writer(file := io.StringIO(), lineterminator="\n").writerows(zip(*parts, strict=True))
-    return write_text(path, file.getvalue())
-
-
-def _plain(cell: Any) -> str:
-    return cell.plain if isinstance(cell, Text) else Text.from_markup(str(cell)).plain

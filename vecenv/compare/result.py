@@ -25,8 +25,6 @@ __all__ = ["Case", "Comparison", "check_picture"]
 _HARDLY = 1.1
 _NOISY = 1.5  # factors up to this are unsettled if rounds overlap
 _BUSY_CORES = 0.25  # cores used by other programs, from which it is reported
-_MOST_NAMED = 4  # most names of a tie
-_FEW_EPISODES = 2
 _NOTE_LENGTH = 144  # two lines; the JSON has the whole text
 _STATES = {"unavailable": "skipped", "failed": "failed"}
 _ROW_INCHES = 0.27
@@ -97,14 +95,6 @@ class Case:
         """Its rate divided by that of "loop" in the same rounds; None without "loop"."""
         return self.steps_per_second / _rate(self.beside) if self.beside else None
 
-    @property
-    def misses_resets(self) -> bool:
-        """Whether resets are long and rounds may have seen too few of them to measure this."""
-        num_missing = _FEW_EPISODES - sum(one.episodes for one in self.rounds)
-        seconds = sum(one.seconds for one in self.rounds)
-        resets_s = (self.reset_s or 0.0) * num_missing
-        return self.is_measured and resets_s > (_HARDLY - 1) * seconds
-
     def is_level_with(self, other: Case) -> bool:
         """Return whether neither is clearly faster: their rounds overlap, or nearly."""
         slow, fast = sorted((self, other), key=lambda case: case.steps_per_second)
@@ -173,9 +163,7 @@ class Comparison:
 
     def _about_tie(self, best: Case, level: list[Case]) -> str:
         """Return the names of the level cases, in the order of the table."""
-        named = [case.name for case in self.cases if case in [best, *level]]
-        more = len(named) - _MOST_NAMED
-        names = "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
+        names = "; ".join(case.name for case in self.cases if case in [best, *level])
         least, most = level[-1].steps_per_second, best.steps_per_second
         rates = f"{most:,.0f} steps/s"
         if f"{least:,.0f} steps/s" != rates:
@@ -187,32 +175,14 @@ class Comparison:
             )
         return f"A tie: {names} ({rates})."
 
-    def _about_workers(self) -> str:
-        """Return how many workers there were, and how to change their number."""
-        counts = {c.num_envs: c.num_workers for c in self.measured if c.num_workers}
-        if not counts:
-            return ""
-        told = ", ".join(f"{n} envs in {count}" for n, count in counts.items())
-        why = "as asked for"
-        if self.settings.get("num_workers") is None:
-            why = "one a core, more for envs that wait; --num-workers N takes others"
-        return f"workers of async: {told} ({why})"
-
     def _about_measuring(self) -> str:
-        """Return what the rates may have missed."""
-        told = ""
-        if (self.others_busy or 0.0) >= _BUSY_CORES:
-            told = (
-                f"Other programs kept {self.others_busy:.1f} cores busy meanwhile: on an idle "
-                "machine it may be otherwise. "
-            )
-        if missing := [case for case in self.measured if case.misses_resets]:
-            worst = max(missing, key=lambda case: case.reset_s or 0.0)
-            told += (
-                f"Resets take long ({worst.name}: {worst.reset_s:.2g} s for all envs) and hardly "
-                "any came: in training, which has more of them, rates are lower."
-            )
-        return told.strip()
+        """Return what else may have changed the rates."""
+        if (self.others_busy or 0.0) < _BUSY_CORES:
+            return ""
+        return (
+            f"Other programs kept {self.others_busy:.1f} cores busy meanwhile: on an idle machine "
+            "it may be otherwise."
+        )
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Return the numbers as JSON, and write them to a file if one is given.
@@ -266,7 +236,6 @@ class Comparison:
         notes = {reason: number for number, reason in enumerate(reasons, 1)}
         parts: list[Any] = [_speed_table(self, notes)]
         parts += [_note(f"({number}) {reason}") for reason, number in notes.items()]
-        parts += [_note(told)] if (told := self._about_workers()) else []
         parts.append(Text(self.machine, style="dim"))
         if any(case.report is not None for case in self.cases):
             parts.append(_share_table(self))

@@ -51,8 +51,6 @@ class KernelCompileError(_OfALine, RuntimeError):
     """A kernel can't be compiled, or is not allowed; begins with file, line and reason.
 
     Attributes:
-        filename: File of the kernel, or of the function that it calls, with the line at fault.
-        lineno: That line.
         numba_message: Numba's whole message, without colours.
     """
 
@@ -60,18 +58,8 @@ class KernelCompileError(_OfALine, RuntimeError):
 
 
 class KernelResultError(_OfALine, RuntimeError):
-    """A kernel returns a wrong result, or leaves memory unwritten that it must write.
-
-    Attributes:
-        filename: File of the kernel.
-        lineno: Line at fault; the first one of the kernel if it lacks one.
-    """
+    """A kernel returns a wrong result, or leaves memory unwritten that it must write."""
 
 
 class KernelIndexError(_OfALine, IndexError):
-    """A kernel uses an index that is out of range.
-
-    Attributes:
-        filename: File of the kernel, or of the function that it calls.
-        lineno: Line with the index.
-    """
+    """A kernel uses an index that is out of range."""

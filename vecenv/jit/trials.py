@@ -18,6 +18,7 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -56,35 +57,29 @@ _FOUND = (
 )
 
 
+@dataclass
 class Trial:
-    """The start of a trial of an env, and its results.
+    """A trial of an env, and what came of it.
 
-    Args:
+    Attributes:
         fields: Fields of the state record that are filled before the first reset; others are zero.
         fills_out: Whether `out` is filled before each call; otherwise it is zero, and a mask True.
         repeats: Actions to take; None to draw actions.
-
-    Attributes:
         actions: The actions taken.
-        results: Output arrays by name, of the reset and of each step.
+        results: Step (0 is the reset), name and value of each output.
         unset: Fields that the first reset left as filled, each with its first such element.
         error: The error that ended the trial early, or None.
         num_episodes: Number of episodes that ended.
     """
 
-    def __init__(
-        self,
-        fields: Sequence[str] = (),
-        *,
-        fills_out: bool = False,
-        repeats: list[np.ndarray] | None = None,
-    ) -> None:
-        self.fields, self.fills_out, self.repeats = fields, fills_out, repeats
-        self.actions: list[np.ndarray] = []
-        self.results: list[dict[str, np.ndarray]] = []
-        self.unset: dict[str, str] | None = None
-        self.error: BaseException | None = None
-        self.num_episodes = 0
+    fields: Sequence[str] = ()
+    fills_out: bool = False
+    repeats: list[np.ndarray] | None = None
+    actions: list[np.ndarray] = field(default_factory=list)
+    results: list[tuple[int, str, np.ndarray]] = field(default_factory=list)
+    unset: dict[str, str] | None = None
+    error: BaseException | None = None
+    num_episodes: int = 0
 
     def play(
         self,
@@ -106,13 +101,13 @@ class Trial:
         batch.runs["key"] = rng.integers(2**63)
         for name in self.fields:
             _fill(batch.states[name])
-        self._call(loop, batch, RESET)
+        self._call(loop, batch, RESET, 0)
         places = ((name, _untouched(batch.states[0][name], name)) for name in self.fields)
         self.unset = {name: place for name, place in places if place is not None}
         end = time.perf_counter() + (_TRIAL_SECONDS if seconds is None else seconds)
         num_steps = _NUM_STEPS if seconds is None else sys.maxsize
-        for step in range(num_steps if self.repeats is None else len(self.repeats)):
-            if self.repeats is None and step >= _MIN_STEPS and time.perf_counter() > end:
+        for step in range(1, 1 + (num_steps if self.repeats is None else len(self.repeats))):
+            if self.repeats is None and step > _MIN_STEPS and time.perf_counter() > end:
                 return
             self.num_episodes = int(batch.runs["num_episodes"][0])
             if seconds is not None:
@@ -121,15 +116,15 @@ class Trial:
                 if self.num_episodes >= NUM_EPISODES:
                     return
             if kernels.action_mask is not None:
-                self._call(loop, batch, MASK)
+                self._call(loop, batch, MASK, step)
             if self.repeats is not None:
-                batch.actions[0] = self.repeats[step]
+                batch.actions[0] = self.repeats[step - 1]
             elif kernels.action_mask is not None:
                 batch.actions[0] = sample_actions(space, batch.masks, rng)[0]
             else:
                 batch.actions[0] = _sample(space, rng)
             self.actions.append(batch.actions[0].copy())
-            self._call(loop, batch, STEP)
+            self._call(loop, batch, STEP, step)
             if given is not None and batch.params.tobytes() != given:
                 _refuse(
                     kernels,
@@ -139,7 +134,7 @@ class Trial:
                     found="",
                 )
 
-    def _call(self, loop: Callable[..., Any], batch: Batch, op: int) -> None:
+    def _call(self, loop: Callable[..., Any], batch: Batch, op: int, step: int) -> None:
         """Do one job on memory that it has to fill; note what it has written."""
         if self.fills_out:
             _fill(batch.obs)
@@ -148,7 +143,7 @@ class Trial:
         batch.masks[...] = not self.fills_out
         loop(batch._replace(op=op), 0, 1)
         names = ("masks",) if op == MASK else [name for name in _SHOWN if name != "masks"]
-        self.results.append({name: getattr(batch, name).copy() for name in names})
+        self.results += [(step, name, getattr(batch, name)[0].copy()) for name in names]
 
 
 def try_out(
@@ -269,7 +264,7 @@ class _Difference(NamedTuple):
 
     @property
     def moment(self) -> str:
-        return "the reset" if self.step == 0 else f"step {self.step}"
+        return f"step {self.step}" if self.step else "the reset"
 
     def __str__(self) -> str:
         return f"{_SHOWN[self.name]} of {self.moment}" if self.name else "what follows"
@@ -354,18 +349,14 @@ def _untouched(found: Any, path: str) -> str | None:
 
 def _difference(trial: Trial, clean: Trial) -> _Difference | None:
     """Return the first difference between a trial and the clean one."""
-    step = 0
-    for came, expected in zip(trial.results, clean.results, strict=False):
-        for name in came:
-            one, other = came[name][0], expected[name][0]
-            places = np.argwhere((one != other) & ((one == one) | (other == other)))
-            if len(places):
-                index = tuple(map(int, places[0]))
-                return _Difference(step, name, index, len(places), int(np.size(one)))
-        step += "masks" not in came
+    for (step, name, one), (_, _, other) in zip(trial.results, clean.results, strict=False):
+        places = np.argwhere((one != other) & ((one == one) | (other == other)))
+        if len(places):
+            index = tuple(map(int, places[0]))
+            return _Difference(step, name, index, len(places), int(np.size(one)))
     if trial.error is None or isinstance(trial.error, TimeoutError):  # this proves nothing
         return None
-    return _Difference(step, "", (), 1, 1)
+    return _Difference(len(trial.actions), "", (), 1, 1)
 
 
 def _refuse_out(kernels: EnvKernels, found: _Difference) -> None:

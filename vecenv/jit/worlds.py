@@ -173,7 +173,7 @@ def as_sampler(kernels: EnvKernels, sampler: Any) -> Callable[..., Any]:
                 f"sampler[{name!r}] is {ends!r}, expected (lowest, highest), two finite "
                 f"{'numbers' if is_float else 'integers'}"
             )
-        draw = _then(draw, name, low, high) if is_float else _then_whole(draw, name, low, high)
+        draw = _then(draw, name, low, high, is_float)
     return draw
 
 
@@ -181,26 +181,19 @@ def _draw_nothing(params, rng):
     """Draw nothing: the first link of a chain of samplers."""
 
 
-def _then(before: Any, name: str, low: float, high: float) -> Callable[..., Any]:
-    """Return a kernel that also draws one more parameter, a float."""
-    first = as_njit(before)
+def _then(before: Any, name: str, low: float, high: float, is_float: bool) -> Callable[..., Any]:
+    """Return a kernel that also draws one more parameter: a float, or an integer with both ends."""
+    first, lowest, count = as_njit(before), int(low), int(high) - int(low) + 1
 
     def draw(params, rng):
         first(params, rng)
         params[name] = low + (high - low) * uniform(rng)
 
-    return draw
-
-
-def _then_whole(before: Any, name: str, low: float, high: float) -> Callable[..., Any]:
-    """Return a kernel that also draws one more parameter, an integer."""
-    first, lowest, count = as_njit(before), int(low), int(high) - int(low) + 1
-
-    def draw(params, rng):
+    def draw_whole(params, rng):
         first(params, rng)
         params[name] = lowest + int(uniform(rng) * count)
 
-    return draw
+    return draw if is_float else draw_whole
 
 
 def _listed(dtype: np.dtype) -> str:

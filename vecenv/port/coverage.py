@@ -128,7 +128,11 @@ def _comparisons(code: types.CodeType) -> Iterator[ast.expr]:
             for one in (node.test,) if is_test else (node,):
                 is_name = is_test and isinstance(one, ast.Name | ast.Attribute | ast.Subscript)
                 is_pair = isinstance(one, ast.Compare) and len(one.ops) == 1
-                if (is_name or (is_pair and not is_test)) and _is_pure(one):
+                if (
+                    isinstance(one, ast.expr)
+                    and (is_name or (is_pair and not is_test))
+                    and _is_pure(one)
+                ):
                     yield one
 
 

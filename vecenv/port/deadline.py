@@ -16,6 +16,7 @@ import os
 import pickle
 import signal
 import struct
+import sys
 import threading
 import time
 import types
@@ -95,7 +96,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 class within:  # a context manager
-    """Raise StuckError if the body takes longer than the limit.
+    """Raise StuckError if the body takes longer than the limit; one inside pauses the outer one.
 
     Args:
         what: Name of the call.
@@ -110,6 +111,7 @@ class within:  # a context manager
         self._is_armed = False
 
     def __enter__(self) -> None:
+        self._caller = sys._getframe(1)
         if (clock := _clock.get()) is not None:
             inputs = None if self._inputs is None else self._inputs()
             clock.write(self._what, self._seconds + _GRACE, inputs)
@@ -123,15 +125,16 @@ class within:  # a context manager
         if self._is_armed:
             signal.setitimer(signal.ITIMER_REAL, *self._timer)
             signal.signal(signal.SIGALRM, self._handler)
+        del self._caller
         if (clock := _clock.get()) is not None:
             clock.write(f"the work after {self._what}", _BETWEEN)
 
     def _on_alarm(self, _: int, frame: types.FrameType | None) -> None:
         """Raise StuckError with the innermost line of the users' code."""
         told = f"{self._what} did not return within {self._seconds:g} s"
-        while frame is not None and not is_kernel_file(frame.f_code.co_filename):
+        while frame not in (None, self._caller) and not is_kernel_file(frame.f_code.co_filename):
             frame = frame.f_back
-        if frame is not None:
+        if frame is not None and frame is not self._caller:
             place = line_text(frame.f_code.co_filename, frame.f_lineno)
             told += f": `{frame.f_code.co_name}` at {place}"
         raise StuckError(told)
@@ -154,7 +157,7 @@ def guarded(work: Callable[[], int], on_end: Callable[[str, str, Any], int]) -> 
     interrupts: list[float] = []
     old = signal.signal(signal.SIGINT, lambda *_: interrupts.append(time.monotonic()))
     try:
-        ending = ""
+        ending, pid = "", 0
         while not ending:
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid and os.WIFEXITED(status):

@@ -59,7 +59,7 @@ class Difference:
 
     def __str__(self) -> str:
         if not self.actions:
-            return f"{self.what}: {self.python or self.kernels}"
+            return self.python or self.kernels
         step = self.actions[::-1].index(RESET)
         when = f"step {step} of an episode" if step else "a reset"
         verb = {"draws": "draws differ", "deadline": "a call did not return"}
@@ -336,9 +336,8 @@ class Lockstep:
         """Return the state from which a run continues; None for a run of its own."""
         rng, pool = self._rng, list[Start]()
         if style == "rare states" and self._rare:
-            key = (keys := sorted(self._rare, key=self._visits.__getitem__)[:40])[
-                rng.integers(len(keys))
-            ]
+            keys = sorted(self._rare, key=self._visits.__getitem__)[:40]
+            key = keys[rng.integers(len(keys))]
             self._visits[key] += 1
             pool = [self._rare[key]]
         elif style == "best states" and self._best:
@@ -416,7 +415,8 @@ class Lockstep:
                     twin.load(before)
                 coverage.run(twin, action, seed)
             except Exception as error:  # an index out of range, which compiled code does not notice
-                result = Difference("exception", "no exception", repr(error)), {}
+                what = "deadline" if isinstance(error, StuckError) else "exception"
+                result = Difference(what, "", repr(error)), {}
             self._twin_seconds += time.perf_counter() - middle
         self._call_seconds += time.perf_counter() - begin
         return result
@@ -490,15 +490,12 @@ class Lockstep:
 
     def _pools(self, total: float) -> Iterator[list[Start]]:
         """Yield the new list of states with this return, if it is among the highest."""
-        level = round(total, 6)
-        if (
-            level not in self._best
-            and level > 0.0
-            and (len(self._best) < _NUM_LEVELS or level > min(self._best))
-        ):
-            if len(self._best) == _NUM_LEVELS:
-                del self._best[min(self._best)]
-            yield self._best.setdefault(level, [])
+        level, is_full = round(total, 6), len(self._best) == _NUM_LEVELS
+        if level in self._best or level <= 0.0 or (is_full and level < min(self._best)):
+            return
+        if is_full:
+            del self._best[min(self._best)]
+        yield self._best.setdefault(level, [])
 
     def _near_pools(self) -> Iterator[list[Start]]:
         """Yield the lists of states that are as near to a missing outcome as this one."""

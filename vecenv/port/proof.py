@@ -26,14 +26,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels
-from vecenv.port.deadline import time_limit
+from vecenv.port.deadline import StuckError, time_limit
 from vecenv.port.hidden import Hidden, find_hidden
 from vecenv.port.locate import locate
-from vecenv.port.lockstep import Difference, Lockstep
+from vecenv.port.lockstep import Difference, Lockstep, pick, width_of
 from vecenv.port.returns import Equivalence, free_runs, speeds
-from vecenv.port.sides import KernelSide, PythonSide, check_spaces, read_kernels
+from vecenv.port.sides import RESET, KernelSide, PythonSide, check_spaces, read_kernels
 
 __all__ = ["Proof", "prove"]
 
@@ -137,6 +139,22 @@ def _twin(make_envs: Any, kernels: Any, limit: int | None, has_observations: boo
     return KernelSide(make_envs, limit, debug=True)
 
 
+def _try_plain(make_envs: Any, limit: int | None) -> None:
+    """Reset and step kernels once as plain Python, so that one that never returns is told soon.
+
+    Other errors are told better where the compiled kernels are made.
+    """
+    try:
+        side = KernelSide(make_envs, limit, debug=True)
+        side(RESET, 0)
+        space = side.envs.single_action_space
+        side(pick(space, np.zeros((1, width_of(space))))[0])
+    except StuckError:
+        raise
+    except Exception:
+        return
+
+
 def _ranges(lines: Mapping[str, Sequence[int]]) -> list[str]:
     """Return "file: 3, 7-9" for each file."""
     found = []
@@ -217,6 +235,8 @@ def prove(
         limit = max_episode_steps or getattr(
             getattr(python.env, "spec", None), "max_episode_steps", None
         )
+        if not debug:
+            _try_plain(make_envs, limit)
         side = KernelSide(make_envs, limit, debug=debug)
         stack.callback(side.envs.close)
         check_spaces(python, side)

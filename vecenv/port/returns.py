@@ -250,10 +250,10 @@ def speeds(
             count += 1
         rates[0].append(count / (time.perf_counter() - begin))
         count, begin = 0, time.perf_counter()
-        while time.perf_counter() < begin + 0.3:
-            with within("step of the kernels"):
+        with within("steps of the kernels"):
+            while time.perf_counter() < begin + 0.3:
                 envs.step(actions[count % 16])
-            count += 1
+                count += 1
         rates[1].append(_NUM_ENVS * count / (time.perf_counter() - begin))
     envs.close()
     side.env.close()

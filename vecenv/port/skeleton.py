@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 from vecenv.jit.games import COLUMNS
 from vecenv.port.sides import RESET, PythonSide
 
-__all__ = ["guess_fields", "write_skeleton"]
+__all__ = ["Guess", "guess_fields", "write_skeleton"]
 
 _NUM_CALLS = 200
 _LARGEST = 10_000  # most elements of an array that may be state
@@ -42,7 +42,7 @@ def reset(state, rng):
 
 
 def step(state, {action}, rng):
-    return 0.0, False, False  # TODO: reward, terminated, truncated, as the env's `step`
+{game}    return 0.0, False, False  # TODO: reward, terminated, truncated, as the env's `step`
 
 
 def observe(state, {observe}):
@@ -58,6 +58,10 @@ KERNELS = EnvKernels(
 {has_mask}    name={name!r},
 )
 '''
+
+_GAME = """    # actions{k} is that of agent k; write its results into state.rewards[k],
+    # state.terminations[k] and state.truncations[k], which are 0 before
+"""
 
 _MASK = """
 def action_mask(state, out):
@@ -79,8 +83,8 @@ def test_the_port_is_the_env():
 '''
 
 
-def _values(found: Any, path: str, depth: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield path and value of the numbers, and arrays of numbers, inside an object."""
+def _values(found: Any, path: str, depth: int) -> Iterator[tuple[str, np.ndarray | None]]:
+    """Yield path and value of the numbers and arrays inside an object; None for other lists."""
     for name, value in list(getattr(found, "__dict__", {}).items()):
         if _NOT_STATE.search(name):
             continue
@@ -89,25 +93,36 @@ def _values(found: Any, path: str, depth: int) -> Iterator[tuple[str, np.ndarray
             try:
                 array = np.array(value)
             except ValueError:  # a ragged list has no array
-                continue
-            if array.dtype.kind in "biuf" and 0 < array.size <= _LARGEST:
-                yield full, array
+                array = np.array(None)
+            is_numbers = array.dtype.kind in "biuf" and 0 < array.size <= _LARGEST
+            if is_numbers or array.dtype.kind == "O":
+                yield full, array if is_numbers else None
         elif depth and (type(value).__module__ or "").split(".")[0] not in _LIBRARIES:
             yield from _values(value, full, depth - 1)
 
 
-def guess_fields(side: PythonSide) -> tuple[dict[str, np.ndarray], dict[str, Any], bool]:
-    """Play an env; return those of its attributes that may be state.
+class Guess(NamedTuple):
+    """Attributes of an env that may be state.
 
-    Args:
-        side: The env.
-
-    Returns:
-        By path, an array for each attribute that changes, and the number of each constant one; and
-        whether infos have "action_mask".
+    Attributes:
+        changing: By path, a value of each that changes.
+        constant: By path, each number that does not.
+        lists: Paths of lists of objects or of changing length.
+        has_mask: Whether infos have "action_mask".
     """
+
+    changing: dict[str, np.ndarray]
+    constant: dict[str, Any]
+    lists: list[str]
+    has_mask: bool
+
+
+def guess_fields(side: PythonSide) -> Guess:
+    """Play an env; return those of its attributes that may be state."""
     seen = side(RESET, 0)
-    first, changing = dict(_values(side.inner, "", 2)), dict[str, np.ndarray]()
+    every = dict(_values(side.inner, "", 2))
+    first = {k: v for k, v in every.items() if v is not None}
+    changing = dict[str, np.ndarray]()
     kept, has_mask, spaces = set(first), "mask" in seen, side.spaces.values()
     rng = np.random.default_rng(0)
     for _ in range(_NUM_CALLS):
@@ -116,13 +131,14 @@ def guess_fields(side: PythonSide) -> tuple[dict[str, np.ndarray], dict[str, Any
         else:
             seen = side(np.concatenate([np.reshape(space.sample(), -1) for _, space in spaces]))
         has_mask |= "mask" in seen
-        values = {k: v for k, v in _values(side.inner, "", 2) if k in kept}
+        values = {k: v for k, v in _values(side.inner, "", 2) if k in kept and v is not None}
         kept = {k for k, v in values.items() if v.shape == first[k].shape}
         changing |= {k: values[k] for k in kept if not np.array_equal(values[k], first[k])}
     constant = {
         k: v.item() for k, v in first.items() if k in kept - changing.keys() and v.ndim == 0
     }
-    return {k: v for k, v in changing.items() if k in kept}, constant, has_mask
+    lists = [k for k in every if k not in kept and (k not in first or first[k].ndim)]
+    return Guess({k: v for k, v in changing.items() if k in kept}, constant, lists, has_mask)
 
 
 def _names(paths: Any) -> dict[str, str]:
@@ -198,7 +214,7 @@ def write_skeleton(make: Callable[[], Any], source: str, folder: Path) -> tuple[
     else:
         pair = [_space_source(space) for space in side.spaces[""]]
         made = "    observation_space={},\n    action_space={},\n".format(*pair)
-    changing, constant, has_mask = guess_fields(side)
+    changing, constant, lists, has_mask = guess_fields(side)
     side.env.close()
     names = _names(changing)
     fields = {names[path]: value for path, value in changing.items()} or {"steps": np.array(0)}
@@ -209,10 +225,12 @@ def write_skeleton(make: Callable[[], Any], source: str, folder: Path) -> tuple[
         module=module,
         spaces_used=", ".join(used),
         classes="AgentsOf, EnvKernels" if is_game else "EnvKernels",
-        paths="".join(f"    {name!r}: {path!r},\n" for path, name in names.items()),
+        paths="".join(f"    {name!r}: {path!r},\n" for path, name in names.items())
+        + "".join(f"    # TODO: by a function of the env: {path}\n" for path in lists),
         constants=f"\n# What stayed as it was:\n{told}" if told else "",
         sets="".join(f"    state.{k}{'[:]' if v.ndim else ''} = 0\n" for k, v in fields.items()),
         action="actions" if is_game else "action",
+        game=_GAME.format(k="[group][k]" if len(kinds) > 1 else "[k]") if is_game else "",
         observe="agent, out" if is_game else "out",
         agent=" of one agent" if is_game else "",
         mask=_MASK if has_mask else "",

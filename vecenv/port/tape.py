@@ -28,6 +28,7 @@ from gymnasium.utils import seeding
 
 from vecenv.core.compiling import cached_njit
 from vecenv.jit import random
+from vecenv.port.deadline import within
 
 __all__ = ["Draw", "Tape", "UnsupportedDraw", "find_generators", "open_tape", "taped_constructors"]
 
@@ -67,6 +68,19 @@ def _compiled(name: str) -> Callable[..., Any]:
     return cached_njit(getattr(random, name))
 
 
+_ready: set[str] = set()  # functions that have been compiled
+
+
+def _call(name: str, *args: Any) -> Any:
+    """Call a function of `vecenv.jit.random`; compiling it is not the env's time."""
+    if name in _ready:
+        return _compiled(name)(*args)
+    with within("compiling a draw", 20.0):
+        value = _compiled(name)(*args)
+    _ready.add(name)
+    return value
+
+
 class Tape:
     """The random stream of one kernel env, read by the Python env.
 
@@ -86,7 +100,7 @@ class Tape:
 
     def seed(self, seed: int) -> None:
         """Start at the beginning of the kernels' stream for this seed."""
-        self._stream.key = _compiled("seed_key")(np.uint64(seed))
+        self._stream.key = _call("seed_key", np.uint64(seed))
         self._stream.counter = np.uint64(0)
 
     def save(self) -> tuple[Any, Any]:
@@ -99,13 +113,13 @@ class Tape:
 
     def begin(self) -> None:
         """Begin a reset or a step, as the kernels' driver does before each."""
-        _compiled("open_block")(self._stream)
+        _call("open_block", self._stream)
         self.draws = []
 
     def take(self, kind: str, *args: Any) -> Any:
         """Draw from a distribution of `vecenv.jit.random`, and note the call."""
         before = int(self._stream.counter)
-        value = _compiled(kind)(self._stream, *args)
+        value = _call(kind, self._stream, *args)
         frame: Any = sys._getframe(1)
         while frame.f_globals.get("__name__") in (__name__, "functools"):
             frame = frame.f_back

@@ -287,7 +287,7 @@ class AsyncVectorEnv(GymVecEnv):
         if not self._calls.is_started:
             self._start()
         is_full = mask is None or bool(mask.all())
-        self._resetting = slice(None) if is_full else np.flatnonzero(mask)
+        self._resetting = slice(None) if mask is None else np.flatnonzero(mask)
 
         def request(i: int, j: int) -> tuple[Any, ...]:
             return seeds[i:j], options, None if mask is None else mask[i:j]

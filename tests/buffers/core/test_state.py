@@ -30,6 +30,7 @@ KINDS = {
     "tracked": (SharedReplayBuffer, {"n_step": 3, "gamma": 0.9, "track_env": True}),
     "per_env": (PerEnvReplayBuffer, {**ONCE, "track_env": True}),
     "prioritized": (PrioritizedReplayBuffer, {}),
+    "prioritized, staged": (PrioritizedReplayBuffer, {"staged": True}),
     "episodic": (EpisodicReplayBuffer, {}),
     "episodic, staged": (EpisodicReplayBuffer, {"staged": True}),
 }
@@ -185,7 +186,7 @@ class Runs:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_restored_buffer_goes_on_bit_for_bit(kind, way, tmp_path):
     buffer, made = make(kind, 13), make(kind, 6, seed=2)
-    if kind == "prioritized":
+    if "prioritized" in kind:
         buffer.update_priorities([0, 3], [5.0, 0.0])
     buffer.save(tmp_path / "a")
     if way == "from its file":

@@ -46,12 +46,14 @@ def test_offsets_follow_the_truncated_geometric_law(discount, staged):
 def test_pairs_equal_those_of_a_slow_twin(discount, over):
     """Number by number of the random stream, of a ring whose end is within an episode."""
     buffer, boundaries, starts = make_buffer(20), [2, 5], []
-    for number, length in enumerate((9, 8, 7, 1, 3)):
+    for number, length in enumerate((19, 15, 9, 1, 3)):
         own = [place for place in boundaries if place < length]
         buffer.add_episode(make_episode(number, length, own))
         rooms = [(number, t, slow_bound(length, own, t) - t) for t in range(length)]
         starts.append([start for start in rooms if start[2] > 0])
-    starts, count = [found for found in starts[1:] if found], 300  # the first was overwritten
+    kept, count = starts[-buffer.num_episodes :], 300  # the first were overwritten
+    starts = [found for found in kept if found]
+    assert starts[0][0][0] == 2 and len(starts) == 2
     key, counter = buffer._generator.words.copy()
     with np.errstate(over="ignore"):
         words = [random_word(key, counter + np.uint64(k)) for k in range(3 * count)]
@@ -69,25 +71,19 @@ def test_pairs_equal_those_of_a_slow_twin(discount, over):
     assert torch.cat([batch.obs, batch.future_obs[:, 1:]], 1).tolist() == expected
 
 
+def test_episodes_are_equally_likely_if_asked_for_whatever_their_lengths(staged):
+    buffer, lengths, law = make_buffer(staged=staged), (3, 9, 1, 2), np.zeros((4, 20))
+    for number, length in enumerate(lengths):
+        buffer.add_episode(make_episode(number, length))
+        law[number, : length - 1] = 1 / max(length - 1, 1)
+    batch = buffer.sample(6000, 1.0, over="episodes")
+    drawn = batch.obs.long().numpy()
+    check_law(np.bincount(20 * drawn[:, 0] + drawn[:, 1], minlength=80), law.reshape(-1))
+
+
 def lengths_by_number(buffer):
     episodes = map(buffer.episode, range(buffer.num_episodes))
     return {int(e["obs"][0, 0]): len(e["rewards"]) for e in episodes}
-
-
-@pytest.mark.parametrize("length", [1, 4, 19])
-def test_sequences_are_contiguous_and_stay_in_one_episode(length, staged):
-    buffer = fill(make_buffer(150, staged=staged))
-    lengths = lengths_by_number(buffer)
-    batch = buffer.sample_sequences(300, length)
-    numbers, steps = batch.obs[..., 0], batch.obs[..., 1].long()
-    assert batch.mask.all()
-    assert (numbers == numbers[:, :1]).all()
-    assert (steps == steps[:, :1] + torch.arange(length)).all()
-    torch.testing.assert_close(batch.steps.long(), steps)
-    torch.testing.assert_close(batch.next_obs[..., 1].long(), steps + 1)
-    torch.testing.assert_close(batch.actions, steps)
-    ends = torch.tensor([lengths[int(n)] for n in numbers[:, 0]])[:, None]
-    torch.testing.assert_close(batch.terminations, steps == ends - 1)
 
 
 @pytest.mark.parametrize(("burn_in", "overlap", "pad"), [(0, 0, False), (2, 3, True), (3, 1, True)])

@@ -159,6 +159,14 @@ class EpisodicMachine(RuleBasedStateMachine):
         held = {(n, t) for steps, _ in self.model.episodes for n, t, _ in steps}
         assert {tuple(map(int, row)) for row in batch.obs.reshape(-1, 2).tolist()} <= held
         assert (batch.obs.diff(dim=1) == torch.tensor([0, 1])).all()
+        assert (batch.next_obs - batch.obs == torch.tensor([0, 1])).all()
+        assert batch.mask.all() and (batch.actions == batch.obs[..., 1]).all()
+        firsts = {steps[0][0]: steps[0][1] for steps, _ in self.model.episodes}
+        ends = {steps[-1][:2] for steps, terminates in self.model.episodes if terminates}
+        for place in np.ndindex(*batch.mask.shape):
+            number, t = map(int, batch.obs[place].tolist())
+            assert batch.steps[place] == t - firsts[number]
+            assert batch.terminations[place] == ((number, t) in ends)
 
     @invariant()
     def same_as_model(self):

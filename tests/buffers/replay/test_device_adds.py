@@ -3,11 +3,23 @@
 import numpy as np
 import pytest
 import torch
-from replay_model import ACTIONS, NESTED, OBS, RINGS, CountingEnvs, ListModel, columns_of
-from replay_model import check_against as check_lists
+from replay_model import (
+    ACTIONS,
+    NESTED,
+    OBS,
+    RINGS,
+    CountingEnvs,
+    ListModel,
+    check_against,
+    columns_of,
+)
 
-from buffers import BufferMisuseError, PerEnvReplayBuffer, PrioritizedReplayBuffer
-from buffers import SharedReplayBuffer as Shared
+from buffers import (
+    BufferMisuseError,
+    PerEnvReplayBuffer,
+    PrioritizedReplayBuffer,
+    SharedReplayBuffer,
+)
 
 OPTIONS = {
     "plain": {},
@@ -41,7 +53,7 @@ class Case:
 
     def check(self):
         buffer, option = self.buffer, self.option
-        check_lists(buffer, self.model, option.get("n_step", 1), option.get("gamma"))
+        check_against(buffer, self.model, option.get("n_step", 1), option.get("gamma"))
         if self.kind is PrioritizedReplayBuffer:
             assert (buffer.priorities[buffer.order()] == 1).all()
             assert buffer.priorities.sum() == len(buffer)
@@ -111,7 +123,7 @@ def test_an_add_and_a_draw_on_a_device_ask_it_for_nothing(option, monkeypatch):
 
 
 def test_what_cannot_be_captured_is_refused(monkeypatch):
-    case = Case(Shared, "stored once")
+    case = Case(SharedReplayBuffer, "stored once")
     buffer = case.buffer
     for _ in range(2):
         monkeypatch.setattr(buffer, "_is_capturing", lambda: True)

@@ -142,10 +142,6 @@ def test_a_power_loss_leaves_what_was_flushed_and_says_what_is_lost(tmp_path, mo
     # Places that were written since are any mixture.
     rows = np.lib.format.open_memmap(tmp_path / "later" / "rows.npy", "r+")
     rows[np.arange(150, 159) % 90] = 0x5A
-    at = int(make(None, capacity=90).state_dict()["fields"]["link"].rpartition(" ")[2])
-    links = rows[:, at : at + 4].copy().view(np.int32)[:, 0]
-    last = next(row for row in (np.arange(110, 140) % 90).tolist() if links[row] == 0)
-    rows[last, at : at + 4] = np.array([last + 1], np.int32).view(np.uint8)  # it follows itself
     rows.flush()
     check(make(tmp_path / "flushed", capacity=90), model)
     with pytest.warns(UserWarning, match=rf"was stopped.*and {limit} of the oldest transitions"):

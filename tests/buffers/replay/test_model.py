@@ -1,4 +1,4 @@
-"""Shared and per-env buffers against lists: adding, wrapping round, successors and windows."""
+"""Replay buffers against lists, through any calls; and adds of a buffer's own rows."""
 
 import numpy as np
 import pytest

@@ -137,7 +137,7 @@ def test_a_function_is_a_policy():
             "expected a function of \\(state, rng, tables\\)",
         ),
         ({"policy": "no_such_module:act"}, ImportError, "neither installed nor in"),
-        ({"policy": "json:__name__"}, TypeError, "which is 'json', no policy"),
+        ({"policy": "json:__name__"}, TypeError, "policy is 'json', expected a name"),
         ({"policy": "nobody"}, ValueError, "policy is 'nobody'.*no such file.*react-restore"),
         ({"policy": lambda obs: obs}, ActionError, "actions has shape"),
         ({"policy": lambda obs: np.full(len(obs), 145)}, ActionError, "is 145"),

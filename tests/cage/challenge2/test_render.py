@@ -13,7 +13,7 @@ from vecenv.cage import canvas as canvas_module
 from vecenv.cage.canvas import Canvas, save_gif
 from vecenv.cage.challenge2.picture import draw_snapshot
 from vecenv.cage.challenge2.replay import RecordedStep, Replay
-from vecenv.cage.challenge2.snapshot import overview, take_snapshot, to_text
+from vecenv.cage.challenge2.snapshot import take_snapshot, to_text
 
 CRIMSON = (0xD6, 0x45, 0x45)
 BLUE, RED = (0x1F, 0x6F, 0xEB), (0xB3, 0x12, 0x2B)
@@ -105,7 +105,7 @@ def test_other_networks_are_drawn():
         replay = Replay(1, scenario)
         replay.step(RecordedStep(blue_action=1, red_type=1, red_target=0))
         snapshot = take_snapshot(replay.states[0], scenario, 100, 0.0)
-        words = to_text(overview(snapshot))
+        words = to_text(snapshot)
         assert all(name in words for name in (*scenario.subnets, "plc0", "DiscoverRemoteSystems"))
         sizes.append(draw_snapshot(snapshot).to_array().shape)
     assert sizes[1][0] > sizes[0][0], "a second row of panels"

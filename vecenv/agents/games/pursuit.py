@@ -20,7 +20,6 @@ from gymnasium.spaces import Box, Discrete
 from numba import njit
 
 from vecenv.core.arguments import read_count, take_options
-from vecenv.jit.copying import copy_numbers
 from vecenv.jit.drawing import PICTURES
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import AgentsOf
@@ -214,13 +213,15 @@ def sum_as_numpy(values):
 def _observer(size: int) -> Any:
     """Return the kernel `observe` for this `obs_range`; compiled code is faster if it knows it."""
     num_seen = 2 * ((size - 1) // 2) + 1  # of an even size, the last row and column are never seen
-    row_numbers, num_in_row = NUM_COUNTS * size, NUM_COUNTS * num_seen
 
     def observe(state, agent, out, params):
         """Write what is on the cells around a pursuer."""
+        grid, numbers = state.grid, out.reshape(out.size)
         for y in range(num_seen):
             left = state.pursuer[agent] - params.corner + y * params.row_cells
-            copy_numbers(state.grid, NUM_COUNTS * left, out, y * row_numbers, num_in_row)
+            start, to = np.uint64(NUM_COUNTS * left), np.uint64(NUM_COUNTS * size * y)
+            for k in range(np.uint64(NUM_COUNTS * num_seen)):  # unsigned: no index from the end
+                numbers[to + k] = grid[start + k]
         for k in range(size):
             for last in range(num_seen, size):
                 out[last, k, WALL] = out[k, last, WALL] = 1.0

@@ -23,7 +23,7 @@ from vecenv.cage.challenge2.options import (
     read_step_infos,
 )
 from vecenv.cage.challenge2.rules import codes
-from vecenv.cage.challenge2.snapshot import Snapshot, overview, take_snapshot, to_text
+from vecenv.cage.challenge2.snapshot import Snapshot, take_snapshot, to_text
 from vecenv.cage.identity import describe_identity, warn_of_other
 from vecenv.core.arguments import check_choice
 from vecenv.core.base import StepBatch, StepResult
@@ -135,7 +135,6 @@ class Cage2VectorEnv(JitVectorEnv):
             num_threads=num_threads,
             episode_infos=episode_infos,
             mask_infos=mask_infos,
-            metadata=METADATA,
             render_mode=render_mode,
         )
         self._true_state = self._states.view()
@@ -204,16 +203,18 @@ class Cage2VectorEnv(JitVectorEnv):
         Warns if its scenario has the same hosts but other tables or rules.
         """
         try:
-            facts = json.loads(read_entry(state, "scenario", _is_text).item())
+            text = read_entry(
+                state, "scenario", lambda dtype, shape: dtype.kind == "U" and not shape
+            )
+            facts = json.loads(text.item())
             made_for, hosts = dict(facts["made_for"]), list(map(str, facts["hosts"]))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(
-                "state['scenario'] says nothing of a scenario; it was changed"
-            ) from error
-        if hosts != _host_names(self.scenario):
+            told = "state['scenario'] says nothing of a scenario; it was changed"
+            raise ValueError(told) from error
+        if hosts != (own := _host_names(self.scenario)):
             raise ValueError(
                 f"state is of {describe_identity(made_for)}, with the hosts {', '.join(hosts)}; "
-                f"expected {', '.join(_host_names(self.scenario))}"
+                f"expected {', '.join(own)}"
             )
         warn_of_other("state", made_for, self.scenario.identity())
         super().check_state(state, states)
@@ -286,7 +287,7 @@ class Cage2VectorEnv(JitVectorEnv):
         check_choice("mode", mode, RENDER_MODES)
         snapshot = self.in_words(env_id)
         if mode == "ansi":
-            return to_text(overview(snapshot))
+            return to_text(snapshot)
         from vecenv.cage.challenge2.picture import draw_snapshot
 
         return draw_snapshot(snapshot).to_array()
@@ -351,10 +352,6 @@ class Cage2Env(JitEnv):
     def decoded_state(self) -> dict[str, np.ndarray]:
         """Return the true state per host, see `state.decode`."""
         return {name: rows[0] for name, rows in self._envs.decoded_state().items()}
-
-
-def _is_text(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
-    return dtype.kind == "U" and shape == ()
 
 
 def _host_names(scenario: Scenario) -> list[str]:

@@ -13,21 +13,13 @@ import numpy as np
 from vecenv.cage.challenge2.network.scenario import RULE_SETS, Scenario, cage2_scenario
 from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.own_red import choice_problem, compiled_red, outside
-from vecenv.core.arguments import check_choice
+from vecenv.core.arguments import check_choice, read_count
 from vecenv.core.importing import import_object
 
 __all__ = [
-    "MAX_EPISODE_LENGTH",
-    "RED_AGENTS",
-    "STEP_INFOS",
-    "EpisodeLength",
-    "RedAgent",
-    "read_episode_lengths",
-    "read_red_agents",
-    "read_scenario",
-    "read_step_infos",
-    "red_problem",
-]
+    "MAX_EPISODE_LENGTH", "RED_AGENTS", "STEP_INFOS", "EpisodeLength", "RedAgent",
+    "read_episode_lengths", "read_red_agents", "read_scenario", "read_step_infos", "red_problem",
+]  # fmt: skip
 
 RedPolicy = Callable[..., Any]
 RedAgent = str | RedPolicy | Sequence[str | RedPolicy]
@@ -102,7 +94,9 @@ def read_episode_lengths(episode_length: Any, max_episode_steps: Any = None) -> 
         TypeError: A length is not an integer.
     """
     lengths: list[Any] = [episode_length]
-    if isinstance(episode_length, set | frozenset | Sequence | np.ndarray):
+    if isinstance(episode_length, set | frozenset):
+        lengths = sorted(episode_length)
+    elif isinstance(episode_length, Sequence | np.ndarray):
         lengths = list(episode_length)
     for length in lengths:
         if isinstance(length, bool) or not isinstance(length, int | np.integer):
@@ -115,14 +109,8 @@ def read_episode_lengths(episode_length: Any, max_episode_steps: Any = None) -> 
         raise ValueError(
             f"episode_length has {len(lengths)} entries, expected 1..{codes.MAX_LENGTHS}"
         )
-    if isinstance(episode_length, set | frozenset):
-        lengths.sort()
     if max_episode_steps is not None:
-        limit = max_episode_steps
-        if isinstance(limit, bool) or not isinstance(limit, int | np.integer) or limit < 1:
-            raise ValueError(
-                f"max_episode_steps is {limit!r}, expected an integer of at least 1, or None"
-            )
+        limit = read_count("max_episode_steps", max_episode_steps)
         lengths = [min(length, limit) for length in lengths]
         lengths = lengths[:1] if len(set(lengths)) == 1 else lengths  # nothing is left to draw
     return tuple(map(int, lengths))

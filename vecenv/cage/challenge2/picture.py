@@ -11,7 +11,7 @@ from vecenv.cage.challenge2.snapshot import Deed, HostView, Snapshot
 __all__ = ["draw_snapshot"]
 
 _MARGIN, _GAP = 16, 12
-_HEADER, _DEEDS, _LEGEND_ROW = 62, 58, 26
+_HEADER, _DEEDS, _LEGEND_ROW, _LEGEND_WIDTH = 62, 58, 26, 720
 _CARD_WIDTH, _CARD_HEIGHT = 284, 88
 _PANEL_TITLE, _PANEL_GAP = 32, 22
 _PANELS_PER_ROW = 4
@@ -45,8 +45,9 @@ def draw_snapshot(snapshot: Snapshot) -> Canvas:
     """Draw an environment; the size of the picture depends only on the scenario."""
     panels = list(_panels(snapshot.scenario))
     width = max(x for _, x, _, _ in panels) + _CARD_WIDTH + 2 * _GAP + _MARGIN
+    width = max(width, _LEGEND_WIDTH)
     below = max(y + panel_height for _, _, y, panel_height in panels)
-    height = int(_draw_legend(Canvas(width, 2, _BACKGROUND), below + _DEEDS))
+    height = below + _DEEDS + 2 * _LEGEND_ROW + 8
     canvas = Canvas(width, height + height % 2, _BACKGROUND)  # even, as video formats want it
     _draw_header(canvas, snapshot)
     for subnet, x, y, panel_height in panels:
@@ -104,29 +105,24 @@ def _draw_panel(
 
 def _draw_host(canvas: Canvas, snapshot: Snapshot, host: HostView, x: float, y: float) -> None:
     size = (_CARD_WIDTH, _CARD_HEIGHT)
-    blue, red = snapshot.blue, snapshot.red
-    is_red_here = red is not None and red.target == host.name
-    is_blue_here = blue is not None and blue.target == host.name
+    sides = ((_RED, snapshot.red, x + size[0] - 8), (_BLUE, snapshot.blue, x + 14))
+    frames = [(color, deed, end) for color, deed, end in sides if deed and deed.target == host.name]
     canvas.box((x, y, 20, size[1]), _STRIPE_COLORS[host.access], radius=8)
     canvas.box((x + 12, y, size[0] - 12, size[1]), _CARD_COLORS[host.access], radius=8)
     canvas.box((x + 8, y, 16, size[1]), _CARD_COLORS[host.access])
     canvas.box((x, y, *size), outline=_STRIPE_COLORS[host.access], radius=8)
-    if is_red_here:
-        canvas.box((x - 2, y - 2, size[0] + 4, size[1] + 4), outline=_RED, line=2, radius=9)
-    if is_blue_here:
-        grow = 5 if is_red_here else 2
+    for number, (color, _, _) in enumerate(frames):
+        grow = 2 + 3 * number
         place = (x - grow, y - grow, size[0] + 2 * grow, size[1] + 2 * grow)
-        canvas.box(place, outline=_BLUE, line=2, radius=9)
+        canvas.box(place, outline=color, line=2, radius=9)
     _draw_name(canvas, snapshot, host, x + 18, y + 20)
     canvas.text(x + 18, y + 46, "true", _FAINT, size=11)
     canvas.pill(x + 46, y + 46, host.access.lower(), *_LEVEL_COLORS[host.access])
     canvas.text(x + 150, y + 46, "believed", _FAINT, size=11)
     canvas.pill(x + 202, y + 46, host.compromised.lower(), *_LEVEL_COLORS[host.compromised])
     _draw_traces(canvas, host, x + 18, y + 71)
-    if is_blue_here and blue is not None:
-        _draw_tag(canvas, x + 14, y - 1, blue, _BLUE, from_left=True)
-    if is_red_here and red is not None:
-        _draw_tag(canvas, x + size[0] - 8, y - 1, red, _RED)
+    for color, deed, end in frames:
+        _draw_tag(canvas, end, y - 1, deed, color)
 
 
 def _draw_name(canvas: Canvas, snapshot: Snapshot, host: HostView, x: float, y: float) -> None:
@@ -151,24 +147,19 @@ def _draw_traces(canvas: Canvas, host: HostView, x: float, y: float) -> None:
     room = x + _CARD_WIDTH - 30 - canvas.text_width(knowledge, size=10)
     canvas.text(room + 4, y, knowledge, _FAINT, size=10)
     names = [name.removeprefix("Decoy") for name in host.decoys]
-    for count, name in enumerate(names):
-        left_over = f"+{len(names) - count}"
-        width = canvas.text_width(name, size=10) + 14
-        if end + width > room - (24 if count + 1 < len(names) else 0):
-            canvas.pill(end, y, left_over, _GREEN, _DECOY_FILL, size=10, outline=_GREEN)
-            return
+    if sum(canvas.text_width(name, size=10) + 14 for name in names) > room - end:
+        names = [names[0], f"+{len(names) - 1}"] if len(names) > 1 else ["+1"]
+    for name in names:
         end = canvas.pill(end, y, name, _GREEN, _DECOY_FILL, size=10, outline=_GREEN) + 4
 
 
-def _draw_tag(
-    canvas: Canvas, x: float, y: float, deed: Deed, color: str, *, from_left: bool = False
-) -> None:
-    """Draw an action on the upper edge of its target; x is the tag's left or right end."""
+def _draw_tag(canvas: Canvas, x: float, y: float, deed: Deed, color: str) -> None:
+    """Draw an action on the upper edge of its target; x is its left end, for red its right end."""
     words = _SHORT_NAMES.get(deed.action, deed.action.removeprefix("Decoy"))
     words = f"decoy {words}" if deed.action.startswith("Decoy") else words
     words += " failed" if deed.success == "false" else ""
-    width = canvas.text_width(words, size=11) + 11
-    canvas.pill(x if from_left else x - width, y, words, _WHITE, color)
+    left = x if color == _BLUE else x - canvas.text_width(words, size=11) - 11
+    canvas.pill(left, y, words, _WHITE, color)
 
 
 def _draw_deeds(canvas: Canvas, snapshot: Snapshot, top: float) -> None:
@@ -185,36 +176,22 @@ def _draw_deeds(canvas: Canvas, snapshot: Snapshot, top: float) -> None:
         canvas.text(canvas.width - _MARGIN - canvas.text_width(words), top + 22, words, _GREEN)
 
 
-def _draw_legend(canvas: Canvas, top: float) -> float:
-    """Draw the legend of colours and shapes; return the y of its lower end.
-
-    Each entry is a list of swatches (words, colour, fill, outline) and their meaning; frames have
-    blanks for words.
-    """
-    levels = [(name.lower(), *_LEVEL_COLORS[name], None) for name in _LEVEL_COLORS if name != "No"]
-    entries = (
-        (levels, "red's access: card and left pill true, right pill believed"),
-        ([("name", _GREEN, _DECOY_FILL, _GREEN)], "decoy in place"),
-        ([(" " * 6, _BLUE, _BACKGROUND, _BLUE)], "blue's action"),
-        ([(" " * 6, _RED, _BACKGROUND, _RED)], "red's action"),
-        (
-            [("exploit seen", _WHITE, _INK, None), ("scan seen", _INK, _WHITE, _INK)],
-            "what blue was shown in this step",
-        ),
+def _draw_legend(canvas: Canvas, top: float) -> None:
+    """Draw the legend of colours and shapes; frames have blanks for words."""
+    frame, levels = " " * 6, [name for name in _LEVEL_COLORS if name != "No"]
+    x, y = float(_MARGIN), top + _LEGEND_ROW / 2
+    for name in levels:
+        x = canvas.pill(x, y, name.lower(), *_LEVEL_COLORS[name], size=10) + 5
+    canvas.text(
+        x + 3, y, "red's access: card and left pill true, right pill believed", _INK, size=11
     )
-    x, y, end = float(_MARGIN), top + _LEGEND_ROW / 2, canvas.width - _MARGIN
-
-    def room_for(x: float, y: float, width: float) -> tuple[float, float]:
-        """Return the start of an item of this width: (x, y), or the next row if it does not fit."""
-        is_here = x == _MARGIN or x + width <= end
-        return (x, y) if is_here else (float(_MARGIN), y + _LEGEND_ROW)
-
-    for swatches, meaning in entries:
-        width = sum(canvas.text_width(words, size=10) + 15 for words, *_ in swatches)
-        x, y = room_for(x, y, width + canvas.text_width(meaning, size=11) + 3)
-        for words, color, fill, outline in swatches:
-            x, y = room_for(x, y, canvas.text_width(words, size=10) + 10)
-            x = canvas.pill(x, y, words, color, fill, size=10, outline=outline) + 5
-        x, y = room_for(x, y, canvas.text_width(meaning, size=11) + 3)
-        x = canvas.text(x + 3, y, meaning, _INK, size=11) + 22
-    return y + _LEGEND_ROW / 2 + 8
+    x, y = float(_MARGIN), y + _LEGEND_ROW
+    for words, color, fill, outline, meaning in (
+        ("name", _GREEN, _DECOY_FILL, _GREEN, "decoy in place"),
+        (frame, _BLUE, _BACKGROUND, _BLUE, "blue's action"),
+        (frame, _RED, _BACKGROUND, _RED, "red's action"),
+        ("exploit seen", _WHITE, _INK, None, ""),
+        ("scan seen", _INK, _WHITE, _INK, "what blue was shown in this step"),
+    ):
+        x = canvas.pill(x, y, words, color, fill, size=10, outline=outline) + 5
+        x = canvas.text(x + 3, y, meaning, _INK, size=11) + 22 if meaning else x

@@ -171,14 +171,9 @@ class Replay:
                 f"blue_action goes from {blue.min()} to {blue.max()}, expected 0..{num_actions - 1}"
             )
         apply_rows(self.states, self._inputs, self._obs, self._errors, self._tables)
-        states = self.states
-        return ReplayedStep(
-            self._obs,
-            states["reward10"].copy(),
-            states["blue_success"].copy(),
-            states["red_success"].copy(),
-            self._errors,
-        )
+        names = ("reward10", "blue_success", "red_success")
+        reward10, blue, red = (self.states[name].copy() for name in names)
+        return ReplayedStep(self._obs, reward10, blue, red, self._errors)
 
     def true_state(self) -> dict[str, np.ndarray]:
         """Return the compact true state of all episodes, see `state.decode`."""
@@ -214,11 +209,8 @@ def replay_episodes(
         scenario: As for `Replay`.
         green: As for `Replay`.
     """
-    columns = {
-        name: np.asarray(recorded[name], np.int64)
-        for name in RecordedStep._fields
-        if name in recorded
-    }
+    names = [name for name in RecordedStep._fields if name in recorded]
+    columns = {name: np.asarray(recorded[name], np.int64) for name in names}
     num_episodes, num_steps = columns["blue_action"].shape
     agents = np.asarray(recorded.get("red_agent", np.zeros(num_episodes)), np.int64)
     is_built_in = (agents == B_LINE) | (agents == MEANDER)

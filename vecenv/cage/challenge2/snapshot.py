@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions
 from vecenv.cage.challenge2.network.state import decode
 from vecenv.cage.challenge2.rules import codes
+from vecenv.cage.evaluation import as_text
 
-__all__ = ["Deed", "HostView", "Snapshot", "overview", "take_snapshot", "to_text"]
+__all__ = ["Deed", "HostView", "Snapshot", "take_snapshot", "to_text"]
 
 ACCESS_NAMES = ("None", "User", "Privileged")
 ACTIVITY_NAMES = {0: "None", codes.ACTIVITY_SCAN: "Scan", codes.ACTIVITY_EXPLOIT: "Exploit"}
@@ -38,10 +39,8 @@ class HostView:
         activity: Activity that blue saw in this step: "None", "Scan" or "Exploit".
         compromised: Blue's belief: "No", "Unknown", "User" or "Privileged".
         access: Red's highest access: "None", "User" or "Privileged".
-        num_sessions: Number of red's sessions.
         is_known: Whether red knows its address.
         is_scanned: Whether red has seen its ports.
-        has_malware: Whether a dropped tool is on disk.
         decoys: Names of the decoys in place.
     """
 
@@ -51,10 +50,8 @@ class HostView:
     activity: str
     compromised: str
     access: str
-    num_sessions: int
     is_known: bool
     is_scanned: bool
-    has_malware: bool
     decoys: tuple[str, ...]
 
 
@@ -123,8 +120,9 @@ def take_snapshot(state: Any, scenario: Scenario, length: int, total: float) -> 
         scenario: Scenario of the state.
         length, total: See `Snapshot`.
     """
-    has_begun = int(state["step"]) > 0
-    green = int(state["green_target"])
+    has_begun, green = int(state["step"]) > 0, int(state["green_target"])
+    action, outcome = blue_actions(scenario)[int(state["blue_action"])], int(state["blue_success"])
+    blue = Deed(action.name, action.host, codes.SUCCESS_NAMES[outcome])
     return Snapshot(
         scenario=scenario,
         length=length,
@@ -132,46 +130,33 @@ def take_snapshot(state: Any, scenario: Scenario, length: int, total: float) -> 
         step=int(state["step"]),
         reward=int(state["reward10"]) / 10,
         red_agent=codes.RED_AGENT_NAMES[int(state["red_agent"])],
-        blue=_blue_deed(state, scenario) if has_begun else None,
+        blue=blue if has_begun else None,
         red=_red_deed(state, scenario) if has_begun else None,
         green_target=scenario.hosts[green].name if has_begun and green >= 0 else None,
         is_service_running=bool(state["ot_running"]),
         known_subnets=tuple(
             name for k, name in enumerate(scenario.subnets) if int(state["known_subnet"]) >> k & 1
         ),
-        hosts=_host_views(state, scenario),
+        hosts=tuple(_host_views(state, scenario)),
     )
 
 
-def _host_views(state: Any, scenario: Scenario) -> tuple[HostView, ...]:
+def _host_views(state: Any, scenario: Scenario) -> Iterator[HostView]:
     true = decode(np.asarray(state), scenario)
-    bits = int(state["obs_bits"])
-    views = []
     for index, host in enumerate(scenario.hosts):
-        seen = bits >> codes.BITS_PER_HOST * index
-        sessions = sum(int(true[name][index]) for name in ("n_removable", "n_stuck", "n_priv"))
+        seen = int(state["obs_bits"]) >> codes.BITS_PER_HOST * index
         decoys = int(true["decoys"][index])
-        views.append(
-            HostView(
-                host.name,
-                host.subnet,
-                host.os,
-                ACTIVITY_NAMES.get(seen & codes.ACTIVITY_BITS, "None"),
-                BELIEF_NAMES[seen & codes.BELIEF_BITS],
-                ACCESS_NAMES[true["access"][index]],
-                sessions,
-                bool(true["known_ip"][index]),
-                bool(true["table_scanned"][index]),
-                bool(true["malware"][index]),
-                tuple(d.name for k, d in enumerate(scenario.decoys) if decoys >> k & 1),
-            )
+        yield HostView(
+            name=host.name,
+            subnet=host.subnet,
+            os=host.os,
+            activity=ACTIVITY_NAMES.get(seen & codes.ACTIVITY_BITS, "None"),
+            compromised=BELIEF_NAMES[seen & codes.BELIEF_BITS],
+            access=ACCESS_NAMES[true["access"][index]],
+            is_known=bool(true["known_ip"][index]),
+            is_scanned=bool(true["table_scanned"][index]),
+            decoys=tuple(d.name for k, d in enumerate(scenario.decoys) if decoys >> k & 1),
         )
-    return tuple(views)
-
-
-def _blue_deed(state: Any, scenario: Scenario) -> Deed:
-    action = blue_actions(scenario)[int(state["blue_action"])]
-    return Deed(action.name, action.host, codes.SUCCESS_NAMES[int(state["blue_success"])])
 
 
 def _red_deed(state: Any, scenario: Scenario) -> Deed:
@@ -187,80 +172,42 @@ def _red_deed(state: Any, scenario: Scenario) -> Deed:
     )
 
 
-_WIDTH = 100
 _STYLES = {
-    "Scan": "yellow",
-    "Exploit": "bold red",
+    **dict.fromkeys(("Scan", "User"), "yellow"),
+    **dict.fromkeys(("Exploit", "Privileged"), "bold red"),
+    **dict.fromkeys(("None", "No"), "dim"),
     "Unknown": "magenta",
-    "User": "yellow",
-    "Privileged": "bold red",
 }
 
 
-def overview(snapshot: Snapshot) -> RenderableType:
-    """Return truth beside blue's view, and the latest actions; 80 columns wide."""
+def to_text(snapshot: Snapshot) -> str:
+    """Return truth beside blue's view, and the latest actions; 80 columns wide, in colours."""
     table = Table(box=box.SIMPLE_HEAD)
-    for name in ("Host", "Access", "Red knows", "Activity", "Compromised"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("Decoys")
-    for subnet in snapshot.scenario.subnets:
+    for name in ("Host", "Access", "Red knows", "Activity", "Compromised", "Decoys"):
+        table.add_column(name, no_wrap=name != "Decoys")
+    scenario = snapshot.scenario
+    for subnet in scenario.subnets:
         table.add_row(Text(subnet, style="bold"))
         for host in snapshot.hosts:
             if host.subnet == subnet:
-                table.add_row(*_cells(host))
+                knows = "ports" if host.is_scanned else "address" if host.is_known else ""
+                words = (host.access, knows, host.activity, host.compromised)
+                cells = [Text(word, style=_STYLES.get(word, "")) for word in words]
+                decoys = ", ".join(name.removeprefix("Decoy") for name in host.decoys)
+                table.add_row(Text(f"  {host.name}"), *cells, Text(decoys))
         table.add_section()
-    return Group(*_title(snapshot), table, *_events(snapshot))
-
-
-def _cells(host: HostView) -> list[Text]:
-    knows = "ports" if host.is_scanned else "address" if host.is_known else ""
-    decoys = ", ".join(name.removeprefix("Decoy") for name in host.decoys)
-    words = (host.access, knows, host.activity, host.compromised)
-    return [Text(f"  {host.name}"), *map(_cell, words), Text(decoys)]
-
-
-def to_text(renderable: RenderableType) -> str:
-    """Return a table as text with colour codes."""
-    console = Console(
-        file=io.StringIO(),
-        width=_WIDTH,
-        force_terminal=True,
-        color_system="standard",
-        legacy_windows=False,
-    )
-    with console.capture() as capture:
-        console.print(renderable)
-    return capture.get()
-
-
-def _cell(word: str) -> Text:
-    return Text(word, style=_STYLES.get(word, "dim" if word in ("None", "No") else ""))
-
-
-def _title(snapshot: Snapshot) -> list[Text]:
-    scenario = snapshot.scenario
-    return [
-        Text(f"{scenario.name}, {scenario.rules.name} rules", "bold"),
-        Text(
-            f"red agent {snapshot.red_agent}, step {snapshot.step}/{snapshot.length}, "
-            f"reward {snapshot.reward:.1f}, total {snapshot.total:.1f}"
-        ),
+    lines = [
+        Text.assemble((f"{side}: ", f"bold {side.lower()}"), deed.with_outcome() if deed else "")
+        for side, deed in (("Blue", snapshot.blue), ("Red", snapshot.red))
     ]
-
-
-def _events(snapshot: Snapshot) -> list[Text]:
-    service = snapshot.scenario.operational_service.host
-    sides = (("Blue", "bold blue", snapshot.blue), ("Red", "bold red", snapshot.red))
-    lines = [_deed_line(*side) for side in sides]
     if snapshot.green_target is not None:
         lines.append(Text(f"Green: scanned {snapshot.green_target}"))
     if not snapshot.is_service_running:
+        service = scenario.operational_service.host
         lines.append(Text(f"The operational service on {service} is stopped", style="bold red"))
-    return lines
-
-
-def _deed_line(side: str, style: str, deed: Deed | None) -> Text:
-    line = Text(f"{side}: ", style=style)
-    if deed is not None:
-        line.append(deed.with_outcome(), style="default not bold")
-    return line
+    facts = (
+        f"red agent {snapshot.red_agent}, step {snapshot.step}/{snapshot.length}, "
+        f"reward {snapshot.reward:.1f}, total {snapshot.total:.1f}"
+    )
+    title = Text(f"{scenario.name}, {scenario.rules.name} rules", "bold")
+    return as_text(Group(title, Text(facts), table, *lines), "standard")

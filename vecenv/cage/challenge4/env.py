@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.cage.challenge4.graph import FLAT, UNITS, check_observation
+from vecenv.cage.challenge4.graph import EVENTS, FLAT, UNITS, check_observation
 from vecenv.cage.challenge4.kernels import game_kernels, row_length, team_kernels
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
 from vecenv.cage.challenge4.rules import codes
@@ -17,13 +17,9 @@ from vecenv.core.arguments import take_options
 from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv
 
 __all__ = [
-    "Cage4AgentsVectorEnv",
-    "Cage4Env",
-    "Cage4VectorEnv",
-    "impossible_turns",
-    "overflows",
+    "Cage4AgentsVectorEnv", "Cage4Env", "Cage4VectorEnv", "impossible_turns", "overflows",
     "vectors_of",
-]
+]  # fmt: skip
 
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 2}
 
@@ -50,6 +46,10 @@ class _Games(JitVectorEnv):
                 f"red is {red!r}: one of one's own is compiled; make another vector env"
             )
         return compile_rules(replace(self.options, **changed))
+
+    def _check_states(self, states: np.ndarray) -> None:
+        if self.options.log and not states["keeps_log"].all():
+            raise ValueError("the state is of games without a log; make their env with log=True")
 
     def zone_rewards(self) -> np.ndarray:
         """Return the rewards from red and from blocks in the latest step, by zone and cause.
@@ -105,7 +105,7 @@ class Cage4AgentsVectorEnv(_Games):
         chosen = take_options(Cage4Options, names, options)
         check_observation(observation)
         kernels = game_kernels(bool(pad), bool(messages), chosen.own_red, observation)
-        super().__init__(kernels, num_envs, chosen, **options)
+        super().__init__(kernels, num_envs, _with_log(chosen, observation), **options)
 
 
 class Cage4VectorEnv(_Games):
@@ -121,7 +121,7 @@ class Cage4VectorEnv(_Games):
         observation: Kind of observation. "flat": the original's vectors. "graph": these plus the
             agent's own decoys and its pending action, as rows of a `Cage4Graph`. "events": the
             vectors plus the content of the original's raw observations, as rows of a `Cage4Events`.
-        steps, red, phishing_rate, alarm_rate, greens_one_by_one: See `Cage4Options`.
+        steps, red, phishing_rate, alarm_rate, greens_one_by_one, log: See `Cage4Options`.
         autoreset_mode: "NextStep", "SameStep" or "Disabled".
         num_threads: Maximum number of threads; None for one per processor.
         episode_infos: Whether infos["episode"] has the return and length of each ended episode.
@@ -180,7 +180,7 @@ class Cage4VectorEnv(_Games):
         super().__init__(
             team_kernels(messages, chosen.own_red, observation),
             num_envs,
-            chosen,
+            _with_log(chosen, observation),
             autoreset_mode=autoreset_mode,
             num_threads=num_threads,
             episode_infos=episode_infos,
@@ -223,13 +223,11 @@ class Cage4VectorEnv(_Games):
         """
         state, found = self.states[0], {}
         for agent in range(codes.NUM_BLUE):
-            left = int(state["blue_left"][agent])
-            if left:
+            if left := int(state["blue_left"][agent]):
                 what = _short(host_name(int(state["blue_target"][agent])))
                 what = f"{codes.FAMILY_NAMES[int(state['blue_family'][agent])]} {what}"
-                found[f"blue {agent}"] = (
-                    f"busy with {what}, {left - 1} more" if left > 1 else f"finishes {what}"
-                )
+                busy = f"busy with {what}, {left - 1} more"
+                found[f"blue {agent}"] = busy if left > 1 else f"finishes {what}"
         return found
 
     def get_red_deeds(self) -> dict[str, str]:
@@ -237,9 +235,8 @@ class Cage4VectorEnv(_Games):
         state, found = self.states[0], {}
         for agent in np.flatnonzero(state["done_type"] != codes.NONE).tolist():
             kind, target = int(state["done_type"][agent]), int(state["done_target"][agent])
-            where = (
-                codes.SUBNET_NAMES[target] if kind == codes.DISCOVER else _short(host_name(target))
-            )
+            is_zone = kind == codes.DISCOVER
+            where = codes.SUBNET_NAMES[target] if is_zone else _short(host_name(target))
             outcome = "succeeded" if state["done_success"][agent] == codes.SUCCEEDED else "failed"
             found[f"red {agent}"] = f"{codes.RED_ACTION_NAMES[kind]} {where}, {outcome}"
         return found
@@ -265,6 +262,11 @@ class Cage4Env(JitEnv):
     def state(self) -> np.record:
         """The true state, as a live record."""
         return self._envs.states[0]
+
+
+def _with_log(options: Cage4Options, observation: str) -> Cage4Options:
+    """Return options under which games keep what this kind of observation shows."""
+    return replace(options, log=True) if observation == EVENTS else options
 
 
 def _short_labels(agent: int) -> list[str]:

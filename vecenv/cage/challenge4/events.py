@@ -13,64 +13,35 @@ import numpy as np
 from gymnasium.spaces import Box
 from numba import njit
 
-from vecenv.cage.challenge4.graph import EVENTS, MAX_UNITS, find_kind
+from vecenv.cage.challenge4.graph import EVENTS, Shapes, row_length, rows_space, split_rows
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cage.challenge4.rules.events import (
-    ALARM,
-    CONNECTION,
-    FIRST_ROUTER,
-    NEVER,
-    PLACE,
-    SESSION,
-    UNIT,
-    WATCHER,
-)
+from vecenv.cage.challenge4.rules import events as log
 from vecenv.cage.challenge4.rules.observation import observe_agent
 
 __all__ = ["Cage4Events", "events_length", "events_space"]
 
 LOCAL_PORTS = ("none", "ssh", "ot", "http", "https", "sql", "mail", "drawn")
 _CLASS_OF_PORT = np.zeros(4096, np.int64)
-for _place, _port in enumerate((22, 1, 80, 443, 3390, 25)):
-    _CLASS_OF_PORT[_port] = 1 + _place
+_CLASS_OF_PORT[[22, 1, 80, 443, 3390, 25]] = range(1, 7)
 _DRAWN = len(LOCAL_PORTS) - 1
 REMOTE_PORTS = ("ssh", "blocked", "drawn")
-NODE_FEATURES = (
-    "exists",
-    "alarm",  # process events without a process id, as from work
-    "session",  # process events with a process id, as from exploits
+NODE_FEATURES = (  # see `Cage4Events`
+    "exists", "alarm", "session",
     *(f"local_{name}" for name in LOCAL_PORTS),
     *(f"remote_{name}" for name in REMOTE_PORTS),
     *(f"from_{name}" for name in codes.SUBNET_NAMES[: codes.NUM_SUBNETS]),
-    "source",  # 1 + last remote host of an unblocked connection; 0 none
-    "is_source",  # number of unblocked connections seen elsewhere with this remote
-    "is_analysed",
-    "has_cmd",  # as found by this step's Analyse
-    "has_escalate",
-    "is_removed",
-    "is_restored",
-    "gets_decoy",
+    "source", "is_source",
+    "is_analysed", "has_cmd", "has_escalate", "is_removed", "is_restored", "gets_decoy",
     *(f"has_{name}" for name in codes.DECOY_NAMES),
-    "since_analyse",
-    "since_restore",
-    "since_decoy",
-)
+    "since_analyse", "since_restore", "since_decoy",
+)  # fmt: skip
 NUM_NODE_FEATURES = len(NODE_FEATURES)
-_at = {name: place for place, name in enumerate(NODE_FEATURES)}
-_ALARM, _SESSION, _LOCAL = _at["alarm"], _at["session"], _at["local_none"]
-_REMOTE, _FROM, _SOURCE, _IS_SOURCE = (
-    _at["remote_ssh"],
-    _at["from_RZA"],
-    _at["source"],
-    _at["is_source"],
+_FIRST = "alarm session local_none remote_ssh from_RZA source is_source"
+_ALARM, _SESSION, _LOCAL, _REMOTE, _FROM, _SOURCE, _IS_SOURCE = map(
+    NODE_FEATURES.index, _FIRST.split()
 )
-_ANALYSED, _REMOVED, _RESTORED, _GETS = (
-    _at["is_analysed"],
-    _at["is_removed"],
-    _at["is_restored"],
-    _at["gets_decoy"],
-)
-_HAS_DECOY, _SINCE = _at["has_apache"], _at["since_analyse"]
+_OWN = "is_analysed is_removed is_restored gets_decoy has_apache since_analyse"
+_ANALYSED, _REMOVED, _RESTORED, _GETS, _HAS_DECOY, _SINCE = map(NODE_FEATURES.index, _OWN.split())
 # Features copied from `shown`, by its parts.
 _SHOWN = np.array(
     [0, *range(_HAS_DECOY, _HAS_DECOY + codes.NUM_DECOYS), *range(_SINCE, _SINCE + 3)]
@@ -79,6 +50,7 @@ _NUM_OWN = np.array([len(zones) for zones in codes.BLUE_SUBNETS])
 TICKS_LEFT, FIRST_SUCCESS = 0, 1
 NUM_CONTEXT = 5  # ticks left; failed, succeeded, unknown, in progress
 MAX_TICKS_LEFT = int(codes.BLUE_TICKS.max()) - 1
+_NODES = codes.HOSTS_PER_SUBNET + 1  # of an own zone
 
 
 def vector_length(units):
@@ -87,17 +59,11 @@ def vector_length(units):
 
 
 @njit
-def num_nodes(units):
-    """Return the number of nodes in a row."""
-    return units * (codes.HOSTS_PER_SUBNET + 1)
-
-
-@njit
 def _node_of(code, agent, units):
     """Return the node index (int64) of one of the agent's hosts or routers."""
-    if code >= FIRST_ROUTER:
-        return units * codes.HOSTS_PER_SUBNET + UNIT[code - FIRST_ROUTER]
-    return PLACE[code] - agent * codes.HOSTS_PER_SUBNET
+    if code >= log.FIRST_ROUTER:
+        return units * codes.HOSTS_PER_SUBNET + log.UNIT[code - log.FIRST_ROUTER]
+    return log.PLACE[code] - agent * codes.HOSTS_PER_SUBNET
 
 
 @njit
@@ -109,34 +75,32 @@ def _count(out, place):
 def _write_event(event, agent, units, out, start):
     """Add an event to its node, which must be one of the agent's."""
     node, kind = np.int64(event.node), np.int64(event.kind)
-    num, place = num_nodes(units), start + _node_of(node, agent, units)
-    if kind == ALARM:
+    num, place = units * _NODES, start + _node_of(node, agent, units)
+    if kind == log.ALARM:
         _count(out, place + num * _ALARM)
-    elif kind == SESSION:
+    elif kind == log.SESSION:
         _count(out, place + num * _SESSION)
-    elif kind == CONNECTION:
+    elif kind == log.CONNECTION:
         port = np.int64(event.local_port)
         drawn = port >= codes.FIRST_PORT
         _count(out, place + num * (_LOCAL + (_DRAWN if drawn else _CLASS_OF_PORT[port])))
         port = np.int64(event.remote_port)
-        of_remote = (
-            np.int64(2) if port >= codes.FIRST_PORT else np.int64(port == codes.BLOCKED_PORT)
-        )
-        _count(out, place + num * (_REMOTE + of_remote))
+        kind = 2 if port >= codes.FIRST_PORT else np.int64(port == codes.BLOCKED_PORT)
+        _count(out, place + num * (_REMOTE + kind))
         remote = np.int64(event.remote)
         out[place + num * (_FROM + (remote >> 4))] = 1
         if port == codes.BLOCKED_PORT:
             return
         latest = place + num * _SOURCE
         out[latest] = max(np.int64(out[latest]), 1 + remote)
-        if remote != node and WATCHER[remote >> 4] == agent:
+        if remote != node and log.WATCHER[remote >> 4] == agent:
             _count(out, start + _node_of(remote, agent, units) + num * _IS_SOURCE)
 
 
 @njit
 def _write_shown(state, agent, units, out, start):
     """Write the other features of nodes: own decoys, steps since own actions."""
-    num = num_nodes(units)
+    num = units * _NODES
     # The minimum hides the length from the compiler, which would unroll a loop of fixed length.
     own = min(_NUM_OWN[agent], (out.shape[0] - start) // num)
     shown, size = state.shown, codes.HOSTS_PER_SUBNET
@@ -150,7 +114,7 @@ def _write_shown(state, agent, units, out, start):
     for unit in range(own):
         out[router + unit] = 1
         for action in range(3):
-            out[router + unit + num * (_SINCE + action)] = NEVER
+            out[router + unit + num * (_SINCE + action)] = log.NEVER
 
 
 @njit
@@ -158,7 +122,7 @@ def _write_outcome(state, agent, units, out, start):
     """Write the outcome of the agent's action, if one on a host took effect in this step."""
     if state.t == 0 or state.blue_left[agent] > 0:
         return
-    family, num = np.int64(state.blue_family[agent]), num_nodes(units)
+    family, num = np.int64(state.blue_family[agent]), units * _NODES
     place = start + _node_of(np.int64(state.blue_target[agent]), agent, units)
     if family == codes.ANALYSE:
         files = np.int64(state.analysed[agent])
@@ -199,10 +163,8 @@ def write_events(state, agent, out, units):
 
 
 HIGHS = np.full(NUM_NODE_FEATURES, 255, np.uint8)
-for _name, _high in {"exists": 1, "source": codes.NUM_HOSTS}.items():
-    HIGHS[_at[_name]] = _high
-for _first, _num in ((_FROM, codes.NUM_SUBNETS), (_ANALYSED, 6), (_HAS_DECOY, codes.NUM_DECOYS)):
-    HIGHS[_first : _first + _num] = 1
+HIGHS[[0, *range(_FROM, _SOURCE), *range(_ANALYSED, _SINCE)]] = 1
+HIGHS[_SOURCE] = codes.NUM_HOSTS
 
 
 class Cage4Events(NamedTuple):
@@ -253,35 +215,27 @@ class Cage4Events(NamedTuple):
         Raises:
             ValueError: The last axis of `obs` does not have the length of an event row.
         """
-        shape, units = find_kind(obs, _KINDS, EVENTS)
-        context = vector_length(units)
-        nodes = context + NUM_CONTEXT
-        # One feature after the other in memory.
-        features = obs[..., nodes:].reshape((*shape[:-1], NUM_NODE_FEATURES, _num_nodes(units)))
-        return cls(obs[..., :context], obs[..., context:nodes], features.swapaxes(-1, -2))
+        vector, context, features = split_rows(obs, _shapes, EVENTS)
+        return cls(vector, context, features.swapaxes(-1, -2))
 
 
-def _num_nodes(units: int) -> int:
-    return units * (codes.HOSTS_PER_SUBNET + 1)
+def _shapes(units: int) -> Shapes:
+    """Return the shapes of the parts of a row; one feature after the other in memory."""
+    return (vector_length(units),), (NUM_CONTEXT,), (NUM_NODE_FEATURES, units * _NODES)
 
 
 def events_length(units: int) -> int:
     """Return the length of a row with room for `units` own zones."""
-    return vector_length(units) + NUM_CONTEXT + _num_nodes(units) * NUM_NODE_FEATURES
-
-
-_KINDS = {events_length(units): units for units in (1, MAX_UNITS)}
+    return row_length(_shapes(units))
 
 
 def events_space(units: tuple[int, ...]) -> Box:
     """Return the space of these agents' concatenated events, uint8."""
-    rows = []
-    for own in units:
-        high = np.ones(events_length(own), np.uint8)
-        events = Cage4Events.of(high)
+
+    def fill(row: np.ndarray) -> None:
+        events = Cage4Events.of(row)
         events.vector[0] = 2  # the phase
         events.context[TICKS_LEFT] = MAX_TICKS_LEFT
         events.nodes[:] = HIGHS
-        rows.append(high)
-    highs = np.concatenate(rows)
-    return Box(np.zeros_like(highs), highs, dtype=np.uint8)
+
+    return rows_space([events_length(own) for own in units], fill)

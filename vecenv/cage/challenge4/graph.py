@@ -11,7 +11,8 @@ derived from the agent's vectors, its mask and its submitted actions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,15 +25,9 @@ from vecenv.cage.challenge4.rules.blue import acts_on_host
 from vecenv.cage.challenge4.rules.observation import BLUE_SUBNET_ORDER
 
 __all__ = [
-    "EVENTS",
-    "FLAT",
-    "GRAPH",
-    "Cage4Graph",
-    "check_observation",
-    "find_kind",
-    "graph_length",
-    "graph_space",
-]
+    "EVENTS", "FLAT", "GRAPH", "Cage4Graph", "check_observation", "graph_length", "graph_space",
+    "row_length", "rows_space", "split_rows",
+]  # fmt: skip
 
 # --- features of a node ---
 IS_USER, IS_SERVER, IS_ZONE, IS_OWN, FIRST_ZONE = range(5)
@@ -41,19 +36,11 @@ CONNECTION_EVENT, HAS_DECOY, FIRST_BUSY = range(PROCESS_EVENT + 1, PROCESS_EVENT
 _BUSY_PLACE = np.zeros(8, np.int64)
 _BUSY_PLACE[[codes.ANALYSE, codes.REMOVE, codes.RESTORE, codes.DECOY]] = FIRST_BUSY + np.arange(4)
 NODE_FEATURES = (
-    "is_user",
-    "is_server",
-    "is_zone",
-    "is_own",
+    "is_user", "is_server", "is_zone", "is_own",
     *(f"in_{codes.SUBNET_NAMES[zone]}" for zone in codes.SORTED_SUBNETS),
-    "process_event",
-    "connection_event",
-    "has_decoy",
-    "is_analysed",
-    "is_removed",
-    "is_restored",
-    "gets_decoy",
-)
+    "process_event", "connection_event", "has_decoy",
+    "is_analysed", "is_removed", "is_restored", "gets_decoy",
+)  # fmt: skip
 NUM_NODE_FEATURES = len(NODE_FEATURES)
 
 # --- features of an edge ---
@@ -74,16 +61,7 @@ _OTHERS = codes.NUM_ZONES - 1
 
 # Zones with linked routers (SPEC 1.3): one set of zones per zone.
 _ROUTES = np.zeros(codes.NUM_ZONES, np.int64)
-for _a, _b in (
-    (codes.INT, 0),
-    (codes.INT, 2),
-    (codes.INT, 4),
-    (codes.INT, 5),
-    (0, 1),
-    (2, 3),
-    (5, 6),
-    (5, 7),
-):
+for _a, _b in (*((codes.INT, zone) for zone in (0, 2, 4, 5)), (0, 1), (2, 3), (5, 6), (5, 7)):
     _ROUTES[_a] |= 1 << _b
     _ROUTES[_b] |= 1 << _a
 
@@ -207,20 +185,49 @@ def check_observation(observation: Any) -> None:
         )
 
 
-def find_kind(obs: Any, kinds: Mapping[int, Any], name: str) -> tuple[tuple[int, ...], Any]:
-    """Return the leading shape of observations and the kind of their length; `name` is for errors.
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def row_length(shapes: Shapes) -> int:
+    """Return the length of a row with parts of these shapes."""
+    return sum(map(math.prod, shapes))
+
+
+def split_rows(obs: Any, shapes_of: Callable[[int], Shapes], name: str) -> list[Any]:
+    """Return the parts of observations, views where the memory layout allows it.
+
+    Args:
+        obs: (..., length), rows of agents of one size, as a NumPy array or a torch tensor.
+        shapes_of: Function that returns the shapes of the parts of a row with room for that many
+            own zones.
+        name: Kind of the observations, for errors.
 
     Raises:
-        ValueError: No kind has this length.
+        ValueError: The last axis of `obs` does not have the length of a row.
     """
-    shape = tuple(obs.shape)
+    shape, (small, large) = tuple(obs.shape), map(shapes_of, (1, MAX_UNITS))
+    kinds = {row_length(small): small, row_length(large): large}
     if not shape or shape[-1] not in kinds:
         raise ValueError(
             f"obs has shape {shape}, expected (..., length) with one of the lengths "
             f"{', '.join(map(str, kinds))}: pass the rows of one group of agents, of envs with "
             f"observation={name!r}"
         )
-    return shape, kinds[shape[-1]]
+    parts, start = [], 0
+    for part in kinds[shape[-1]]:
+        stop = start + math.prod(part)
+        parts.append(obs[..., start:stop].reshape((*shape[:-1], *part)))
+        start = stop
+    return parts
+
+
+def rows_space(lengths: Sequence[int], fill: Callable[[np.ndarray], None]) -> Box:
+    """Return the space of concatenated rows, uint8; `fill` changes a row's highs, which are 1."""
+    rows = [np.ones(length, np.uint8) for length in lengths]
+    for row in rows:
+        fill(row)
+    high = np.concatenate(rows)
+    return Box(np.zeros_like(high), high, dtype=np.uint8)
 
 
 class Cage4Graph(NamedTuple):
@@ -276,45 +283,28 @@ class Cage4Graph(NamedTuple):
         Raises:
             ValueError: The last axis of `obs` does not have the length of a graph.
         """
-        shape, units = find_kind(obs, _KINDS, GRAPH)
-        parts, start = [], 0
-        for part in _shapes(units):
-            stop = start + int(np.prod(part))
-            parts.append(obs[..., start:stop].reshape((*shape[:-1], *part)))
-            start = stop
-        return cls(*parts)
+        return cls(*split_rows(obs, _shapes, GRAPH))
 
 
-def _shapes(units: int) -> tuple[tuple[int, ...], ...]:
+def _shapes(units: int) -> Shapes:
     """Return the shapes of the parts of a row."""
     num_nodes = units * codes.HOSTS_PER_SUBNET + codes.NUM_ZONES
-    num_edges = units * (codes.HOSTS_PER_SUBNET + codes.NUM_ZONES - 1)
-    return (
-        (num_nodes, NUM_NODE_FEATURES),
-        (num_nodes,),
-        (2, num_edges),
-        (num_edges, NUM_EDGE_FEATURES),
-        (num_edges,),
-        (NUM_CONTEXT,),
-    )
+    num_edges = units * (codes.HOSTS_PER_SUBNET + _OTHERS)
+    nodes, edges = (num_nodes, NUM_NODE_FEATURES), (num_edges, NUM_EDGE_FEATURES)
+    return nodes, (num_nodes,), (2, num_edges), edges, (num_edges,), (NUM_CONTEXT,)
 
 
 def graph_length(units: int) -> int:
     """Return the length of a row with room for `units` own zones."""
-    return sum(int(np.prod(shape)) for shape in _shapes(units))
-
-
-_KINDS = {graph_length(units): units for units in (1, MAX_UNITS)}
+    return row_length(_shapes(units))
 
 
 def graph_space(units: tuple[int, ...]) -> Box:
     """Return the space of these agents' concatenated graphs, uint8."""
-    rows = []
-    for own in units:
-        high = np.ones(graph_length(own), np.uint8)
-        graph = Cage4Graph.of(high)
+
+    def fill(row: np.ndarray) -> None:
+        graph = Cage4Graph.of(row)
         graph.edge_index[:] = len(graph.nodes) - 1
         graph.context[TICKS_LEFT] = MAX_TICKS_LEFT
-        rows.append(high)
-    highs = np.concatenate(rows)
-    return Box(np.zeros_like(highs), highs, dtype=np.uint8)
+
+    return rows_space([graph_length(own) for own in units], fill)

@@ -36,6 +36,8 @@ class Cage4Options:
         alarm_rate: Probability that a green user's work or access raises a false alarm.
         greens_one_by_one: Whether each green user is drawn separately, as in the original. This is
             slower; the distribution is the same.
+        log: Whether games keep what raw observations show; with observation "events" they always
+            do. Without it they are 5 % faster.
     """
 
     steps: int = 500
@@ -43,6 +45,7 @@ class Cage4Options:
     phishing_rate: float = codes.PHISHING_RATE
     alarm_rate: float = codes.ALARM_RATE
     greens_one_by_one: bool = False
+    log: bool = False
 
     def __post_init__(self) -> None:
         is_count = isinstance(self.steps, int | np.integer) and not isinstance(self.steps, bool)
@@ -89,6 +92,7 @@ def compile_rules(options: Cage4Options) -> np.record:
         third_phase=np.int64(second_phase + length + (rest == 2)),
         red_variant=np.int64(0 if callable(options.red) else codes.RED_VARIANTS.index(options.red)),
         greens_one_by_one=np.int64(options.greens_one_by_one),
+        keeps_log=np.int64(options.log),
         phishing_rate=float(phishing),
         alarm_rate=float(alarm),
         quiet_scale=1 / math.log1p(-anything) if anything else 0.0,

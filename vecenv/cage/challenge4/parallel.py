@@ -79,6 +79,7 @@ class Cage4ParallelEnv:
             num_threads=1,
             render_mode=render_mode,
             debug=debug,
+            log=self._raw,
             **options,
         )
         self._sizes = (
@@ -134,11 +135,8 @@ class Cage4ParallelEnv:
         """
         obs, _ = self._envs.reset(seed=seed)
         self.agents = list(codes.AGENT_NAMES)
-        for name, mask, size in zip(
-            codes.AGENT_NAMES, self._envs.agent_masks(), self._sizes, strict=True
-        ):
-            self._masks[name] = np.zeros(size, np.bool_)
-            self._masks[name][: mask.shape[1]] = mask[0]
+        masks = zip(codes.AGENT_NAMES, self._envs.agent_masks(), self._sizes, strict=True)
+        self._masks = {name: _padded(mask[0], size) for name, mask, size in masks}
         if self._raw:
             self._network = RawNetwork.of_game(self.true_state)
         return self._observations(obs), self._infos()
@@ -166,33 +164,23 @@ class Cage4ParallelEnv:
         row[: codes.NUM_BLUE] = codes.SLEEPS
         row[codes.NUM_BLUE :] = 0
         for name, action in actions.items():
-            self._read(name, action, row)
+            row[codes.AGENT_NAMES.index(_known(name))] = self._index(name, action)
         for name, message in (messages or {}).items():
             row[codes.NUM_BLUE + codes.AGENT_NAMES.index(_known(name))] = _bits(name, message)
-        obs, rewards, terminations, truncations, _ = self._envs.step(self._actions)
-        reward, terminated = float(rewards[0]), bool(terminations[0])
-        truncated = bool(truncations[0])
-        if terminated or truncated:
+        obs, *results, _ = self._envs.step(self._actions)
+        of_all = [dict.fromkeys(codes.AGENT_NAMES, result[0].item()) for result in results]
+        if results[1][0] or results[2][0]:
             self.agents = []
-        return (
-            self._observations(obs),
-            dict.fromkeys(codes.AGENT_NAMES, reward),
-            dict.fromkeys(codes.AGENT_NAMES, terminated),
-            dict.fromkeys(codes.AGENT_NAMES, truncated),
-            self._infos(),
-        )
+        return self._observations(obs), *of_all, self._infos()
 
-    def _read(self, name: str, action: Any, row: np.ndarray) -> None:
-        """Write an agent's action into the row of all agents' actions."""
-        agent = codes.AGENT_NAMES.index(_known(name))
+    def _index(self, name: str, action: Any) -> int:
+        """Return an agent's action as one that it has."""
+        agent, space = codes.AGENT_NAMES.index(name), self._action_spaces[name]
         given = np.asarray(action)
         is_whole = given.dtype.kind in "iub" and given.ndim == 0
-        if not (is_whole and self._action_spaces[name].contains(given.astype(np.int64))):
-            raise ValueError(
-                f"the action of {name} is {action!r}, expected one of {self._action_spaces[name]}"
-            )
-        index = int(action)
-        row[agent] = index if index < codes.NUM_ACTIONS[agent] else codes.SLEEPS[agent]
+        if not (is_whole and space.contains(given.astype(np.int64))):
+            raise ValueError(f"the action of {name} is {action!r}, expected one of {space}")
+        return int(given) if given < codes.NUM_ACTIONS[agent] else codes.SLEEPS[agent]
 
     @property
     def true_state(self) -> np.record:
@@ -226,11 +214,8 @@ class Cage4ParallelEnv:
         if self._raw:
             told = raw_observations(self.true_state, self._network)
             return dict(zip(codes.AGENT_NAMES, told, strict=True))
-        found = {}
-        for name, vector in zip(codes.AGENT_NAMES, vectors_of(obs), strict=True):
-            found[name] = np.zeros(PADDED if self._pad else vector.shape[1], np.int64)
-            found[name][: vector.shape[1]] = vector[0]
-        return found
+        vectors = zip(codes.AGENT_NAMES, vectors_of(obs.astype(np.int64)), strict=True)
+        return {name: _padded(row[0], PADDED if self._pad else 0) for name, row in vectors}
 
     def _infos(self) -> dict[str, dict[str, Any]]:
         return {name: {"action_mask": mask.copy()} for name, mask in self._masks.items()}
@@ -244,6 +229,11 @@ class _AnyDict(Space[Any]):
         return isinstance(x, dict)
 
 
+def _padded(row: np.ndarray, length: int) -> np.ndarray:
+    """Return a copy of a row (n,), with zeros up to a length."""
+    return np.pad(row, (0, max(0, length - len(row))))
+
+
 def _known(agent: Any) -> str:
     if agent not in codes.AGENT_NAMES:
         raise ValueError(
@@ -254,11 +244,8 @@ def _known(agent: Any) -> str:
 
 def _bits(name: str, message: Any) -> int:
     bits = np.asarray(message)
-    if (
-        bits.shape != (codes.MESSAGE_BITS,)
-        or bits.dtype.kind not in "iubf"
-        or ((bits != 0) & (bits != 1)).any()
-    ):
+    is_row = bits.shape == (codes.MESSAGE_BITS,) and bits.dtype.kind in "iubf"
+    if not is_row or not np.isin(bits, (0, 1)).all():
         raise ValueError(
             f"the message of {name} is {message!r}, expected {codes.MESSAGE_BITS} bits"
         )

@@ -16,20 +16,16 @@ _WIDTH, _HEIGHT = 1000, 640
 _INK, _GREY, _PAPER, _ZONE = "#1d3557", "#8d99ae", "#ffffff", "#f4f6f8"
 _CLEAN, _HELD, _OWNED = "#cfe8d5", "#f4a261", "#c1121f"
 _ALARM, _CONTACT, _FAILED, _DECOY = "#e63946", "#457b9d", "#9b2226", "#2a9d8f"
-_TITLES = {
-    codes.RZA: "Restricted zone A",
-    codes.OZA: "Operational zone A",
-    codes.RZB: "Restricted zone B",
-    codes.OZB: "Operational zone B",
-    codes.CON: "Contractors",
-    codes.PUB: "Public access",
-    codes.ADM: "Administration",
-    codes.OFF: "Office",
+_ZONES = {  # title, column, row, agent
+    codes.RZA: ("Restricted zone A", 0, 0, "blue 0"),
+    codes.OZA: ("Operational zone A", 0, 1, "blue 1"),
+    codes.RZB: ("Restricted zone B", 1, 0, "blue 2"),
+    codes.OZB: ("Operational zone B", 1, 1, "blue 3"),
+    codes.CON: ("Contractors", 2, 0, "nobody"),
+    codes.PUB: ("Public access", 3, 0, "blue 4"),
+    codes.ADM: ("Administration", 2, 1, "blue 4"),
+    codes.OFF: ("Office", 3, 1, "blue 4"),
 }
-_PLACES = {codes.RZA: (0, 0), codes.RZB: (1, 0), codes.CON: (2, 0), codes.PUB: (3, 0)}
-_PLACES |= {codes.OZA: (0, 1), codes.OZB: (1, 1), codes.ADM: (2, 1), codes.OFF: (3, 1)}
-_AGENT_OF = {codes.RZA: "blue 0", codes.OZA: "blue 1", codes.RZB: "blue 2", codes.OZB: "blue 3"}
-_AGENT_OF |= {codes.PUB: "blue 4", codes.ADM: "blue 4", codes.OFF: "blue 4", codes.CON: "nobody"}
 _ZONE_WIDTH, _ZONE_HEIGHT, _GAP, _TOP = 236, 214, 8, 56
 _CELL, _HOST = 36, 28
 
@@ -44,7 +40,7 @@ def draw_state(state: Any, steps: int) -> Canvas:
     canvas = Canvas(_WIDTH, _HEIGHT, _PAPER)
     _draw_head(canvas, state, steps)
     levels = _session_levels(state)
-    for zone, (column, row) in _PLACES.items():
+    for zone, (_, column, row, _) in _ZONES.items():
         left = 16 + column * (_ZONE_WIDTH + _GAP)
         top = _TOP + row * (_ZONE_HEIGHT + _GAP)
         _draw_zone(canvas, state, zone, left, top, levels)
@@ -63,11 +59,11 @@ def _draw_head(canvas: Canvas, state: Any, steps: int) -> None:
     reward = f"reward {int(state['reward'])}" + (f": {shown}" if shown else "")
     canvas.text(x + 14, 20, reward, _FAILED if state["reward"] < 0 else _GREY, size=13)
     x = 16
-    for words, color in (("clean", _CLEAN), ("red session", _HELD), ("privileged", _OWNED)):
-        canvas.box((x, 38, 10, 10), color, radius=2)
-        x = canvas.text(x + 15, 43, words, _GREY, size=11) + 14
-    for words, color in (("process alarm", _ALARM), ("connection alarm", _CONTACT)):
-        canvas.box((x, 38, 10, 10), None, outline=color, line=2, radius=2)
+    for words, fill, outline in (
+        ("clean", _CLEAN, None), ("red session", _HELD, None), ("privileged", _OWNED, None),
+        ("process alarm", None, _ALARM), ("connection alarm", None, _CONTACT),
+    ):  # fmt: skip
+        canvas.box((x, 38, 10, 10), fill, outline=outline, line=2, radius=2)
         x = canvas.text(x + 15, 43, words, _GREY, size=11) + 14
     canvas.box((x, 40, 5, 5), _DECOY, radius=2.5)
     x = canvas.text(x + 10, 43, "decoy", _GREY, size=11) + 14
@@ -91,8 +87,9 @@ def _draw_zone(
     canvas: Canvas, state: Any, zone: int, left: float, top: float, levels: np.ndarray
 ) -> None:
     canvas.box((left, top, _ZONE_WIDTH, _ZONE_HEIGHT), _ZONE, radius=8)
-    end = canvas.text(left + 10, top + 14, _TITLES[zone], _INK, size=13, bold=True)
-    canvas.text(end + 8, top + 14, _AGENT_OF[zone], _GREY, size=11)
+    title, _, _, agent = _ZONES[zone]
+    end = canvas.text(left + 10, top + 14, title, _INK, size=13, bold=True)
+    canvas.text(end + 8, top + 14, agent, _GREY, size=11)
     exists = int(state["exists"][zone])
     for k in range(codes.HOSTS_PER_SUBNET):
         if not exists >> k & 1:
@@ -102,15 +99,12 @@ def _draw_zone(
         column, row = (number, 0) if is_server else (number % 5, 1 + number // 5)
         place = (left + 12 + column * _CELL, top + 30 + row * (_CELL + 8))
         _draw_host(canvas, state, zone, k, place, int(levels[zone * codes.HOSTS_PER_SUBNET + k]))
-    blocked = int(state["blocks"][zone])
-    x = left + 10
+    blocked, y = int(state["blocks"][zone]), top + _ZONE_HEIGHT - 16
     if blocked:
-        x = canvas.text(x, top + _ZONE_HEIGHT - 16, "no traffic from", _GREY, size=11) + 5
-        names = [
-            codes.SUBNET_NAMES[other] for other in range(codes.NUM_ZONES) if blocked >> other & 1
-        ]
+        x = canvas.text(left + 10, y, "no traffic from", _GREY, size=11) + 5
+        names = [name for k, name in enumerate(codes.SUBNET_NAMES) if blocked >> k & 1]
         words = "all" if len(names) == codes.NUM_ZONES - 1 else " ".join(names)
-        canvas.text(x, top + _ZONE_HEIGHT - 16, words, _FAILED, size=11)
+        canvas.text(x, y, words, _FAILED, size=11)
 
 
 def _draw_host(
@@ -130,12 +124,9 @@ def _draw_host(
     color = "#ffffff" if level == 2 else _INK
     word = int(state["svc"][host])
     percent = 100 * (word & codes.LEVEL_BITS) // codes.FULL
-    if percent < 100:
-        canvas.text(left + 5, top + _HOST / 2, f"{percent}", color, size=10)
-    elif k >= codes.FIRST_SERVER:
-        canvas.text(left + 8, top + _HOST / 2, f"s{k - codes.FIRST_SERVER}", color, size=10)
-    else:
-        canvas.text(left + 8, top + _HOST / 2, f"u{k}", color, size=10)
+    name = f"s{k - codes.FIRST_SERVER}" if k >= codes.FIRST_SERVER else f"u{k}"
+    shown, x = (name, left + 8) if percent >= 100 else (f"{percent}", left + 5)
+    canvas.text(x, top + _HOST / 2, shown, color, size=10)
     if int(state["services"][host]) & codes.OT and not word & codes.OT_RUNNING:
         canvas.text(left, top + _HOST + 6, "OT", _FAILED, size=9)
     for number in range(int(state["decoys"][host]).bit_count()):

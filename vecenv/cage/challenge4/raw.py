@@ -56,6 +56,7 @@ _USERS = (("root", 0), ("user", 1))
 # by decoy: service, type of the properties
 _DECOYS = (("apache2", True), ("tomcat", True), ("haraka", False), ("vsftpd", True))
 _FILES = {codes.CMD_FILE: "cmd.sh", codes.ESCALATE_FILE: "escalate.sh"}
+_ENDS = ("local", "remote")
 _NUM_NODES = FIRST_ROUTER + codes.NUM_SUBNETS + 1  # hosts, routers, the internet's
 
 
@@ -92,22 +93,20 @@ class RawNetwork:
         for zone, nodes in enumerate(self._by_zone):
             left = list(range(1, 255))
             for node in nodes:
-                is_server = (
-                    node < FIRST_ROUTER and node % codes.HOSTS_PER_SUBNET >= codes.FIRST_SERVER
-                )
+                is_host = node < FIRST_ROUTER
+                is_server = is_host and node % codes.HOSTS_PER_SUBNET >= codes.FIRST_SERVER
                 place = -1 if is_server else int(rng.integers(len(left)))
                 self.addresses[node] = self.zones[zone][left.pop(place)]
                 steps = rng.integers(1, codes.MAX_PID_STEP + 1, 2).tolist()
-                if node < FIRST_ROUTER:
-                    services = [codes.SSH, codes.OT] if zone in (1, 3) else [codes.SSH]
-                    services += [4, 8, 16]
+                if is_host:
+                    services = [codes.SSH, *([codes.OT] if zone in (1, 3) else []), 4, 8, 16]
                     drawn = {service: next(pids) for service in services}
                     there = int(state["services"][node])
                     self.base_pids[node] = max(drawn[one] for one in services if there & one)
                 if zone != codes.CON:
                     self.base_pids[node] += steps[0]
                     self.blue_pids[node] = self.base_pids[node]
-                if node < FIRST_ROUTER and not is_server:
+                if is_host and not is_server:
                     self.base_pids[node] += steps[1]
         self.is_kali = rng.integers(2, size=_NUM_NODES)
         self.blue_idents = np.zeros(_NUM_NODES, np.int64)
@@ -118,15 +117,10 @@ class RawNetwork:
 
     def _list_nodes(self, state: Any) -> None:
         """List the existing nodes by zone and by agent."""
-        exists = state["exists"].astype(np.int64)
+        size, exists = codes.HOSTS_PER_SUBNET, state["exists"].tolist()
         self._by_zone = [
-            [FIRST_ROUTER + zone]
-            + [
-                zone * codes.HOSTS_PER_SUBNET + k
-                for k in range(codes.HOSTS_PER_SUBNET)
-                if exists[zone] >> k & 1
-            ]
-            for zone in range(codes.NUM_SUBNETS)
+            [FIRST_ROUTER + zone, *(zone * size + k for k in range(size) if hosts >> k & 1)]
+            for zone, hosts in enumerate(exists)
         ]
         self.nodes = [
             [node for zone in sorted(zones) for node in self._by_zone[zone]]
@@ -180,24 +174,22 @@ class RawNetwork:
         for node in self.nodes[agent]:
             pid, ident = int(self.blue_pids[node]), int(self.blue_idents[node])
             zone = node - FIRST_ROUTER if node >= FIRST_ROUTER else node // codes.HOSTS_PER_SUBNET
+            interface = {
+                "interface_name": "eth0",
+                "ip_address": self.addresses[node],
+                "Subnet": self.zones[zone],
+            }
+            session = {
+                "session_id": ident,
+                "username": "ubuntu",
+                "timeout": 0,
+                "PID": pid,
+                "Type": _UNKNOWN if ident else RawName("VELOCIRAPTOR_SERVER"),
+                "agent": codes.AGENT_NAMES[agent],
+            }
             observation[_node_name(node)] = {
-                "Interface": [
-                    {
-                        "interface_name": "eth0",
-                        "ip_address": self.addresses[node],
-                        "Subnet": self.zones[zone],
-                    }
-                ],
-                "Sessions": [
-                    {
-                        "session_id": ident,
-                        "username": "ubuntu",
-                        "timeout": 0,
-                        "PID": pid,
-                        "Type": _UNKNOWN if ident else RawName("VELOCIRAPTOR_SERVER"),
-                        "agent": codes.AGENT_NAMES[agent],
-                    }
-                ],
+                "Interface": [interface],
+                "Sessions": [session],
                 "Processes": [{"PID": pid, "username": "ubuntu"}],
                 "User Info": [
                     {"username": name, "Groups": [{"GID": group}]} for name, group in _USERS
@@ -223,14 +215,12 @@ def raw_observations(state: Any, network: RawNetwork) -> list[dict[str, Any]]:
         observation: dict[str, Any] = {"success": _SUCCESS[success]}
         if success != codes.IN_PROGRESS:
             _add_outcome(observation, state, network, agent)
-        for node in network.nodes[agent]:
-            if node not in seen:
-                continue
-            name = _node_name(node)
-            entry = observation.setdefault(name, {})
-            entry["Processes"] = entry.get("Processes", []) + seen[node][0]
-            if seen[node][1]:
-                entry["Interface"] = [{"ip_address": one} for one in seen[node][1]]
+        for node in filter(seen.__contains__, network.nodes[agent]):
+            processes, addresses = seen[node]
+            entry = observation.setdefault(_node_name(node), {})
+            entry["Processes"] = entry.get("Processes", []) + processes
+            if addresses:
+                entry["Interface"] = [{"ip_address": one} for one in addresses]
             entry["System info"] = network.system_info(node)
         bits = state["messages"][np.arange(codes.NUM_BLUE) != agent]
         observation["message"] = list(bits[:, None] >> np.arange(codes.MESSAGE_BITS) & 1 == 1)
@@ -245,22 +235,11 @@ def _add_outcome(observation: dict[str, Any], state: Any, network: RawNetwork, a
     if family not in (codes.SLEEP, codes.MONITOR, codes.ALLOW, codes.BLOCK):
         action = f"{action} {host_name(target)}"
     files, decoy = int(state["analysed"][agent]), int(state["new_decoy"][agent])
-    found = [one for one in _FILES if files & one]
-    if files & codes.CMD_IS_LAST:
-        found.reverse()
+    file = {"Path": "/tmp/", "Known Path": RawName("TEMP"), "Known File": _UNKNOWN, "Density": 0.9}
+    found = [{**file, "File Name": name} for one, name in _FILES.items() if files & one]
     if found:
-        observation[host_name(target)] = {
-            "Files": [
-                {
-                    "Path": "/tmp/",
-                    "Known Path": RawName("TEMP"),
-                    "File Name": _FILES[one],
-                    "Known File": _UNKNOWN,
-                    "Density": 0.9,
-                }
-                for one in found
-            ]
-        }
+        ordered = found[::-1] if files & codes.CMD_IS_LAST else found
+        observation[host_name(target)] = {"Files": ordered}
     if decoy != codes.NONE:
         service, has_properties = _DECOYS[decoy]
         process = {
@@ -269,13 +248,12 @@ def _add_outcome(observation: dict[str, Any], state: Any, network: RawNetwork, a
             "service_name": service,
             "username": "ubuntu",
         }
-        if has_properties:
-            process["Properties"] = ["rfi"]
+        process |= {"Properties": ["rfi"]} if has_properties else {}
         observation[host_name(target)] = {"Processes": [process]}
     observation["action"] = action
 
 
-def _monitored(state: Any, network: RawNetwork) -> dict[int, tuple[list[Any], list[Any]]]:
+def _monitored(state: Any, network: RawNetwork) -> dict[int, tuple[list[Any], dict[Any, None]]]:
     """Return the monitor's report by node: processes, and addresses by their last mention."""
     num = int(state["num_events"])
     names = ("kind", "node", "local", "local_port", "remote", "remote_port", "pid")
@@ -283,25 +261,21 @@ def _monitored(state: Any, network: RawNetwork) -> dict[int, tuple[list[Any], li
     columns = [events[name].tolist() for name in names]
     # Users act in the order of their hosts, then red agents. Connections come first in the list.
     order = np.lexsort((events["actor"], events["kind"] != CONNECTION))
-    seen: dict[int, tuple[list[Any], list[Any]]] = {}
+    seen: dict[int, tuple[list[Any], dict[Any, None]]] = {}
     for index in order.tolist():
         kind, node, local, local_port, remote, remote_port, pid = (one[index] for one in columns)
-        processes, mentioned = seen.setdefault(node, ([], []))
+        processes, mentioned = seen.setdefault(node, ([], {}))
         if kind > ALARM:
             processes.append({"PID": int(network.base_pids[node] + pid)})
             continue
-        address, connection = network.addresses[local], {}
-        if local_port:
-            connection["local_port"] = local_port
-        if remote_port:
-            connection["remote_port"] = remote_port
+        address, ports = network.addresses[local], (local_port, remote_port)
+        connection = {f"{end}_port": p for end, p in zip(_ENDS, ports, strict=True) if p}
         connection["local_address"] = address
         if kind == CONNECTION:
             connection["remote_address"] = network.addresses[remote]
         processes.append({"Connections": [connection]})
-        if address in mentioned:
-            mentioned.remove(address)
-        mentioned.append(address)
+        mentioned.pop(address, None)
+        mentioned[address] = None
     return seen
 
 

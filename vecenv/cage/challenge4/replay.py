@@ -19,7 +19,7 @@ from vecenv.cage.challenge4.raw import RawNetwork, plain_raw, raw_observations
 from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.challenge4.rules.draws import CURSOR_DTYPE, TAPE_DTYPE
 from vecenv.cage.challenge4.rules.dynamics import apply, begin
-from vecenv.cage.challenge4.rules.observation import observe
+from vecenv.cage.challenge4.rules.observation import mask_all, observe
 from vecenv.cage.challenge4.rules.state import STATE_DTYPE
 from vecenv.files import read_npz
 from vecenv.jit import cached_njit
@@ -60,10 +60,11 @@ def _short(value: Any) -> str:
 
 
 @cached_njit
-def begin_row(states, host, obs, rules):
-    """Begin an episode of a state (1,), with red agent 0 on a host; write blue's observation."""
+def begin_row(states, host, obs, masks, rules):
+    """Begin an episode of a state (1,), with red agent 0 on a host; write what blue is given."""
     begin(states[0], host)
     observe(states[0], obs, rules[0])
+    mask_all(states[0], masks)
 
 
 @cached_njit
@@ -148,7 +149,7 @@ class Trace:
         steps = int(self.arrays["meta_steps"])
         rate = self.arrays.get("meta_phish", np.array(codes.PHISHING_RATE))
         try:
-            self.options = Cage4Options(steps=steps, red=red, phishing_rate=float(rate))
+            self.options = Cage4Options(steps, red, float(rate), log=True)
         except (TypeError, ValueError) as error:
             raise TraceError(f"{path}: {error}") from error
         if self.num_steps >= steps:
@@ -222,14 +223,12 @@ class Trace:
         except (ValueError, RecursionError) as error:
             raise TraceError(f"{self.path}: raw is no JSON: {error}") from error
         names, num = codes.AGENT_NAMES, self.num_steps + 1
-        is_list = isinstance(raw, list) and len(raw) == num
-        if not is_list or not all(isinstance(one, dict) and {*names} <= {*one} for one in raw):
-            self._refuse(f": raw is no list of {num} dicts of {names}")
+        if not isinstance(raw, list) or len(raw) != num:
+            self._refuse(f": raw is no list of {num} dicts")
         for row, one in enumerate(raw):
             for name in names:
-                if not isinstance(one[name], dict):
-                    told = f"raw of {name} is {one[name]!r:.99} at place {row}"
-                    self._refuse(f": {told}, expected a dict")
+                if not isinstance(one, dict) or not isinstance(one.get(name), dict):
+                    self._refuse(f": raw of {name} is no dict at place {row}")
         return raw
 
     def set_network(self, state: Any) -> int:
@@ -250,13 +249,8 @@ class Trace:
         """Return the draws of all steps, TAPE_DTYPE (L,)."""
         entries = np.zeros(self._length("tape_site"), TAPE_DTYPE)
         with np.errstate(over="ignore"):
-            for name, source in (
-                ("site", "site"),
-                ("actor", "actor"),
-                ("n", "n"),
-                ("value", "val"),
-            ):
-                entries[name] = self.arrays[f"tape_{source}"]
+            for name in ("site", "actor", "n", "value"):
+                entries[name] = self.arrays[f"tape_{name.removesuffix('ue')}"]
         return entries
 
 
@@ -270,15 +264,17 @@ class _Player:
         self.states = np.zeros(1, STATE_DTYPE).view(np.recarray)
         self.state: Any = self.states[0]
         self.obs = np.zeros(codes.OBS_LENGTH, np.uint8)
+        self.masks = np.zeros(sum(codes.NUM_ACTIONS), np.bool_)
         self.cursors = np.zeros(1, CURSOR_DTYPE).view(np.recarray)
         self.entries = trace.tape().view(np.recarray)
-        self.logs = _Logs(trace.arrays)
+        self.logs = _Logs()
 
     def play(self) -> None:
         arrays = self.trace.arrays
         rules = np.atleast_1d(np.asarray(compile_rules(self.trace.options))).view(np.recarray)
         streams = np.zeros(1, RNG_DTYPE).view(np.recarray)
-        begin_row(self.states, self.trace.set_network(self.state), self.obs, rules)
+        start = self.trace.set_network(self.state)
+        begin_row(self.states, start, self.obs, self.masks, rules)
         is_raw = self.trace.raw is not None
         self.network: Any = RawNetwork.recorded(self.state, arrays) if is_raw else None
         actions = np.concatenate([arrays["blue_action"], arrays["blue_msg"]], axis=1)
@@ -298,13 +294,15 @@ class _Player:
             "obs4": self.obs[blue4:],
         }
         if step < 0:
-            got |= {f"mask{k}": action_mask(self.state, k) for k in range(codes.NUM_BLUE)}
+            self.logs.after(self.state)
+            masks = np.split(self.masks, np.cumsum(codes.NUM_ACTIONS)[:-1])
+            got |= {f"mask{agent}": mask for agent, mask in enumerate(masks)}
         else:
-            got |= spell_out(self.state)
+            got |= _spell_out(self.state) | self.logs.after(self.state)
             self._check(step, "overflow", 0, self.state["overflow"])  # no capacity is exceeded
         for name, value in got.items():
             if name in trace.arrays:
-                self._check(step, name, expected_at(trace.arrays, name, step), value)
+                self._check(step, name, _expected_at(trace.arrays, name, step), value)
         if trace.raw is not None:
             told = plain_raw(raw_observations(self.state, self.network))
             for name, own in zip(codes.AGENT_NAMES, told, strict=True):
@@ -312,9 +310,6 @@ class _Player:
                 for key in sorted({*recorded, *own}):
                     pair = recorded.get(key), own.get(key)
                     self._note(step, f"raw of {name}: {key}", *pair, pair[0] == pair[1])
-        for name, value in self.logs.after(self.state).items():
-            if step >= 0 and (expected := self.logs.recorded(name, step)) is not None:
-                self._check(step, name, expected, value)
 
     def _check(self, step: int, name: str, expected: Any, got: Any) -> None:
         self._note(step, name, expected, got, np.array_equal(expected, got))
@@ -345,24 +340,6 @@ def _draw_text(site: Any, actor: Any, n: Any) -> str:
     return f"{name} of actor {int(actor)} with {int(n)} choices"
 
 
-def action_mask(state: Any, agent: int) -> np.ndarray:
-    """Return the mask of a blue agent, uint8 (82,) or (242,) (SPEC 10.2)."""
-    num = codes.NUM_ACTIONS[agent]
-    exists = _bits(state["exists"], codes.HOSTS_PER_SUBNET).reshape(-1)
-    mask = np.ones(num, np.uint8)
-    order = [
-        subnet * codes.HOSTS_PER_SUBNET + k
-        for subnet in codes.BLUE_SUBNETS[agent]
-        for k in (*range(codes.FIRST_SERVER, codes.HOSTS_PER_SUBNET), *range(codes.FIRST_SERVER))
-    ]
-    there = exists[order]
-    size = len(order)
-    for start in (0, size + 1, 2 * size + 1, num - size):
-        mask[start : start + size] = there
-    assert (codes.ACTION_FAMILY[agent, num:] == 0).all()
-    return mask
-
-
 def _bits(masks: np.ndarray, num: int) -> np.ndarray:
     return (np.asarray(masks).astype(np.int64)[..., None] >> np.arange(num) & 1).astype(np.uint8)
 
@@ -387,7 +364,7 @@ _AS_THEY_ARE = (
 )
 
 
-def spell_out(state: Any) -> dict[str, np.ndarray]:
+def _spell_out(state: Any) -> dict[str, np.ndarray]:
     """Return the true state after a step, with the names and numbering of trace fields."""
     subnet_bits = {
         name: _bits(state[name], codes.HOSTS_PER_SUBNET).reshape(-1)
@@ -395,11 +372,7 @@ def spell_out(state: Any) -> dict[str, np.ndarray]:
     }
     events = subnet_bits["process_events"] + 2 * subnet_bits["connection_events"]
     exists = subnet_bits["exists"].astype(bool)
-    done, kind = state["done_type"], state["busy_type"]
-    is_busy = state["busy_left"] > 0
-    choice = state["choice_type"]
-    is_due = done != codes.NONE
-    sessions = _sessions_of(state)
+    done, choice = state["done_type"], state["choice_type"]
     return {
         **{name: state[name] for name in _AS_THEY_ARE.split()},
         "fail_counts": _fail_counts(state),
@@ -407,14 +380,14 @@ def spell_out(state: Any) -> dict[str, np.ndarray]:
         "red_choice": choice,
         "red_target": _target_id(choice, state["choice_target"]),
         "red_session": state["choice_session"],
-        "red_busy": np.where(is_busy, kind, codes.NONE),
+        "red_busy": np.where(state["busy_left"] > 0, state["busy_type"], codes.NONE),
         "red_left": state["busy_left"],
         "red_done": done,
         "red_done_target": _target_id(done, state["done_target"]),
-        "red_success": np.where(is_due, state["done_success"], codes.NONE),
+        "red_success": np.where(done != codes.NONE, state["done_success"], codes.NONE),
         "red_active": state["active"],
         "fsm": _spread(state["fsm"]),
-        **sessions,
+        **_sessions_of(state),
         "events": np.where(_WATCHED, events, 0),
         "svc": np.where(exists, state["svc"], 0),
         "n_vsftpd": state["num_vsftpd"],
@@ -423,70 +396,49 @@ def spell_out(state: Any) -> dict[str, np.ndarray]:
 
 def _fail_counts(state: Any) -> np.ndarray:
     counts = np.zeros((3, codes.NUM_ZONES), np.int64)
-    counts[0, : codes.NUM_SUBNETS] = _bits(state["work_failed"], codes.HOSTS_PER_SUBNET).sum(axis=1)
-    counts[1, : codes.NUM_SUBNETS] = _bits(state["access_failed"], codes.HOSTS_PER_SUBNET).sum(
-        axis=1
-    )
-    for agent in np.flatnonzero((state["done_type"] == codes.IMPACT) & (state["active"] == 1)):
-        counts[2, int(state["done_target"][agent]) // codes.HOSTS_PER_SUBNET] += 1
+    counts[0, : codes.NUM_SUBNETS] = np.bitwise_count(state["work_failed"])
+    counts[1, : codes.NUM_SUBNETS] = np.bitwise_count(state["access_failed"])
+    has_hit = (state["done_type"] == codes.IMPACT) & (state["active"] == 1)
+    np.add.at(counts[2], state["done_target"][has_hit] // codes.HOSTS_PER_SUBNET, 1)
     return counts
 
 
 def _sessions_of(state: Any) -> dict[str, np.ndarray]:
-    sizes = state["num_sessions"]
-    agents = np.repeat(np.arange(codes.NUM_RED), sizes)
-
-    def listed(name: str) -> np.ndarray:
-        return np.concatenate([state[name][agent, :size] for agent, size in enumerate(sizes)])
-
-    return {
-        "sess_agent": agents,
-        "sess_ident": listed("session_ident"),
-        "sess_host": SPEC_IDS[listed("session_host")],
-        "sess_flags": listed("session_flags"),
-        "sess_pid": listed("session_pid"),
+    is_there = np.arange(codes.MAX_SESSIONS) < state["num_sessions"][:, None]
+    listed = {
+        f"sess_{name}": state[f"session_{name}"][is_there]
+        for name in ("ident", "host", "flags", "pid")
     }
+    listed["sess_host"] = SPEC_IDS[listed["sess_host"]]
+    return {"sess_agent": np.nonzero(is_there)[0], **listed}
 
 
 _HOST_FIELDS = {"decoys", "n_vsftpd", "max_pid", "svc", "events"}
 
 
-def expected_at(arrays: Mapping[str, np.ndarray], name: str, step: int) -> np.ndarray:
+def _expected_at(arrays: Mapping[str, np.ndarray], name: str, step: int) -> np.ndarray:
     """Return a field's recorded value after a step, restricted to the simulator's hosts."""
     recorded = arrays[name]
-    if name in {"obs", "obs4"}:
-        return recorded[step + 1]
     if name.startswith("mask"):
         return recorded
+    if name.endswith("_log"):
+        rows = recorded[recorded[:, 0] == step, 1:]
+        return rows[np.argsort(rows[:, 0], kind="stable")]
     if name.startswith("sess_"):
-        offsets = arrays["sess_off"]
-        return recorded[offsets[step] : offsets[step + 1]]
-    row = recorded[step]
+        return recorded[slice(*arrays["sess_off"][step : step + 2])]
+    row = recorded[step + 1 if name in {"obs", "obs4"} else step]
     if name in _HOST_FIELDS:
         row = row[SPEC_IDS]
-        return np.where(_WATCHED, row, 0) if name == "events" else row
-    return row
+    return np.where(_WATCHED, row, 0) if name == "events" else row
 
 
 class _Logs:
     """Fields that a trace records as lists, derived from the state's changes."""
 
-    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self._rows: dict[str, dict[int, np.ndarray]] = {}
-        for name in ("fsm_log", "space_log", "scan_log", "sus_log"):
-            if name in arrays:
-                log = arrays[name]
-                steps = np.unique(log[:, 0])
-                self._rows[name] = {int(step): log[log[:, 0] == step, 1:] for step in steps}
+    def __init__(self) -> None:
         self._num_offered = np.zeros(codes.NUM_RED, np.int64)
         self._fsm = np.zeros((codes.NUM_RED, codes.NUM_HOSTS), np.int64)
         self._num_suspicious = 0
-
-    def recorded(self, name: str, step: int) -> np.ndarray | None:
-        if name not in self._rows:
-            return None
-        rows = self._rows[name].get(step, np.zeros((0, 4 if name == "scan_log" else 2), np.int64))
-        return rows[np.argsort(rows[:, 0], kind="stable")]
 
     def after(self, state: Any) -> dict[str, np.ndarray]:
         fsm_rows, space_rows, scan_rows = [], [], []

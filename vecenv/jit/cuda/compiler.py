@@ -46,11 +46,6 @@ ENTRY = "vecenv_run_thread"
 def _prepare() -> Any:
     """Return `numba.cuda` with the versions that kernels need; raises as `cuda.require`."""
     numba_cuda = cuda.require()
-
-    @numba_cuda.extending.overload(copying.copy_numbers)
-    def copy_numbers(source, source_start, target, target_start, count):
-        return copying.copy_numbers
-
     _overload_write_bits(numba_cuda)
     return numba_cuda
 

@@ -45,12 +45,12 @@ def open_device(device: Any) -> Device:
         ) from error
     try:
         wanted = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"device is {device!r}, expected 'cuda', 'cuda:1' or a torch.device: {error}"
-        ) from None
+    except (RuntimeError, TypeError):
+        wanted = torch.device("cpu")
     if wanted.type != "cuda":
-        raise ValueError(f"device is {device!r}, expected a CUDA device such as 'cuda'")
+        raise ValueError(
+            f"device is {device!r}, expected a CUDA device: 'cuda', 'cuda:1' or a torch.device"
+        )
     cuda.require()
     return Device(wanted)
 
@@ -63,23 +63,24 @@ class Device:
     def __init__(self, wanted: Any) -> None:
         import torch
 
-        if not torch.cuda.is_available():
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
             built = "is built for it" if torch.backends.cuda.is_built() else "is a build without it"
             raise DeviceError(
                 f"device is {wanted}, but torch {torch.__version__}, which {built}, sees no CUDA "
                 "device: is there one, and its driver (nvidia-smi)? make_vec without device= "
                 "steps the same envs on the CPU"
             )
-        count = torch.cuda.device_count()
         index = torch.cuda.current_device() if wanted.index is None else wanted.index
         if index >= count:
             raise DeviceError(f"device is {wanted}, but there are {count} CUDA devices, from 0 on")
         self.torch_device = torch.device("cuda", index)
         self.capability = torch.cuda.get_device_capability(index)
         if self.capability < cuda.LOWEST:
+            own, least = (".".join(map(str, one)) for one in (self.capability, cuda.LOWEST))
             raise DeviceError(
                 f"{self.torch_device} ({torch.cuda.get_device_name(index)}) has compute capability "
-                f"{_dotted(self.capability)}, kernels need {_dotted(cuda.LOWEST)} or newer"
+                f"{own}, kernels need {least} or newer"
             )
         torch.cuda.init()
 
@@ -119,10 +120,6 @@ class Device:
                 loaded(-(-num_rows // BLOCK_SIZE), BLOCK_SIZE, stream, places_at)
 
         return launch
-
-
-def _dotted(capability: tuple[int, int]) -> str:
-    return f"{capability[0]}.{capability[1]}"
 
 
 @functools.cache

@@ -346,36 +346,28 @@ _USER4_SERVICES = (
 )
 
 
-def _linux(
-    name: str,
-    subnet: str,
-    value: float,
-    services: tuple[Service, ...] = (_SSHD,),
-    reveals: str = "",
-) -> Host:
-    return Host(name, subnet, LINUX, value, services, "pi", (reveals,) if reveals else ())
+_GUESSED = {LINUX: "pi", WINDOWS: "vagrant"}  # users with passwords that can be guessed
 
 
-def _windows(
-    name: str, subnet: str, value: float, services: tuple[Service, ...], reveals: str = ""
-) -> Host:
-    return Host(name, subnet, WINDOWS, value, services, "vagrant", (reveals,) if reveals else ())
+def _host(name: str, os: str, value: float, services: tuple[Service, ...], *reveals: str) -> Host:
+    subnet = {"E": "Enterprise", "O": "Operational", "U": "User"}[name[0]]
+    return Host(name, subnet, os, value, services, _GUESSED[os], reveals)
 
 
 _HOSTS = (
     Host("Defender", "Enterprise", LINUX, 0.1, _DEFENDER_SERVICES),
-    _linux("Enterprise0", "Enterprise", 1.0),
-    _windows("Enterprise1", "Enterprise", 1.0, _ENTERPRISE_SERVICES),
-    _windows("Enterprise2", "Enterprise", 1.0, _ENTERPRISE_SERVICES, "Op_Server0"),
-    _linux("Op_Host0", "Operational", 0.1),
-    _linux("Op_Host1", "Operational", 0.1),
-    _linux("Op_Host2", "Operational", 0.1),
-    _linux("Op_Server0", "Operational", 1.0),
-    _windows("User0", "User", 0.0, _FTP_SERVICES),
-    _windows("User1", "User", 0.1, _FTP_SERVICES, "Enterprise1"),
-    _windows("User2", "User", 0.1, _USER2_SERVICES, "Enterprise1"),
-    _linux("User3", "User", 0.1, _USER3_SERVICES, "Enterprise0"),
-    _linux("User4", "User", 0.1, _USER4_SERVICES, "Enterprise0"),
+    _host("Enterprise0", LINUX, 1.0, (_SSHD,)),
+    _host("Enterprise1", WINDOWS, 1.0, _ENTERPRISE_SERVICES),
+    _host("Enterprise2", WINDOWS, 1.0, _ENTERPRISE_SERVICES, "Op_Server0"),
+    _host("Op_Host0", LINUX, 0.1, (_SSHD,)),
+    _host("Op_Host1", LINUX, 0.1, (_SSHD,)),
+    _host("Op_Host2", LINUX, 0.1, (_SSHD,)),
+    _host("Op_Server0", LINUX, 1.0, (_SSHD,)),
+    _host("User0", WINDOWS, 0.0, _FTP_SERVICES),
+    _host("User1", WINDOWS, 0.1, _FTP_SERVICES, "Enterprise1"),
+    _host("User2", WINDOWS, 0.1, _USER2_SERVICES, "Enterprise1"),
+    _host("User3", LINUX, 0.1, _USER3_SERVICES, "Enterprise0"),
+    _host("User4", LINUX, 0.1, _USER4_SERVICES, "Enterprise0"),
 )
 
 _EXPLOITS = (
@@ -409,12 +401,7 @@ _PLAN = (
 _B_LINE = BLinePlan(
     steps=tuple(PlanStep(*words.split()) for words in _PLAN.split(", ")),
     on_failure=(0, 1, 2, 2, 2, 2, 5, 5, 5, 5, 9, 9, 9, 12, 13),
-    next_hosts=(
-        ("User1", "Enterprise1"),
-        ("User2", "Enterprise1"),
-        ("User3", "Enterprise0"),
-        ("User4", "Enterprise0"),
-    ),
+    next_hosts=tuple((f"User{k}", f"Enterprise{int(k < 3)}") for k in range(1, 5)),
     verify_step=12,
     restart_step=1,
 )
@@ -529,15 +516,11 @@ def _can_fall(host: Host, scenario: Scenario) -> bool:
 
 def _decoys_in_order(host: Host, scenario: Scenario) -> list[Decoy]:
     """Return the decoys that fit a fresh host, in red's order of preference."""
-    rank = {(e.port, e.process): number for number, e in enumerate(scenario.exploits)}
-    in_use = {service.port for service in host.services}
-    found = [
-        decoy
-        for decoy in scenario.decoys
-        if decoy.os in (None, host.os)
-        and decoy.checks not in in_use
-        and decoy.opens not in in_use
-        and (decoy.opens, decoy.process) in rank
-    ]
-    found.sort(key=lambda decoy: rank[decoy.opens, decoy.process])
-    return [d for k, d in enumerate(found) if d.opens not in {other.opens for other in found[:k]}]
+    in_use, found = {service.port for service in host.services}, dict[int, Decoy]()
+    for exploit in scenario.exploits:
+        for decoy in scenario.decoys:
+            is_caught = (decoy.opens, decoy.process) == (exploit.port, exploit.process)
+            is_fit = decoy.os in (None, host.os) and not in_use & {decoy.checks, decoy.opens}
+            if is_caught and is_fit:
+                found.setdefault(decoy.opens, decoy)
+    return list(found.values())

@@ -118,20 +118,14 @@ def decode(states: np.ndarray, scenario: Scenario) -> dict[str, np.ndarray]:
     return {
         "access": has_any + has_priv,
         "table_access": has_any + (has_priv & (1 - is_oldest_user)),
-        "n_removable": per_host("n_removable").copy(),
-        "n_stuck": per_host("n_stuck").copy(),
+        **{name: per_host(name).copy() for name in ("n_removable", "n_stuck", "decoys")},
         "n_priv": (per_host("order_or_n_priv") * has_priv).astype(np.uint8),
-        "decoys": per_host("decoys").copy(),
         "n_vsftpd": _num_stacked(states, scenario),
-        "malware": unpack(states["malware"]),
         "red_ports": np.where(scanned == 1, SCANNED_BIT + ports, 0).astype(np.uint16),
-        "known_ip": unpack(states["known_ip"]),
-        "known_host": unpack(states["known_host"]),
+        **{name: unpack(states[name]) for name in ("malware", "known_ip", "known_host")},
         "known_subnet": host_bits(states["known_subnet"], num_subnets),
         "table_scanned": scanned,
-        "ot_running": states["ot_running"].copy(),
-        "ot_stoppable": states["ot_stoppable"].copy(),
-        "ot_known": states["ot_known"].copy(),
+        **{name: states[name].copy() for name in ("ot_running", "ot_stoppable", "ot_known")},
     }
 
 

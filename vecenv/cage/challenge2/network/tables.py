@@ -26,13 +26,8 @@ from vecenv.cage.challenge2.rules import codes
 
 __all__ = ["TABLES_DTYPE", "compile_tables"]
 
-_PLAN_ACTIONS = {
-    "sweep": codes.SWEEP,
-    "scan": codes.SCAN,
-    "exploit": codes.EXPLOIT,
-    "escalate": codes.ESCALATE,
-    "impact": codes.IMPACT,
-}
+_PLAN_ACTIONS = {"sweep": codes.SWEEP, "scan": codes.SCAN, "exploit": codes.EXPLOIT}
+_PLAN_ACTIONS |= {"escalate": codes.ESCALATE, "impact": codes.IMPACT}
 _BYTE_VALUES = 256
 _PROBABILITY_ONE = 1 << 32
 
@@ -46,22 +41,14 @@ TABLES_DTYPE = np.dtype(
         # blue's actions
         ("action_kind", np.uint8, (codes.MAX_ACTIONS,)),
         ("action_host", np.uint8, (codes.MAX_ACTIONS,)),
-        (
-            "action_success",
-            np.uint8,
-            (codes.MAX_ACTIONS,),
-        ),  # success flag if nothing prevents the action
+        ("action_success", np.uint8, (codes.MAX_ACTIONS,)),  # flag if nothing prevents it
         # hosts
         ("subnet_of", np.uint8, (codes.MAX_HOSTS,)),
         ("genuine_ports", np.uint8, (codes.MAX_HOSTS,)),  # tracked ports that listen without decoys
         ("genuine_listeners", np.uint8, (codes.MAX_HOSTS,)),  # listening connections, on any port
         ("other_ports", np.uint8, (codes.MAX_HOSTS,)),  # number of other distinct ports that listen
         ("allowed_decoys", np.uint8, (codes.MAX_HOSTS,)),  # decoys that fit the operating system
-        (
-            "reveals_ip",
-            np.uint16,
-            (codes.MAX_HOSTS,),
-        ),  # hosts whose address escalating here reveals
+        ("reveals_ip", np.uint16, (codes.MAX_HOSTS,)),  # hosts that escalating here reveals
         ("exploit_result", np.uint8, (codes.MAX_HOSTS, codes.MAX_EXPLOITS)),
         # subnets
         ("subnet_hosts", np.uint16, (codes.MAX_SUBNETS,)),
@@ -141,20 +128,12 @@ def compile_tables(
 
     Raises:
         ScenarioError: The tables contradict themselves; the message names the field.
-        ValueError: Unknown red agent.
     """
-    for agent in red_agents:
-        if agent not in range(len(codes.RED_AGENT_NAMES)):
-            raise ValueError(
-                f"red_agents has {agent!r}, expected numbers of {codes.RED_AGENT_NAMES}"
-            )
-    compiled = _compiled
+    options = tuple(map(int, red_agents)), bool(green), tuple(map(int, lengths))
     try:
-        hash(scenario)
+        return _compiled(scenario, *options)
     except TypeError:  # not hashable: the scenario has lists instead of tuples
-        compiled = _compiled.__wrapped__
-    agents, steps = tuple(map(int, red_agents)), tuple(map(int, lengths))
-    return compiled(scenario, agents, bool(green), steps)
+        return _compiled.__wrapped__(scenario, *options)
 
 
 @functools.lru_cache(maxsize=64)
@@ -196,10 +175,7 @@ def _fill_choices(tables: np.record, scenario: Scenario) -> None:
 
 
 def _bits(indices: Iterable[int]) -> int:
-    result = 0
-    for index in indices:
-        result |= 1 << index
-    return result
+    return sum(1 << index for index in {*indices})
 
 
 def _members(bits: int) -> list[int]:
@@ -216,9 +192,8 @@ def _fill_actions(tables: np.record, scenario: Scenario) -> None:
     for index, action in enumerate(actions):
         tables.action_kind[index] = action.kind
         tables.action_host[index] = action.host_index
-        tables.action_success[index] = (
-            codes.UNKNOWN if action.kind == codes.SLEEP else codes.SUCCEEDED
-        )
+    tables.action_success[: len(actions)] = codes.SUCCEEDED
+    tables.action_success[0] = codes.UNKNOWN  # Sleep
 
 
 def _fill_hosts(tables: np.record, scenario: Scenario) -> None:
@@ -243,10 +218,9 @@ def _fill_hosts(tables: np.record, scenario: Scenario) -> None:
     tables.service_host = scenario.host_index(scenario.operational_service.host)
     tables.service_hosts = 1 << int(tables.service_host)
     for index, subnet in enumerate(scenario.subnets):
-        tables.subnet_hosts[index] = _host_set(
-            scenario, [host.name for host in scenario.hosts if host.subnet == subnet]
-        )
-        gate = _host_set(scenario, [host.name for host in scenario.hosts])
+        own = (h for h, host in enumerate(scenario.hosts) if host.subnet == subnet)
+        tables.subnet_hosts[index] = _bits(own)
+        gate = (1 << len(scenario.hosts)) - 1
         for rule in scenario.traffic:  # all red traffic starts at the foothold
             if (rule.source, rule.target) == (foothold.subnet, subnet):
                 gate &= _host_set(scenario, rule.via)
@@ -272,21 +246,17 @@ def _fill_ports(tables: np.record, scenario: Scenario) -> None:
         tables.decoy_ports[members] = _bits(ports.index(decoy.opens) for decoy in placed)
     for members in range(_BYTE_VALUES):
         known = {ports[bit] for bit in _members(members) if bit < len(ports)}
-        tables.refused_decoys[members] = _bits(
-            d for d, decoy in enumerate(decoys) if decoy.checks in known
-        )
+        tables.refused_decoys[members] = _bits(d for d, x in enumerate(decoys) if x.checks in known)
         tables.candidates[members] = _bits(
             number
             for number, exploit in enumerate(exploits)
             if exploit.port in known
             and (not exploit.needs_one_of or known.intersection(exploit.needs_one_of))
         )
+    imitated = [(decoy.opens, decoy.process) for decoy in decoys]
     for number, exploit in enumerate(exploits):
-        tables.catching_decoys[number] = _bits(
-            d
-            for d, decoy in enumerate(decoys)
-            if decoy.opens == exploit.port and decoy.process == exploit.process
-        )
+        attacked = exploit.port, exploit.process
+        tables.catching_decoys[number] = _bits(d for d, x in enumerate(imitated) if x == attacked)
     tables.brute_force = _bits(n for n, exploit in enumerate(exploits) if exploit.is_brute_force)
     tables.stackable_decoys = _bits(d for d, x in enumerate(decoys) if x.opens != x.checks)
     tables.top_exploit_odds = round(scenario.top_exploit_probability * _PROBABILITY_ONE)
@@ -310,17 +280,16 @@ def _fill_activity(tables: np.record, scenario: Scenario) -> None:
     for index in range(len(tables.activity)):
         num_ports = index & codes.MANY
         is_many, is_shell = bool(index & codes.MANY_EVENTS), bool(index & codes.SHELL_SEEN)
-        activity = 0
-        if num_ports > 0:
-            if is_shell and scenario.rules.shell_before_scan:
-                activity = codes.ACTIVITY_EXPLOIT
-            elif is_many and num_ports == codes.MANY:
-                activity = codes.ACTIVITY_SCAN
-            elif is_shell or (is_many and num_ports == 1):
-                activity = codes.ACTIVITY_EXPLOIT
-            elif not index & codes.DECOY_PLACED:
-                activity = codes.ACTIVITY_SCAN
-        tables.activity[index] = activity
+        if num_ports == 0:
+            continue
+        if is_shell and scenario.rules.shell_before_scan:
+            tables.activity[index] = codes.ACTIVITY_EXPLOIT
+        elif is_many and num_ports == codes.MANY:
+            tables.activity[index] = codes.ACTIVITY_SCAN
+        elif is_shell or (is_many and num_ports == 1):
+            tables.activity[index] = codes.ACTIVITY_EXPLOIT
+        elif not index & codes.DECOY_PLACED:
+            tables.activity[index] = codes.ACTIVITY_SCAN
 
 
 def _fill_b_line(tables: np.record, scenario: Scenario) -> None:
@@ -338,13 +307,10 @@ def _fill_b_line(tables: np.record, scenario: Scenario) -> None:
     for index, step in enumerate(plan.steps):
         tables.plan_type[index] = _PLAN_ACTIONS[step.action]
         tables.plan_on_failure[index] = plan.on_failure[index]
-        for row in range(
-            codes.MAX_HOSTS
-        ):  # rows of other hosts are never read at steps that name one
+        for row in range(codes.MAX_HOSTS):  # by host drawn; other rows are read where all agree
             first = scenario.hosts[row].name if row < len(scenario.hosts) else ""
-            name = {FIRST_HOST: first, NEXT_HOST: next_hosts.get(first, "")}.get(
-                step.target, step.target
-            )
+            drawn = {FIRST_HOST: first, NEXT_HOST: next_hosts.get(first, "")}
+            name = drawn.get(step.target, step.target)
             if step.action == "sweep":
                 tables.plan_target[row, index] = scenario.subnet_index(name)
             elif name:

@@ -108,8 +108,8 @@ def save_episode_gif(
     from vecenv.cage.canvas import require_gif, save_gif
 
     require_gif(path)
-    seat = seated(policy, seed=seed, render_mode="rgb_array", **options)
-    save_gif(seat.pictures(seed), path, fps=fps)
+    with seated(policy, seed=seed, render_mode="rgb_array", **options) as seat:
+        save_gif((seat.envs.render()[0] for _ in seat.play(seed)), path, fps=fps)
 
 
 def evaluate(
@@ -212,9 +212,8 @@ def cell_seed(seed: int, red_agent: str, episode_length: int) -> int:
         episode_length: Episode length of the column.
     """
     names = list(RED_AGENTS)
-    own = zlib.crc32(red_agent.encode()) + len(names)
-    number = names.index(red_agent) if red_agent in names else own
-    entropy = [seed, number, episode_length]
+    is_known, own = red_agent in names, zlib.crc32(red_agent.encode()) + len(names)
+    entropy = [seed, names.index(red_agent) if is_known else own, episode_length]
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0]) >> 2
 
 

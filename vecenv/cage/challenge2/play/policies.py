@@ -26,14 +26,14 @@ from vecenv.cage.challenge2.network.scenario import (
 from vecenv.cage.challenge2.remembering import BlueMemory
 from vecenv.cage.challenge2.rules.codes import BITS_PER_HOST
 from vecenv.cage.identity import warn_of_other
-from vecenv.cage.playing import PolicyKinds, called
+from vecenv.cage.playing import called, found_policy
 from vecenv.cage.saved import is_sb3_file
 from vecenv.files import load_arrays, save_arrays
 
 __all__ = [
     "POLICY_NAMES", "TRAINED_DEFENDER", "BatchedPolicy", "BluePolicy", "DefenderPolicy",
-    "ObservationPolicy", "Policy", "ReactivePolicy", "SleepPolicy",
-    "UniformPolicy", "find_policy", "load_defender", "save_defender",
+    "ObservationPolicy", "Policy", "ReactivePolicy", "find_policy", "load_defender",
+    "save_defender",
 ]  # fmt: skip
 
 
@@ -86,65 +86,41 @@ class BluePolicy:
         """Forget the episodes: all envs are about to begin new ones."""
 
 
-class SleepPolicy(BluePolicy):
-    """Does nothing."""
+class ObservationPolicy(BluePolicy):
+    """Cleans the first host whose activity in the last observation is Exploit; else sleeps.
 
-    def act(self, obs: np.ndarray, alerts: np.ndarray) -> np.ndarray:
-        """Choose Sleep."""
-        return np.zeros(len(obs), np.int64)
-
-
-class UniformPolicy(BluePolicy):
-    """Draws uniformly among all actions.
-
-    Args:
-        scenario: See `BluePolicy`.
-        seed: Seed of its generator.
-    """
-
-    def __init__(self, scenario: Scenario | None = None, *, seed: int | None = None) -> None:
-        super().__init__(scenario)
-        self._num_actions = len(blue_actions(self.scenario))
-        self._generator = np.random.default_rng(seed)
-
-    def act(self, obs: np.ndarray, alerts: np.ndarray) -> np.ndarray:
-        """Choose random actions."""
-        return self._generator.integers(self._num_actions, size=len(obs))
-
-
-class _Cleaner(BluePolicy):
-    """Apply Remove or Restore to a suspicious host, but never to red's foothold.
+    Red's foothold is never cleaned.
 
     Args:
         action: "Remove" or "Restore".
         scenario: See `BluePolicy`.
     """
 
+    otherwise = "Sleep"
+
     def __init__(self, action: str, scenario: Scenario | None = None) -> None:
         super().__init__(scenario)
         if action not in ("Remove", "Restore"):
             raise ValueError(f"action must be 'Remove' or 'Restore', got {action!r}")
-        self._first = action_index(self.scenario, action, self.scenario.hosts[0].name)
-        foothold = self.scenario.foothold
-        self._is_foothold = np.array([h.name == foothold for h in self.scenario.hosts])
-
-    def _clean(self, is_suspect: np.ndarray, otherwise: int) -> np.ndarray:
-        """Act on the first host of each row of is_suspect bool (N, hosts), or do `otherwise`."""
-        suspects = is_suspect & ~self._is_foothold
-        return np.where(suspects.any(axis=1), self._first + suspects.argmax(axis=1), otherwise)
-
-
-class ObservationPolicy(_Cleaner):
-    """Cleans the first host whose activity in the last observation is Exploit; else sleeps."""
+        hosts = [host.name for host in self.scenario.hosts]
+        self._first = action_index(self.scenario, action, hosts[0])
+        self._otherwise = action_index(self.scenario, self.otherwise)
+        self._may_clean = np.array([name != self.scenario.foothold for name in hosts])
 
     def act(self, obs: np.ndarray, alerts: np.ndarray) -> np.ndarray:
         """Choose by the observation alone."""
         num_values = BITS_PER_HOST * len(self.scenario.hosts)
-        is_exploit = (obs[:, 0:num_values:4] == 1) & (obs[:, 1:num_values:4] == 1)
-        return self._clean(is_exploit, action_index(self.scenario, "Sleep"))
+        return self._clean((obs[:, 0:num_values:4] == 1) & (obs[:, 1:num_values:4] == 1))
+
+    def _clean(self, is_suspect: np.ndarray) -> np.ndarray:
+        """Act on the first host of each row of is_suspect bool (N, hosts), if there is one."""
+        suspects = is_suspect & self._may_clean
+        return np.where(
+            suspects.any(axis=1), self._first + suspects.argmax(axis=1), self._otherwise
+        )
 
 
-class ReactivePolicy(_Cleaner):
+class ReactivePolicy(ObservationPolicy):
     """Monitors; cleans the host on which it saw a reverse shell while monitoring.
 
     The challenge's own reactive agents keep a queue of such hosts. Red acts on one host per step,
@@ -152,27 +128,46 @@ class ReactivePolicy(_Cleaner):
     never holds more than one host, which is cleaned at once.
     """
 
-    def __init__(self, action: str, scenario: Scenario | None = None) -> None:
-        super().__init__(action, scenario)
-        self._monitor = action_index(self.scenario, "Monitor")
-        self._has_monitored = np.zeros(0, bool)
+    otherwise = "Monitor"
+    _has_monitored: Any = False
 
     def act(self, obs: np.ndarray, alerts: np.ndarray) -> np.ndarray:
         """Choose by the alerts and the action chosen before."""
-        if len(self._has_monitored) != len(obs):
-            self._has_monitored = np.zeros(len(obs), bool)
-        actions = self._clean(alerts & self._has_monitored[:, None], self._monitor)
-        self._has_monitored = actions == self._monitor
+        actions = self._clean(alerts & self._has_monitored)
+        self._has_monitored = (actions == self._otherwise)[:, None]
         return actions
 
     def reset(self) -> None:
         """Forget the previous actions."""
-        self._has_monitored = np.zeros(0, bool)
+        self._has_monitored = False
 
 
-_MAKERS: dict[str, Callable[[Scenario | None, int | None], BluePolicy]] = {
-    "sleep": lambda scenario, seed: SleepPolicy(scenario),
-    "uniform": lambda scenario, seed: UniformPolicy(scenario, seed=seed),
+class _FunctionPolicy:
+    """A function of the observations."""
+
+    def __init__(self, function: Callable[..., Any], observation: str = "bits") -> None:
+        self._function, self.uses_masks = function, getattr(function, "wants_masks", False)
+        self.observation = getattr(function, "observation", observation)
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def act(self, obs: np.ndarray, alerts: np.ndarray, *masks: np.ndarray) -> Any:
+        """Call the function."""
+        return self._function(obs, *masks)
+
+    def reset(self) -> None:
+        """Reset the function, if it has a `reset`."""
+        getattr(self._function, "reset", lambda: None)()
+
+
+def _uniform(scenario: Scenario, seed: int | None) -> _FunctionPolicy:
+    """Return a policy that draws uniformly among all actions."""
+    generator, num_actions = np.random.default_rng(seed), len(blue_actions(scenario))
+    return _FunctionPolicy(lambda obs: generator.integers(num_actions, size=len(obs)))
+
+
+_MAKERS: dict[str, Callable[[Scenario, int | None], BatchedPolicy]] = {
+    "sleep": lambda *_: _FunctionPolicy(lambda obs: np.zeros(len(obs), np.int64)),
+    "uniform": _uniform,
     "react_remove": lambda scenario, seed: ReactivePolicy("Remove", scenario),
     "react_restore": lambda scenario, seed: ReactivePolicy("Restore", scenario),
     "obs_remove": lambda scenario, seed: ObservationPolicy("Remove", scenario),
@@ -305,23 +300,6 @@ def _numbers(array: Any, ndim: int) -> np.ndarray:
     return array.astype(np.float32)
 
 
-class _FunctionPolicy:
-    """A function of the observations."""
-
-    def __init__(self, function: Callable[..., Any], observation: str = "bits") -> None:
-        self._function, self.uses_masks = function, getattr(function, "wants_masks", False)
-        self.observation = getattr(function, "observation", observation)
-        self.__name__ = getattr(function, "__name__", type(function).__name__)
-
-    def act(self, obs: np.ndarray, alerts: np.ndarray, *masks: np.ndarray) -> Any:
-        """Call the function."""
-        return self._function(obs, *masks)
-
-    def reset(self) -> None:
-        """Reset the function, if it has a `reset`."""
-        getattr(self._function, "reset", lambda: None)()
-
-
 def find_policy(
     policy: Policy, scenario: Scenario | None = None, *, seed: int | None = None
 ) -> BatchedPolicy:
@@ -351,22 +329,19 @@ def find_policy(
         ImportError: There is no such module, or a library that a file needs is missing.
     """
     scenario = cage2_scenario() if scenario is None else scenario
-    makers = {**_MAKERS, "random": _MAKERS["uniform"]}
-    ready: dict[str, Any] = {
-        name: functools.partial(make, scenario, seed) for name, make in makers.items()
-    }
+    ready: Any = {name: functools.partial(f, scenario, seed) for name, f in _MAKERS.items()}
+    ready["random"] = ready["uniform"]
     ready["defender"] = functools.partial(load_defender, TRAINED_DEFENDER, scenario)
-    kinds = PolicyKinds(
-        ready,
-        ("policy.npz", "checkpoint/last.pt"),
-        functools.partial(_policy_of_file, scenario=scenario),
-        functools.partial(called, scenario=scenario, seed=seed),
-        BatchedPolicy,
-        lambda found: _FunctionPolicy(found) if callable(found) else None,
+    return found_policy(
+        policy,
         "a name, a file, an object with `act` and `reset`, or a function from observations to "
         "actions",
+        ready=ready,
+        files=("policy.npz", "checkpoint/last.pt"),
+        load=functools.partial(_policy_of_file, scenario=scenario),
+        make=functools.partial(called, scenario=scenario, seed=seed),
+        convert=lambda found: _FunctionPolicy(found) if callable(found) else None,
     )
-    return kinds.find(policy)
 
 
 def _policy_of_file(path: Path, scenario: Scenario) -> BatchedPolicy:

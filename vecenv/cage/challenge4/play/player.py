@@ -1,7 +1,7 @@
 """A trained defender of CAGE Challenge 4 that needs nothing but NumPy.
 
 This file imports nothing else: copy it, with a saved defender, into any program that has the events
-of the five blue agents. `EventReader` makes these events from the dicts that the original returns.
+of the five blue agents. `RawEvents` makes these events from the dicts that the original returns.
 Each agent acts on its own observations; agents do not communicate.
 
 A *unit* is a subnet that blue watches: RZA, OZA, RZB, OZB of the agents 0 to 3, then ADM, OFF, PUB
@@ -153,9 +153,8 @@ class Cage4Memory:
             (self._sources, self._since_source, is_now["is_source"]),
         ):
             np.add(since, 1, out=since, where=since < _LONG)
-            forgotten = is_now["is_restored"] & ~event
             count[is_now["is_restored"]] = 0
-            since[forgotten] = _LONG
+            since[is_now["is_restored"]] = _LONG
             count += event
             since[event] = 0
         is_due = (self.time >= _BEGIN) & (self.restored < _FEW)
@@ -287,13 +286,10 @@ class Cage4Memory:
 
 def _choice_labels(agent: int) -> list[str]:
     """Return the labels of an agent's choices."""
-    labels = []
-    for unit in range(UNITS[agent].start, UNITS[agent].stop):
-        for host in range(NUM_HOSTS):
-            is_server = host < _NUM_SERVERS
-            name = f"server {host}" if is_server else f"user {host - _NUM_SERVERS}"
-            labels += [f"{kind} {_UNIT_NAMES[unit]} {name}" for kind in KINDS]
-    return labels
+    names = [f"server {k}" for k in range(_NUM_SERVERS)]
+    names += [f"user {k}" for k in range(NUM_HOSTS - _NUM_SERVERS)]
+    units = _UNIT_NAMES[UNITS[agent]]
+    return [f"{kind} {unit} {name}" for unit in units for name in names for kind in KINDS]
 
 
 def _num_units(agent: int) -> int:
@@ -323,17 +319,10 @@ def defender_logits(
 
 def _wrong_weights(weights: dict[str, np.ndarray]) -> str:
     """Return an error message about the weights of a defender; "" if they are valid."""
-    first = weights.get("host.weight", np.zeros(0))
-    width = len(first) if first.ndim == 2 else 0
     hosts, units = Cage4Memory.num_host_features, Cage4Memory.num_unit_features
-    inputs = {
-        "host": (width, hosts),
-        "unit": (width, units),
-        "again": (width, width),
-        "pooled": (width, 2 * width),
-        "act": (len(KINDS), width),
-        "direct": (len(KINDS), hosts),
-    }
+    width, kinds = np.size(weights.get("host.bias", ())), len(KINDS)
+    inputs = {"host": (width, hosts), "unit": (width, units), "direct": (kinds, hosts)}
+    inputs |= {"again": (width, width), "pooled": (width, 2 * width), "act": (kinds, width)}
     shapes = {f"{name}.weight": shape for name, shape in inputs.items()}
     shapes |= {f"{name}.bias": shape[:1] for name, shape in inputs.items()}
     if weights.keys() != shapes.keys():
@@ -407,8 +396,7 @@ class Cage4Player:
         except Exception as error:  # a file of unknown origin can raise anything
             raise ValueError(f"{path} is no defender of CAGE Challenge 4: {error}") from error
         is_told = isinstance(self.facts, dict)
-        wrong = _wrong_weights(self.weights) if is_told else "its facts are no dict"
-        if wrong:
+        if wrong := _wrong_weights(self.weights) if is_told else "its facts are no dict":
             raise ValueError(f"{path} is no defender of CAGE Challenge 4: {wrong}")
         given = self.facts.get("temperature", 0.0) if temperature is None else temperature
         if not 0 <= given < np.inf:
@@ -443,19 +431,14 @@ class Cage4Player:
         choices = np.zeros((memory.num_games, NUM_AGENTS), np.int64)
         for group in (slice(0, 4), slice(4, 5)):
             first, last = UNITS[group.start].start, UNITS[group.stop - 1].stop
-            size = last - first if group.start == 4 else 1
-            rows_of = (-1, size)
-            logits = defender_logits(
-                self.weights,
-                hosts[:, first:last].reshape(*rows_of, *hosts.shape[2:]),
-                units[:, first:last].reshape(*rows_of, units.shape[2]),
-            )
-            bad = useless[:, first:last].reshape(len(logits), -1)
-            logits[bad] = -np.inf
+            rows_of = (-1, last - first if group.start == 4 else 1)
+            own_hosts = hosts[:, first:last].reshape(*rows_of, *hosts.shape[2:])
+            own_units = units[:, first:last].reshape(*rows_of, units.shape[2])
+            logits = defender_logits(self.weights, own_hosts, own_units)
+            logits[useless[:, first:last].reshape(len(logits), -1)] = -np.inf
             if report is not None:
-                shares = np.exp(
-                    (logits - logits.max(axis=1, keepdims=True)) / (self.temperature or 1)
-                )
+                sharp = (logits - logits.max(axis=1, keepdims=True)) / (self.temperature or 1)
+                shares = np.exp(sharp)
                 shares /= shares.sum(axis=1, keepdims=True)
                 shares = shares.reshape(memory.num_games, -1, logits.shape[1])
                 shares = np.where(memory.is_free[:, group, None], shares, np.nan)

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
 from vecenv.cage.challenge4.env import Cage4VectorEnv, impossible_turns, overflows
 from vecenv.cage.challenge4.graph import FLAT
+from vecenv.cage.challenge4.options import Cage4Options
 from vecenv.cage.challenge4.play.policies import OriginalAgents, find_policy
 from vecenv.cage.challenge4.raw import RawNetwork, raw_observations
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cage.evaluation import Estimate, Tabular, estimate, interval
+from vecenv.cage.evaluation import Estimate, Tabular, estimate, interval, new_table
 from vecenv.cage.identity import CAGE4_RULES_VERSION
 from vecenv.cage.playing import Seat, name_of
 from vecenv.core.arguments import read_count
@@ -84,10 +85,7 @@ class Cage4Evaluation(Tabular):
     def table(self) -> Table:
         """Return a table for `rich` to print: mean ± half of the 95 % confidence interval."""
         title = f"{self.policy} against {self.red}: {self.episodes} episodes of {self.steps} steps"
-        table = Table(title=Text(title), box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        table.add_column("", no_wrap=True)
-        table.add_column("mean", justify="right", no_wrap=True)
-        table.add_column("deviation", justify="right", no_wrap=True)
+        table = new_table(title, "", "mean", "deviation")
 
         def row(name: str, found: Estimate, style: str | None = None) -> None:
             shown = interval(found.mean, found.ci95), f"{found.sd:.1f}"
@@ -110,24 +108,22 @@ class Cage4Evaluation(Tabular):
         return table
 
 
-@dataclass(frozen=True, slots=True)
-class Episodes:
+class Episodes(NamedTuple):
     """Episodes that were played.
 
     Attributes:
         rewards: float64 (steps, N).
         phases: float64 (N, 3), rewards by phase.
         causes: float64 (N, 4), rewards by cause.
-        sessions: int64 (N, 6), number of each red agent's sessions at the end.
-        overflowed, impossible_turns: See `Cage4Evaluation`.
+        impossible_turns: int64 (N,), see `Cage4Evaluation`.
+        overflowed: See `Cage4Evaluation`.
     """
 
     rewards: np.ndarray
     phases: np.ndarray
     causes: np.ndarray
-    sessions: np.ndarray
-    overflowed: dict[str, int]
-    impossible_turns: int
+    impossible_turns: np.ndarray
+    overflowed: Counter[str]
 
 
 class _Seat(Seat):
@@ -165,36 +161,23 @@ def seated(policy: Any, num_envs: int = 1, *, seed: int | None = 0, **options: A
         raise TypeError("policies are played with vectors, or what they ask for: no `observation`")
     player = find_policy(policy, seed)
     asked = getattr(player, "observation", None)
-    asked = asked if isinstance(asked, str) and asked != "raw" else FLAT
-    options |= {"messages": True, "observation": asked, "autoreset_mode": "Disabled"}
+    options |= {"messages": True, "autoreset_mode": "Disabled", "log": asked == "raw"}
+    options["observation"] = asked if isinstance(asked, str) and asked != "raw" else FLAT
     return _Seat(player, Cage4VectorEnv(num_envs, **options))
 
 
 def _read(answer: Any, num: int) -> np.ndarray:
-    """Convert the return value of a policy to actions int64 (N, 10)."""
+    """Convert the return value of a policy to actions int (N, 10), which the envs check."""
     indices, messages = answer if isinstance(answer, tuple) and len(answer) == 2 else (answer, None)
-    actions = np.zeros((num, 2 * codes.NUM_BLUE), np.int64)
-    for name, given, start, highs in (
-        ("actions", indices, 0, np.array(codes.NUM_ACTIONS)),
-        ("messages", messages, codes.NUM_BLUE, np.full(codes.NUM_BLUE, 1 << codes.MESSAGE_BITS)),
-    ):
-        if given is None and name == "messages":
-            continue
-        array = np.asarray(given)
+    messages = np.zeros((num, codes.NUM_BLUE), int) if messages is None else messages
+    arrays = {"actions": np.asarray(indices), "messages": np.asarray(messages)}
+    for name, array in arrays.items():
         if array.shape != (num, codes.NUM_BLUE) or array.dtype.kind not in "iub":
             raise ActionError(
                 f"the policy returned {name} of {array.dtype} {array.shape}, expected integers "
                 f"({num}, {codes.NUM_BLUE}), one per game and agent"
             )
-        wrong = (array < 0) | (array >= highs)
-        if wrong.any():
-            game, agent = np.argwhere(wrong)[0]
-            raise ActionError(
-                f"the policy's {name} have {array[game, agent]} for agent {agent} of game {game}, "
-                f"expected 0 to {highs[agent] - 1}"
-            )
-        actions[:, start : start + codes.NUM_BLUE] = array
-    return actions
+    return np.concatenate([*arrays.values()], axis=1, dtype=np.int64)
 
 
 def play_episodes(
@@ -216,30 +199,31 @@ def play_episodes(
         on_step: Called after each step with the number of game steps made, to show progress.
         **options: See `Cage4Options`.
     """
-    player = find_policy(policy, seed)
-    parts: list[tuple[np.ndarray, ...]] = []
-    overflowed: dict[str, int] = {}
-    impossible = 0
+    player, length = (
+        find_policy(policy, seed),
+        Cage4Options(steps=options.get("steps", 500)).steps - 1,
+    )
+    found = Episodes(
+        np.zeros((length, episodes)),
+        np.zeros((episodes, NUM_PHASES)),
+        np.zeros((episodes, len(CAUSES))),
+        np.zeros(episodes, np.int64),
+        Counter(),
+    )
     batch = 1 if isinstance(player, OriginalAgents) else _BATCH
     for start in range(0, episodes, batch):
-        size = min(batch, episodes - start)
-        rewards, phases, causes = [], np.zeros((size, NUM_PHASES)), np.zeros((size, len(CAUSES)))
-        with seated(player, size, num_threads=num_threads, **options) as seat:
+        games = np.arange(start, min(start + batch, episodes))
+        with seated(player, len(games), num_threads=num_threads, **options) as seat:
             states = seat.envs.states
-            for reward in islice(seat.play(seed + start), 1, None):
-                rewards.append(reward)
-                phases[np.arange(size), states["phase"]] += reward
-                causes += states["reward_parts"]
-                impossible += int(impossible_turns(states).sum())
+            for step, rewards in enumerate(islice(seat.play(seed + start), 1, None)):
+                found.rewards[step, games] = rewards
+                found.phases[games, states["phase"]] += rewards
+                found.causes[games] += states["reward_parts"]
+                found.impossible_turns[games] += impossible_turns(states).sum(axis=1)
                 if on_step is not None:
-                    on_step(size)
-            sessions = states["num_sessions"].astype(np.int64)
-            for name, count in overflows(states).items():
-                overflowed[name] = overflowed.get(name, 0) + count
-        parts.append((np.array(rewards), phases, causes, sessions))
-    rewards = np.concatenate([part[0] for part in parts], axis=1)
-    phases, causes, sessions = (np.concatenate([p[i] for p in parts]) for i in (1, 2, 3))
-    return Episodes(rewards, phases, causes, sessions, overflowed, impossible)
+                    on_step(len(games))
+            found.overflowed.update(overflows(states))
+    return found
 
 
 def evaluate_cage4(
@@ -292,8 +276,8 @@ def evaluate_cage4(
         causes={
             name: estimate(column) for name, column in zip(CAUSES, found.causes.T, strict=True)
         },
-        overflowed=found.overflowed,
-        impossible_turns=found.impossible_turns,
+        overflowed=dict(found.overflowed),
+        impossible_turns=int(found.impossible_turns.sum()),
         phishing_rate=float(options.get("phishing_rate", codes.PHISHING_RATE)),
         alarm_rate=float(options.get("alarm_rate", codes.ALARM_RATE)),
     )

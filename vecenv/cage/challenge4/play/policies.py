@@ -26,7 +26,7 @@ from gymnasium.spaces import Discrete
 from vecenv.cage.challenge4.play.player import Cage4Memory, Cage4Player
 from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.identity import CAGE4_RULES_VERSION
-from vecenv.cage.playing import PolicyKinds, called
+from vecenv.cage.playing import called, found_policy
 
 __all__ = ["POLICY_NAMES", "TRAINED_DEFENDER", "Cage4Policy", "OriginalAgents", "find_policy"]
 
@@ -62,17 +62,6 @@ class Cage4Policy(Protocol):
         Returns:
             Indices int (N, 5); or a pair of these and messages int (N, 5), of 8 bits each.
         """
-
-
-class Sleep:
-    """Always choose Sleep."""
-
-    def reset(self, masks: Sequence[np.ndarray]) -> None:
-        """Begin episodes."""
-
-    def act(self, observations: Sequence[np.ndarray]) -> np.ndarray:
-        """Return Sleep for all five agents of each game."""
-        return np.tile(codes.SLEEPS, (len(observations[0]), 1))
 
 
 class Random:
@@ -121,11 +110,9 @@ class React:
 
     def _act(self, agent: int, obs: np.ndarray, actions: np.ndarray) -> None:
         rows, size = np.arange(len(obs)), codes.HOSTS_PER_SUBNET * len(codes.BLUE_SUBNETS[agent])
-        parts = [
-            obs[:, start : start + codes.HOSTS_PER_SUBNET]
-            for start in range(_FIRST_BLOCK, _FIRST_BLOCK + size // 16 * _BLOCK, _BLOCK)
-        ]
-        alarms = np.concatenate(parts, axis=1).astype(bool)
+        blocks = _FIRST_BLOCK + _BLOCK * np.arange(size // codes.HOSTS_PER_SUBNET)
+        places = blocks[:, None] + np.arange(codes.HOSTS_PER_SUBNET)
+        alarms = obs[:, places.reshape(-1)].astype(bool)
         queued = self._queued[:, agent, :size]
         is_new = alarms & (queued == _NEVER)
         queued[is_new] = (self._step * _MAX_HOSTS + np.arange(size))[np.nonzero(is_new)[1]]
@@ -139,10 +126,10 @@ class React:
         if self._places_decoys:
             start = codes.NUM_ACTIONS[agent] - size
             wanted = self._masks[agent][:, start:] & ~self._has_decoy[:, agent, :size]
-            place = wanted.argmax(axis=1)
-            places = is_free & ~acts & wanted.any(axis=1)
-            actions[places, agent] = start + place[places]
-            self._has_decoy[rows[places], agent, place[places]] = True
+            places = np.flatnonzero(is_free & ~acts & wanted.any(axis=1))
+            chosen = wanted[places].argmax(axis=1)
+            actions[places, agent] = start + chosen
+            self._has_decoy[places, agent, chosen] = True
             self._left[places, agent] = codes.BLUE_TICKS[codes.DECOY]
         self._left[:, agent] = np.maximum(self._left[:, agent] - 1, 0)
 
@@ -163,7 +150,7 @@ class FunctionPolicy:
 
 
 class Rules:
-    """The defender, for many games at a time; see `policies` for what a policy is."""
+    """The rules of `Cage4Memory`, for many games at a time."""
 
     observation = "events"
 
@@ -218,7 +205,9 @@ class OriginalAgents:
 
 
 _READY = {
-    "sleep": lambda seed: Sleep(),
+    "sleep": lambda seed: FunctionPolicy(
+        lambda observations, masks: np.tile(codes.SLEEPS, (len(masks[0]), 1))
+    ),
     "random": Random,
     "react_restore": lambda seed: React(codes.RESTORE),
     "react_remove": lambda seed: React(codes.REMOVE),
@@ -278,10 +267,13 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
         TypeError, ValueError: `policy` is none of these.
         OSError: The file can't be read.
     """
-    ready = {name: functools.partial(make, seed) for name, make in _READY.items()}
-    expected = (
+    return found_policy(
+        policy,
         "an object with reset(masks) and act(observations), a function of observations and masks, "
-        "or agents of the original, with get_action(observation, action_space)"
+        "or agents of the original, with get_action(observation, action_space)",
+        ready={name: functools.partial(make, seed) for name, make in _READY.items()},
+        files=("defender.npz",),
+        load=_load,
+        make=_made,
+        convert=_converted,
     )
-    kinds = PolicyKinds(ready, ("defender.npz",), _load, _made, Cage4Policy, _converted, expected)
-    return kinds.find(policy)

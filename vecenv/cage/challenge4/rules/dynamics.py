@@ -256,7 +256,7 @@ def apply(state, actions, chance, rules, own_red=None):
         rules: Record of `options.compile_rules`.
         own_red: Function that chooses for red instead of `red_agent.choose`; or None.
     """
-    begin_step(state)
+    begin_step(state, rules)
     state.phase = phase_at(np.int64(state.t), rules)
     for subnet in range(codes.NUM_SUBNETS):
         state.process_events[subnet] = state.connection_events[subnet] = 0
@@ -291,7 +291,7 @@ def reset(state, rng, rules):
     start_host = generate(state, rng)
     begin(state, start_host)
     state.quiet_greens = draw_quiet(rng, rules)
-    begin_log(state, rng)
+    begin_log(state, rng, rules)
 
 
 def step_kernel(read, own_red=None):

@@ -42,9 +42,10 @@ for _agent, _zones in enumerate(codes.BLUE_SUBNETS):
 
 
 @njit
-def begin_log(state, rng):
+def begin_log(state, rng, rules):
     """Clear the log for a new episode, and draw the order of each host's extra services."""
-    begin_step(state)
+    begin_step(state, rules)
+    _next_step(state)
     for index in range(codes.MAX_EVENTS):  # clear all events of an earlier episode
         event = state.events[index]
         event.node = event.actor = event.kind = event.local = event.remote = 0
@@ -64,9 +65,16 @@ def begin_log(state, rng):
 
 
 @njit
-def begin_step(state):
+def begin_step(state, rules):
     """Clear the events of the last step, and count the steps since blue's actions."""
     state.num_events = state.num_slots = 0
+    state.keeps_log = rules.keeps_log
+    if state.keeps_log != 0:
+        _next_step(state)
+
+
+@njit
+def _next_step(state):
     for agent in range(codes.NUM_BLUE):
         state.analysed[agent] = state.last_event[agent] = 0
         state.new_decoy[agent] = codes.NONE
@@ -80,6 +88,8 @@ def begin_step(state):
 @njit
 def _log_event(state, node, actor, event):
     """Append an event on a host or router: kind, local, local port, remote, remote port, id."""
+    if state.keeps_log == 0:
+        return
     zone = node - FIRST_ROUTER if node >= FIRST_ROUTER else node >> 4
     watcher = WATCHER[zone]
     if watcher < 0:
@@ -137,6 +147,8 @@ def next_decoy(state, host, after):
 @njit
 def log_scan(state, chance, agent, source, host, is_detected):
     """Log a scan: a connection to each listening process; for decoys, even an undetected scan."""
+    if state.keeps_log == 0:
+        return
     actor, red = codes.FIRST_RED_ACTOR + agent, FIRST_RED + agent
     services, order = np.int64(state.services[host]), np.int64(state.extra_order[host])
     if is_detected:

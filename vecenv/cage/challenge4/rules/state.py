@@ -124,6 +124,10 @@ _EVENT = np.dtype(
     align=True,
 )
 _FIELDS += [  # what `rules.events` keeps
+    (
+        "keeps_log",
+        np.uint8,
+    ),  # whether it does; else what is below is as `reset` left it, or useless
     ("num_events", np.uint16),
     ("num_slots", np.uint16),  # draws of this step that change nothing else
     ("analysed", *_BLUE_BYTES),  # files that an Analyse of this step found, and WAS_ANALYSED
