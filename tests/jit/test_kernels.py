@@ -71,6 +71,8 @@ def test_params_must_be_one_record_and_kernels_must_take_it():
             JitVectorEnv(COUNTER, 2, params=params)
     with pytest.raises(TypeError, match=r"must take \(state, rng, params\)"):
         JitVectorEnv(COUNTER, 2, params=pack_record(a=1))
+    with pytest.raises(TypeError, match=r"kernel render\(\) must take \(state\)"):
+        JitVectorEnv(dataclasses.replace(COUNTER, render=lambda: ""), 2)
     for field in ("text", None, np.zeros(0), [{}]):
         with pytest.raises(TypeError, match="field 'a' must be"):
             pack_record(a=field)

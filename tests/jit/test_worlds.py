@@ -220,6 +220,7 @@ def test_ends_of_episodes_are_told_for_curricula():
     assert told == [over.tolist()]
 
 
+@pytest.mark.timeout(600)  # it compiles both challenges
 def test_maps_reds_and_rates_may_differ_between_envs():
     maps = [["SFFF", "FHFF", "FFFF", "HFFG"], ["SFFF", "FFFF", "FFHH", "FFFG"]]
     world = FrozenLakeVectorEnv.world

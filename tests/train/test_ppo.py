@@ -329,7 +329,7 @@ def test_a_policy_is_loaded_where_it_fits(tmp_path):
         assert main(tmp_path / "b", **options).returns == result.returns
         assert not (tmp_path / "b" / "curve.png").exists()
     for change in ({"env_id": "Acrobot-v1"}, {"hidden": (8,)}):
-        with pytest.raises(SystemExit, match=r"last\.pt has weights of another agent.*actor"):
+        with pytest.raises(SystemExit, match=r"last\.pt has weights of another agent.*size"):
             main(tmp_path / "c", **{**options, **change})
 
 

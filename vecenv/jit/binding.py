@@ -239,8 +239,9 @@ def rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
 
 
 def _check_arguments(kernels: EnvKernels, has_params: bool) -> None:
-    """Raise if a kernel can't be called with the arguments of the loop."""
-    for name, arguments in (ARGUMENTS if kernels.groups is None else _GAME_ARGUMENTS).items():
+    """Raise if a kernel, or `render`, can't be called with its arguments."""
+    known = ARGUMENTS if kernels.groups is None else _GAME_ARGUMENTS
+    for name, arguments in {**known, "render": ("state",)}.items():
         expected = (*arguments, "params") if has_params else arguments
         if name == "sampler":
             expected = ("params", "rng")

@@ -157,7 +157,7 @@ def as_sampler(kernels: EnvKernels, sampler: Any) -> Callable[..., Any]:
             numbers = [key for key, (dtype, *_) in fields.items() if dtype.kind in "iuf"]
             raise ValueError(
                 f"sampler: {kernels.name} has no number {name!r} among its parameters; it has "
-                f"{', '.join(numbers) or 'none'}"
+                f"{', '.join(numbers) or 'none: EnvKernels(params=...) gives them their defaults'}"
             )
         try:
             low, high = (float(end) for end in ends)

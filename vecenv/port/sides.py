@@ -284,7 +284,7 @@ class KernelSide:
         with within("making the kernels", _COMPILING):
             self.envs = make(1, autoreset_mode="Disabled", num_threads=1, debug=debug, **options)
         self._called, self._first = set[str](), 1.0 if debug else _FIRST
-        space = self.envs.observation_space
+        space: Any = self.envs.observation_space
         self._obs, self._soil = np.empty(space.shape, space.dtype), 0
         groups = self.envs.kernels.groups
         self.layout = None if groups is None else GameLayout.of(groups)
