@@ -339,9 +339,9 @@ class StepSlot(NamedTuple):
     """
 
     obs: Any
-    rewards: np.ndarray
-    terminations: np.ndarray
-    truncations: np.ndarray
+    rewards: Any  # arrays; on a device, tensors
+    terminations: Any
+    truncations: Any
 
 
 Outputs = StepSlot  # its name in `vecenv.jit`

@@ -177,7 +177,7 @@ def load_policy(
         if spaces is None:
             raise ValueError("it has no spaces of arrays: vecenv play plays policies of games")
         name = f"{made_by.removeprefix(LIBRARY)}, trained in {kept['env']}"
-        policy = Policy(*map(space_of, spaces), name)
+        policy = Policy(space_of(spaces[0]), space_of(spaces[1]), name)
         policy.wants_masks = bool(kept["masks"])
     except Exception as error:  # parts of the space may raise anything
         raise ValueError(f"{home / POLICY_FILE} can't be read: {error!s:.200}") from None
