@@ -138,7 +138,7 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
         ),
         (
             ["watch", "--policy", "sleep", "--gif", "film.mp4"],
-            "'film.mp4', expected a name",
+            "'film.mp4', expected an ending of .gif",
         ),
         (["compare", "CartPole-v1", "--backends", "quick"], "'quick', expected some of loop, sync"),
         (["compare", "CartPole-v1", "--num-envs", "many"], "num_envs is 'many', expected integers"),
