@@ -327,8 +327,7 @@ def gae(repetitions: int) -> list[float]:
     values = rng.standard_normal((129, 2048), np.float32)
     flags = rng.random((2, *shape)) < 0.01
     dones: Any = flags.any(0).astype(np.float32)
-    out = np.empty_like(rewards), np.empty_like(rewards)
-    options: Any = {"gamma": baselines.GAMMA, "gae_lambda": 0.95, "out": out}
+    options: Any = {"gamma": baselines.GAMMA, "gae_lambda": 0.95}
     ours = partial(buffers.gae, rewards, values, *flags, **options)
     return ratio(ours, partial(baselines.gae_loop, rewards, values, dones, 0.95), repetitions)
 

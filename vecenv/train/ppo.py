@@ -289,7 +289,8 @@ class PPO(Trainer):
         parts = [slice(t, min(t + size, end)) for t in range(0, end, size)]
         spare = ThreadPoolExecutor(2, "fill", torch.set_num_threads, (1,))  # as the gradient's
         with quick_products(size * count, device=rollout.device), spare as pool:
-            list((pool.map if self.gradient.num_threads > 1 else map)(self.fill, parts))
+            is_shared = self.gradient.num_threads > 1 and len(parts) > 1
+            list((pool.map if is_shared else map)(self.fill, parts))
         rollout.count_episodes()  # with the original rewards
 
     def act(self, t: int) -> Any:
