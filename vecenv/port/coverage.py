@@ -49,8 +49,11 @@ def is_kernel_file(file: str) -> bool:
 
 @functools.cache
 def source_tree(file: str) -> ast.Module:
-    """Return the syntax tree of a file, empty if there is no source."""
-    return ast.parse("".join(linecache.getlines(file)))
+    """Return the syntax tree of a file, empty if there is no source of Python alone."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # a cell of a notebook with its commands, or a page
+        return ast.Module([], [])
 
 
 def line_text(file: str, line: int) -> str:
