@@ -431,7 +431,7 @@ class NastyEnv(FaultyEnv):
 
     def step(self, action):
         result = super().step(action)
-        if self.count < 2 or self.name != 3:
+        if self.count < 2 or self.name != 1:
             return result
         if self.kind == "exit":
             raise SystemExit(2)
@@ -444,7 +444,7 @@ class NastyEnv(FaultyEnv):
         return (*result[:4], {"text": Unloadable()})
 
     def lock(self):
-        return threading.Lock() if self.name == 3 else None
+        return threading.Lock() if self.name == 1 else None
 
 
 class Unloadable:
@@ -455,9 +455,9 @@ class Unloadable:
 
 
 NASTY = {
-    "exit": r"env 3 raised SystemExit\(2\)",
-    "interrupt": r"env 3 raised KeyboardInterrupt\(\)",
-    "text": r"env 3 raised <BadlyError",
+    "exit": r"env 1 raised SystemExit\(2\)",
+    "interrupt": r"env 1 raised KeyboardInterrupt\(\)",
+    "text": r"env 1 raised <BadlyError",
     "unpicklable info": "cannot pickle",
     "unreadable info": "not here",
 }
@@ -479,12 +479,12 @@ def test_nothing_that_an_env_does_takes_its_worker_along():
                 while True:
                     pool.recv(1)
         assert isinstance(raised.value, Exception)
-        assert call == "step" or "env 3 in worker 1" in raised.value.__notes__[-1]
+        assert call == "step" or "env 1 in worker 0" in raised.value.__notes__[-1]
         pool.reset()
         assert pool.step([FINE] * 4)[0][:, 1].tolist() == [1] * 4
     with pytest.raises(TypeError, match="cannot pickle") as raised:
         pool.call("lock")
-    assert "env 3 in worker 1" in raised.value.__notes__[-1]
+    assert "env 1 in worker 0" in raised.value.__notes__[-1]
     assert pool.call("pid") == pids
     pool.close()
 
@@ -741,6 +741,15 @@ def test_a_full_reset_voids_what_a_worker_has_not_begun(diaries):
 def test_envs_that_a_state_replaces_are_closed(diaries, tmp_path):
     diaries.load_state_dict(diaries.state_dict())
     assert [(tmp_path / str(name)).read_text() for name in range(4)] == ["closed\n"] * 4
+
+
+def test_workers_know_envs_registered_after_they_started(diaries):
+    gym.register("Late-v0", lambda: FaultyEnv(7))
+    try:
+        diaries.reopen([0], [functools.partial(gym.make, "Late-v0", disable_env_checker=True)])
+    finally:
+        gym.registry.pop("Late-v0")
+    assert diaries.reset()[0][0, 0] == 7
 
 
 def test_ctrl_c_in_a_workers_factory_is_a_fault_of_its_env():
