@@ -164,7 +164,8 @@ class Cage4ParallelEnv:
         row[: codes.NUM_BLUE] = codes.SLEEPS
         row[codes.NUM_BLUE :] = 0
         for name, action in actions.items():
-            row[codes.AGENT_NAMES.index(_known(name))] = self._index(name, action)
+            agent = codes.AGENT_NAMES.index(_known(name))
+            row[agent] = self._index(agent, action)
         for name, message in (messages or {}).items():
             row[codes.NUM_BLUE + codes.AGENT_NAMES.index(_known(name))] = _bits(name, message)
         obs, *results, _ = self._envs.step(self._actions)
@@ -173,10 +174,10 @@ class Cage4ParallelEnv:
             self.agents = []
         return self._observations(obs), *of_all, self._infos()
 
-    def _index(self, name: str, action: Any) -> int:
+    def _index(self, agent: int, action: Any) -> int:
         """Return an agent's action as one that it has."""
-        agent, space = codes.AGENT_NAMES.index(name), self._action_spaces[name]
-        given = np.asarray(action)
+        name = codes.AGENT_NAMES[agent]
+        space, given = self._action_spaces[name], np.asarray(action)
         is_whole = given.dtype.kind in "iub" and given.ndim == 0
         if not (is_whole and space.contains(given.astype(np.int64))):
             raise ValueError(f"the action of {name} is {action!r}, expected one of {space}")
