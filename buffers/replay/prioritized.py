@@ -245,7 +245,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     def _check_own_state(self, state: Mapping[str, np.ndarray]) -> None:
         super()._check_own_state(state)
         largest, beta = state["priority_numbers"].tolist()
-        are_numbers = 1 <= largest <= 1.001 * self._bound and 0 <= beta < math.inf
+        is_largest = 1 <= largest <= 1.001 * self._bound and largest < math.inf  # a bound may be it
+        are_numbers = is_largest and 0 <= beta < math.inf
         if not are_numbers or not values_fit(state["priorities"]):
             raise contradiction("it has priorities that cannot be")
 

@@ -154,6 +154,15 @@ def test_what_contradicts_itself_is_refused(name, way, tmp_path):
     assert all(torch.equal(after[k], v) for k, v in before.items())
 
 
+def test_an_infinite_priority_is_refused_though_the_exponent_would_allow_it():
+    spaces = Box(-1, 1, (2,)), Discrete(2)
+    buffer = PrioritizedReplayBuffer(9, *spaces, alpha=0.0)
+    state = buffer.state_dict()
+    state["priority_numbers"][0] = float("inf")
+    with pytest.raises(BufferMisuseError, match="priorities that cannot be"):
+        buffer.load_state_dict(state)
+
+
 @pytest.mark.parametrize("kind", ["once", "episodic"])
 @pytest.mark.parametrize("how", ["cut", "empty", "pickle", "text"])
 def test_files_that_are_none_of_a_buffer_are_refused_and_run_nothing(how, kind, tmp_path):
