@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import statistics
 import time
-import weakref
 from collections.abc import Callable
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
+from weakref import finalize, ref
 
 import numpy as np
 
@@ -32,6 +33,7 @@ MAX_THREADS = 62  # a bit set of threads must fit an int64
 SPLIT_NS = 20_000
 NUM_TRIED = 12  # jobs timed on one thread, then as many split
 NUM_KEPT = 1200  # jobs done the faster way until both are timed again
+_LOOK_S = 5.0  # between two looks of a sleeping helper whether its runner is still there
 
 _publish = cached_njit(driver.publish)
 _settle = cached_njit(driver.settle, nogil=True)
@@ -276,9 +278,9 @@ class _Helpers:
         self.failures: list[BaseException] = []
         self.kept: list[Any] = [None, kept]
         self._bells: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(1, num_threads)]
-        weakref.finalize(self, _release, self.control, self._bells)
+        finalize(self, _release, self.control, self._bells)
         for thread, bell in enumerate(self._bells, start=1):
-            args = attend, self.control, jobs, thread, bell, self.failures, self.kept
+            args = attend, self.control, jobs, thread, bell, self.failures, self.kept, ref(self)
             name = f"vecenv-jit-{thread}"
             Thread(target=_help, args=args, name=name, daemon=True).start()
 
@@ -304,19 +306,22 @@ def _help(
     bell: SimpleQueue[None],
     failures: list[BaseException],
     kept: list[Any],
+    owner: Callable[[], Any],
 ) -> None:
     """Take part in jobs until told to stop; the target of a helper thread.
 
-    `kept` is not used: it keeps the arrays of a job alive while this thread works on it.
+    `kept` is not used: it keeps the arrays of a job alive while this thread works on it. Ctrl-C may
+    keep the end of the `owner` from being told, so a sleeping thread looks for it sometimes.
     """
-    while not control[STOP]:
+    while not control[STOP] and owner() is not None:
         try:
             attend(control, jobs, thread, NUM_SPINS)
         except BaseException as error:
             failures.append(error)
             _leave(control)
         else:
-            bell.get()
+            with suppress(Empty):
+                bell.get(timeout=_LOOK_S)
 
 
 def _release(control: np.ndarray, bells: list[SimpleQueue[None]]) -> None:
