@@ -82,7 +82,8 @@ class Infos:
         if depth < 2:
             makers["d"] = lambda rng: self.draw(rng, action, depth + 1)
             makers["o"] = lambda rng: OrderedDict(self.draw(rng, action, depth + 1))
-        if depth == 1:  # at the top a new episode's replace those of the old one
+        is_reset = depth == 0 and action is None  # whose keys would replace the old episode's
+        if depth < 2 and not is_reset:
             makers["final_info"] = makers["d"]
             makers["final_obs"] = lambda rng: [np.ones(2), {"x": 1}, 3, None][rng.integers(4)]
         if self.underscores:

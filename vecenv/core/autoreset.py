@@ -29,7 +29,8 @@ class EnvGroup:
     NEXT_STEP: the step after the end of an episode ignores its action and resets; its reward is 0
     and its flags are False. SAME_STEP: the step that ends an episode also resets; it returns the
     new episode's observation, `infos["final_obs"]` has the last one of the old episode, and
-    `infos["final_info"]` its info. DISABLED: the caller resets; stepping an ended env is refused.
+    `infos["final_info"]` its info, unless the new episode's info has these keys itself. DISABLED:
+    the caller resets; stepping an ended env is refused.
 
     Args:
         envs: The envs.
