@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from torch import nn
 
 from vecenv.train import OptionsError, ppo, sac
-from vecenv.train.networks import Encoders, Pictures
+from vecenv.train.networks import Encoders, Pictures, mlp
 
 PICTURE = Box(0, 255, (35, 40, 3), np.uint8)
 
@@ -78,3 +78,14 @@ def test_choices_below_the_first_one_are_taken_for_it():
     encoders = Encoders(Dict(a=Discrete(3, start=2), b=MultiDiscrete([2, 2])))
     found = encoders({"a": torch.tensor([0, 4]), "b": torch.tensor([[0, 1], [1, 0]])})
     assert found.tolist() == [[1, 0, 0, 1, 0, 0, 1], [0, 0, 1, 0, 1, 1, 0]]
+
+
+def test_a_policy_that_is_exported_or_in_bfloat16_is_torchs():
+    net, x = mlp(3, 8, 2, gain=1.0), torch.randn(5, 3)
+    with torch.no_grad():
+        exported = torch.export.export(net, (torch.zeros(5, 3),)).module()
+        expected = net(x)
+        torch.testing.assert_close(exported(x), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(net(x), expected)
+        assert net.bfloat16()(x.bfloat16()).dtype == torch.bfloat16

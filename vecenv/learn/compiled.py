@@ -185,7 +185,7 @@ class CompiledGradient:
     def __call__(self, columns: Mapping[str, Any]) -> dict[str, Tensor]:
         """Write the gradient; return the loss and the scalars."""
         first, *others = self._split(columns, self.num_parts)
-        waiting = [_helper(os.getpid()).submit(self._runs[1], *inputs) for inputs in others]
+        waiting = [second_thread(os.getpid()).submit(self._runs[1], *inputs) for inputs in others]
         gradient, values = self._runs[0](*first)
         for half in waiting:
             more, more_values = half.result(_LAST_S)
@@ -197,7 +197,7 @@ class CompiledGradient:
 
 
 @cache  # one per process: threads do not survive a fork
-def _helper(process: int) -> ThreadPoolExecutor:
+def second_thread(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "gradient", torch.set_num_threads, (1,))
 
 

@@ -78,11 +78,12 @@ def linear(num_inputs: int, num_outputs: int, gain: float = 2**0.5) -> nn.Linear
 
 
 class Tanh(nn.Tanh):
-    """`nn.Tanh`; without gradients on the CPU by NumPy, which takes a fifth of the time."""
+    """`nn.Tanh`; in inference mode on the CPU by NumPy, which takes a fifth of the time."""
 
     def forward(self, input: Tensor) -> Tensor:
-        is_torchs = torch.is_grad_enabled() or input.device.type != "cpu"
-        return super().forward(input) if is_torchs else torch.from_numpy(np.tanh(input.numpy()))
+        if input.is_cpu and input.dtype == torch.float32 and torch.is_inference_mode_enabled():
+            return torch.from_numpy(np.tanh(input.numpy()))
+        return super().forward(input)  # also where a user exports a policy
 
 
 def mlp(*widths: int, gain: float) -> nn.Sequential:

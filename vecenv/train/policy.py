@@ -186,7 +186,7 @@ def load_policy(
     options.save, options.device = home, "cpu"
     agent = trainer.make_agent(policy, options)
     load_agent(agent, path)
-    policy._make = lambda: torch.no_grad()(trainer.player(policy, agent, options))
+    policy._make = lambda: torch.inference_mode()(trainer.player(policy, agent, options))
     starts = "starts" in inspect.signature(policy._make()).parameters
     policy.has_memory = starts and getattr(agent, "memory", True) is not None
     return policy

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,7 @@ from buffers import RolloutBuffer
 from vecenv import RayVectorEnv, VecEnv, mask_width
 from vecenv.core.spaces import leaf_by_leaf
 from vecenv.learn import Adam, Graph, Moments, Run, quick_products
+from vecenv.learn.compiled import second_thread
 from vecenv.train import networks
 from vecenv.train.networks import Choices, Encoders, Memory, Normals, mlp
 from vecenv.train.options import EnvOptions, GradientOptions, OptionsError, RunOptions, is_on_device
@@ -48,7 +49,7 @@ class RolloutOptions(RunOptions, GradientOptions):
     sequence_length: int = 32  # most steps through which gradients of a memory go
     normalize: bool = False  # observations to mean 0 and variance 1, returns to variance 1
     masks: bool = True  # take allowed actions only, if the env says which these are
-    graphs: bool = True  # rollouts and passes of envs on a device as CUDA graphs
+    graphs: bool = True  # rollouts and passes of envs on a device as CUDA graphs; not if profiled
     save_every: int = 200_000  # env steps between two checkpoints
 
 
@@ -222,8 +223,7 @@ class PPO(Trainer):
         ranks, cell, make_agent = self.ranks, self.agent.memory, self.make_agent
         self.first = ranks.rank * envs.num_envs  # its first env, among those of all ranks
         self.rollout_steps = ranks.size * envs.num_envs * options.num_steps
-        captures = options.graphs and not options.profile  # a profile would see little of it
-        self.is_captured = captures and is_on_device(envs)
+        self.is_captured = options.graphs and not options.profile and is_on_device(envs)
         if cell is not None:
             self.memory = torch.zeros(envs.num_envs, cell.hidden_size, device=options.device)
         self.start()
@@ -287,10 +287,10 @@ class PPO(Trainer):
         # As many steps as fit the processor's cache; on a device, as many as keep it busy.
         size = max(1, (4096 if rollout.device.type == "cpu" else 2**20) // count)
         parts = [slice(t, min(t + size, end)) for t in range(0, end, size)]
-        spare = ThreadPoolExecutor(2, "fill", torch.set_num_threads, (1,))  # as the gradient's
-        with quick_products(size * count, device=rollout.device), spare as pool:
-            is_shared = self.gradient.num_threads > 1 and len(parts) > 1
-            list((pool.map if is_shared else map)(self.fill, parts))
+        others = parts[1::2] if self.gradient.num_threads > 1 else []
+        with quick_products(size * count, device=rollout.device):
+            waiting = second_thread(os.getpid()).map(self.fill, others, timeout=600)
+            list(chain(map(self.fill, parts[::2] if others else parts), waiting))
         rollout.count_episodes()  # with the original rewards
 
     def act(self, t: int) -> Any:
@@ -451,8 +451,7 @@ class Actor:
         if self.takes_masks and self.envs.has_action_masks:  # known after the first reset
             found["action_mask"] = np.array(self.envs.action_masks(), np.int8)
             mask = torch.from_numpy(found["action_mask"])
-        x = leaf_by_leaf(torch.as_tensor, obs)
-        actions, _ = self.agent.act(x, torch.as_tensor(quantiles), mask)
+        actions, _ = self.agent.act(*leaf_by_leaf(torch.as_tensor, (obs, quantiles)), mask)
         return actions.view(-1, *(self.envs.single_action_space.shape or ())), found
 
 
