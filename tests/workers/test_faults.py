@@ -510,7 +510,7 @@ def test_after_an_envs_exception_the_next_step_tells_of_it(make):
     pool.reset()
     with pytest.raises(ValueError, match="broken joint 3"):
         pool.step(actions(3, RAISE))
-    for call in (lambda: pool.step([FINE] * 4), lambda: pool.send([FINE], [0])):
+    for call in (lambda: pool.step([FINE] * 4), lambda: pool.send([FINE], [0]), pool.recv):
         with pytest.raises(ResetNeeded, match=r"ValueError: broken joint 3 .*step 1") as raised:
             call()
         assert isinstance(raised.value.__cause__, ValueError)

@@ -239,6 +239,8 @@ class CallProtocol:
         """Return how many envs a `recv` waits for, and how many it may return; see there."""
         self.require_open("recv")
         if self.num_in_flight == 0:
+            if self.fault is not None:  # what was in flight has been given up
+                self._ask_for_reset("recv")
             raise NoAsyncCallError("`recv` was called without a pending `send`", "recv")
         there = self.num_in_flight
         most = there if max_envs is None else min(read_count("max_envs", max_envs), there)

@@ -171,11 +171,12 @@ class RayVectorEnv(GymVecEnv):
     # -- reset and step --------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _call(self, *, keeps_late: bool = False) -> Iterator[None]:
+    def _call(self, *, keeps_late: bool = False, is_recv: bool = False) -> Iterator[None]:
         """Mark a call that an exception from elsewhere interrupts; the next call gives it up.
 
         Args:
             keeps_late: Whether late answers can still be waited for.
+            is_recv: Whether the call ends when the protocol has noted which envs are back.
         """
         calls = self._calls
         calls.unfinished = self._give_up
@@ -186,7 +187,8 @@ class RayVectorEnv(GymVecEnv):
                 self._give_up(error)
             calls.unfinished = None
             raise
-        calls.unfinished = None
+        if not is_recv:
+            calls.unfinished = None
 
     def _give_up(self, error: BaseException | None = None) -> None:
         """Forget all requests; because of this error, refuse all calls but `reset` and `close`."""
@@ -262,7 +264,7 @@ class RayVectorEnv(GymVecEnv):
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         rows, ready = self._rows, self._ready
-        with self._call(keeps_late=True):
+        with self._call(keeps_late=True, is_recv=True):
             try:
                 missing = max(0, count - len(ready))
                 replies = self._wait("step", missing, self._deadline(timeout), "`recv`")
