@@ -87,6 +87,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     autoreset_mode: AutoresetMode
     timing: Timing
+    _check_array: Any = staticmethod(check_slot_array)  # of what is written into
 
     def _set_up(
         self,
@@ -252,7 +253,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             ids = self._calls.check_env_ids(env_ids, "action_masks")
             count = len(ids)
         if out is not None:
-            check_slot_array("masks", out, (count, self._mask_width), _MASK_DTYPES)
+            self._check_array("masks", out, (count, self._mask_width), _MASK_DTYPES)
         return self._action_masks(ids, out)
 
     @cached_property

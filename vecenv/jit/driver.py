@@ -34,7 +34,7 @@ from vecenv.core.atomics import (
 from vecenv.jit.arrays import find_invalid_row
 from vecenv.jit.episodes import STEP, Batch
 
-ADDRESSES = (
+ADDRESSES = (  # 0 for what a job does not use; without `env_ids`, row i is env i
     *("states", "runs", "params", "env_ids", "actions", "obs", "rewards32", "rewards64"),
     *("terminations", "truncations", "final_obs", "masks"),
 )
@@ -45,7 +45,6 @@ JOB_DTYPE = np.dtype(
         ("max_episode_steps", np.int64),  # NO_LIMIT for none
         ("num_envs", np.int64),
         ("num_rows", np.int64),
-        ("num_ids", np.int64),  # 0: row i is env i
         ("num_params", np.int64),  # 1: all envs share one record
         ("num_parts", np.int64),  # threads that may take part
         ("chunk_rows", np.int64),  # rows that a thread claims at a time
@@ -69,17 +68,18 @@ def control_words(num_threads: int) -> int:
     return FIRST_PART + 2 * num_threads * LINE
 
 
-# `binding` puts the loop, dtypes and shapes here.
+# `binding` puts the loop here, and functions from an address and a number of rows to an array.
 run_rows: Any = None
-STATE_DTYPE = RUN_DTYPE = PARAMS_DTYPE = OBS_DTYPE = ACTION_DTYPE = np.dtype(np.float64)
-OBS_SHAPE: tuple[int, ...] = ()
-ACTION_SHAPE: tuple[int, ...] = ()
-NUM_MASKED_ACTIONS = 0
-
-FLOAT32 = np.dtype(np.float32)
-FLOAT64 = np.dtype(np.float64)
-BOOL = np.dtype(np.bool_)
-INT64 = np.dtype(np.int64)
+states_at: Any = None
+runs_at: Any = None
+params_at: Any = None
+actions_at: Any = None
+obs_at: Any = None
+masks_at: Any = None
+int64_at: Any = None
+float32_at: Any = None
+float64_at: Any = None
+bool_at: Any = None
 
 
 @njit
@@ -190,28 +190,35 @@ def own_params(params, env):
     return params[0]
 
 
-@njit
-def unpack(job):
-    """Make the `Batch` of a job record, from the addresses in it."""
-    rows = job.num_rows
-    rows32 = rows if job.rewards32 != 0 else 0
-    rows64 = rows if job.rewards64 != 0 else 0
+def array_maker(dtype: Any, inner: tuple[int, ...], array_at: Any = array_at) -> Any:
+    """Return a function from an address and a number of rows to an array (rows, *inner)."""
+    dtype = np.dtype(dtype)
+
+    def view(address, rows):
+        return array_at(address, (rows, *inner), dtype)
+
+    return njit(view, inline="always")
+
+
+def unpack(job, op):
+    """Make the `Batch` of a job record, from the addresses in it, to do `op`."""
+    rows, num_envs = job.num_rows, job.num_envs
     return Batch(
-        job.op,
+        op,
         job.autoreset_mode,
         job.max_episode_steps,
-        array_at(job.states, (job.num_envs,), STATE_DTYPE),
-        array_at(job.runs, (job.num_envs,), RUN_DTYPE),
-        array_at(job.params, (job.num_params,), PARAMS_DTYPE),
-        array_at(job.env_ids, (job.num_ids,), INT64),
-        array_at(job.actions, (rows, *ACTION_SHAPE), ACTION_DTYPE),
-        array_at(job.obs, (rows, *OBS_SHAPE), OBS_DTYPE),
-        array_at(job.rewards32, (rows32,), FLOAT32),
-        array_at(job.rewards64, (rows64,), FLOAT64),
-        array_at(job.terminations, (rows,), BOOL),
-        array_at(job.truncations, (rows,), BOOL),
-        array_at(job.final_obs, (job.num_envs, *OBS_SHAPE), OBS_DTYPE),
-        array_at(job.masks, (rows, NUM_MASKED_ACTIONS), BOOL),
+        states_at(job.states, num_envs),
+        runs_at(job.runs, num_envs),
+        params_at(job.params, job.num_params),
+        int64_at(job.env_ids, rows if job.env_ids != 0 else 0),
+        actions_at(job.actions, rows),
+        obs_at(job.obs, rows),
+        float32_at(job.rewards32, rows if job.rewards32 != 0 else 0),
+        float64_at(job.rewards64, rows if job.rewards64 != 0 else 0),
+        bool_at(job.terminations, rows),
+        bool_at(job.truncations, rows),
+        obs_at(job.final_obs, num_envs),
+        masks_at(job.masks, rows),
     )
 
 
@@ -239,7 +246,7 @@ def attend(control, jobs, thread, num_spins):
             if ticket < 0:
                 return 0
         job = jobs[0]
-        batch = unpack(job)
+        batch = unpack(job, job.op)
         parts, rows, chunk = job.num_parts, job.num_rows, job.chunk_rows
         num_ended = 0
         for k in range(parts):  # first the thread's own part, then the rest of the others

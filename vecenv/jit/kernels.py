@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from vecenv.core.masks import mask_width
 from vecenv.core.rows import aligned_zeros
 from vecenv.jit.episodes import NEXT_STEP, NO_LIMIT, RESET, RUN_DTYPE, Batch
-from vecenv.jit.games import AgentsOf, GameLayout, with_columns
+from vecenv.jit.games import AgentsOf, GameLayout, check_space, with_columns
 
 __all__ = ["ARGUMENTS", "EnvKernels", "as_record", "draw", "empty_batch", "pack_record"]
 
@@ -27,7 +27,6 @@ ARGUMENTS = {
 }  # arguments of the kernels; all but a sampler take the parameters last
 _PER_AGENT = ("observe", "action_mask")  # groups may have kernels of their own for these
 _LEFT_OUT: Any = None  # omitted by a game, which has groups instead, or by mistake
-_ARRAY_SPACES = (Box, Discrete, MultiBinary, MultiDiscrete)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +103,8 @@ class EnvKernels:
             object.__setattr__(self, "params", as_record(self.params))
         if self.groups is not None:
             self._lay_out(GameLayout.of(self.groups))
-        _check_space("observation_space", self.observation_space)
-        _check_space("action_space", self.action_space)
+        check_space("observation_space", self.observation_space)
+        check_space("action_space", self.action_space)
         for name in ("reset", "step", "observe", "action_mask", "sampler", "render"):
             self._check_function(name, is_optional=name in ("action_mask", "sampler", "render"))
         if self.action_mask is not None and not isinstance(
@@ -190,22 +189,6 @@ def _has_bool_array(dtype: np.dtype) -> bool:
     if dtype.subdtype is not None and dtype.base.kind == "b":
         return True
     return any(_has_bool_array(dtype.base[name]) for name in dtype.base.names or ())
-
-
-def _check_space(name: str, space: Any) -> None:
-    if not isinstance(space, _ARRAY_SPACES):
-        raise TypeError(
-            f"{name} must be a Box, Discrete, MultiDiscrete or MultiBinary space, got {space!r}"
-        )
-    if space.shape is None or 0 in space.shape:
-        raise ValueError(f"{name} {space} has no elements")
-    dtype = np.dtype(space.dtype)
-    if dtype == np.float16 or dtype.itemsize > 8 or not dtype.isnative:
-        given = dtype.name if dtype.isnative else dtype.str
-        other = "float32" if dtype.kind == "f" else dtype.name
-        raise TypeError(
-            f"{name} {space} is of {given}, which Numba can't compute with; use {other}"
-        )
 
 
 def pack_record(**fields: Any) -> np.record:
