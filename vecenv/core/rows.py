@@ -384,8 +384,8 @@ def slot_outputs(
     out: Any, obs_shape: tuple[int, ...], obs_dtypes: tuple[Any, ...], check: Callable[..., Any]
 ) -> StepSlot:
     """Return the arrays of a slot whose observations are one array, see `slot_arrays`."""
-    found = slot_arrays(out, obs_shape[0], check)
-    return found._replace(obs=check("obs", found.obs, obs_shape, obs_dtypes))
+    obs, *others = slot_arrays(out, obs_shape[0], check)
+    return StepSlot(check("obs", obs, obs_shape, obs_dtypes), *others)
 
 
 def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:

@@ -138,6 +138,7 @@ class CompiledVecEnv(VecEnv):
         self.last_returns[:] = np.nan
         obs_space, space = self.single_observation_space, self.single_action_space
         self._obs_shape, self._obs_dtype = obs_space.shape or (), np.dtype(obs_space.dtype)
+        self._all_obs = (num_envs, *self._obs_shape), (self._obs_dtype,)
         self._is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         self._has_end_infos = self._is_same_step or self.episode_infos
         self._has_end_infos |= self._on_episode_end is not None
@@ -286,8 +287,7 @@ class CompiledVecEnv(VecEnv):
                 None for a new array.
         """
         self._calls.require_ready("observe")
-        shape, dtypes = (self.num_envs, *self._obs_shape), (self._obs_dtype,)
-        obs = self._new_obs() if out is None else self._check_array("obs", out, shape, dtypes)
+        obs = self._new_obs() if out is None else self._check_array("obs", out, *self._all_obs)
         self._run(OBSERVE, self.num_envs, obs=obs)
         return obs if out is None else out
 
@@ -297,8 +297,7 @@ class CompiledVecEnv(VecEnv):
         if out is None:
             outputs = self._new_outputs(self.num_envs)
             return (*outputs, self._step_rows(actions, outputs, None))
-        shape = (self.num_envs, *self._obs_shape)
-        outputs = slot_outputs(out, shape, (self._obs_dtype,), self._check_array)
+        outputs = slot_outputs(out, *self._all_obs, self._check_array)
         infos = self._step_rows(actions, outputs, None)
         return out.obs, out.rewards, out.terminations, out.truncations, infos
 

@@ -229,10 +229,7 @@ def as_njit(function: Any) -> Any:
 def game_kernels(layout: GameLayout, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the kernels `reset`, `step`, `observe` and `action_mask` of one env that plays a game.
 
-    Args:
-        layout: Layout of the game.
-        own: The author's kernels by these names; `observe` and `action_mask` may be dicts by group,
-            and `action_mask` may be None.
+    `own` has the author's kernels by these names, for `observe` and `action_mask` also by group.
     """
     groups = layout.groups
 
@@ -317,15 +314,10 @@ def _writer(
     field: str,
     empty: int,
 ) -> Any:
-    """Return a kernel that calls another one for each agent of a group that is in a column.
+    """Return a kernel that calls another one for `count` agents, from number `first` on.
 
-    Args:
-        kernel: The author's, `(state, agent, out)`.
-        count, first: Number of agents, and the number of the first one.
-        start: Where the group begins in the flat output.
-        shape: Shape of `out` of one agent.
-        field: Name of the column.
-        empty: What is written for other agents.
+    The agents' outputs, of this shape, begin at `start` of the flat output. Those of agents that
+    are not in the column `field` are filled with `empty`.
     """
     size = int(np.prod(shape))
 

@@ -169,26 +169,29 @@ def _state_dtype(fields: Any) -> np.dtype:
         raise TypeError(
             f"state_dtype must have named fields, e.g. [('x', np.float64)], got {fields!r}"
         )
-    for name in dtype.names:
-        base = dtype[name].base
-        if base.hasobject or base.kind not in "biufcV":
-            raise TypeError(
-                f"state_dtype field {name!r} has dtype {dtype[name]}; "
-                "expected numbers, bools, arrays of numbers, or records"
-            )
-        if _has_bool_array(dtype[name]):
-            raise TypeError(
-                f"state_dtype field {name!r} has dtype {dtype[name]}: arrays of bools inside of "
-                "records can't be compiled; use np.int8"
-            )
+    _check_fields("state_dtype field", dtype)
     return dtype
 
 
-def _has_bool_array(dtype: np.dtype) -> bool:
-    """Return whether this field has an array of bools, for which Numba has no type."""
-    if dtype.subdtype is not None and dtype.base.kind == "b":
-        return True
-    return any(_has_bool_array(dtype.base[name]) for name in dtype.base.names or ())
+def _check_fields(what: str, dtype: np.dtype) -> None:
+    """Raise TypeError for fields of records that can't be compiled."""
+
+    def has_bool_array(field: np.dtype) -> bool:
+        inner = [field.base[name] for name in field.base.names or ()]
+        return (field.ndim > 0 and field.base.kind == "b") or any(map(has_bool_array, inner))
+
+    for name in dtype.names or ():
+        field = dtype[name]
+        if field.hasobject or field.base.kind not in "biufcV" or 0 in field.shape:
+            raise TypeError(
+                f"{what} {name!r} has dtype {field}; "
+                "expected numbers, bools, arrays of numbers, or records"
+            )
+        if has_bool_array(field):
+            raise TypeError(
+                f"{what} {name!r} has dtype {field}: arrays of bools inside of records can't be "
+                "compiled; use np.int8"
+            )
 
 
 def pack_record(**fields: Any) -> np.record:
@@ -207,19 +210,10 @@ def pack_record(**fields: Any) -> np.record:
         (np.float64(9.8), (2,))
     """
     arrays = {name: np.asarray(value) for name, value in fields.items()}
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biufcV" or 0 in array.shape:
-            raise TypeError(
-                f"field {name!r} must be a number or a non-empty array of numbers, "
-                f"got {type(fields[name]).__name__} of dtype {array.dtype}, shape {array.shape}"
-            )
-        if array.ndim and array.dtype.kind == "b":
-            raise TypeError(
-                f"field {name!r} is an array of bools, which can't be compiled inside of a record; "
-                "pass it .astype(np.int8)"
-            )
     layout = [(name, array.dtype, array.shape) for name, array in arrays.items()]
-    record = np.zeros(1, np.dtype(layout, align=True)).view(np.recarray)
+    dtype = np.dtype(layout, align=True)
+    _check_fields("field", dtype)
+    record = np.zeros(1, dtype).view(np.recarray)
     for name, array in arrays.items():
         record[name] = array
     return record[0]
