@@ -190,13 +190,9 @@ def bound_scope(
 ) -> dict[str, Any]:
     """Return the global names of the templates, bound to these kernels and constants.
 
-    Args:
-        functions: See `functions_of`.
-        constants: See `constants_of`.
-        finish: Called with each function between `attend` and the kernels. Numba inlines these
-            functions; else LLVM would optimize the kernels again at each call level.
-        view: As `driver.array_maker`.
-        own_params: As `episodes.own_params`.
+    `finish` is called with each function between `attend` and the kernels. Numba inlines these
+    functions; else LLVM would optimize the kernels again at each call level. `view` and
+    `own_params` do what the functions of these defaults do.
     """
     has_params = constants["PARAMS_DTYPE"] is not None
     scope = {**vars(episodes), **vars(driver), **constants}

@@ -16,7 +16,7 @@ reads a record while it changes, and a late helper delays no one.
 of env and binds the global names below to its dtypes and shapes.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numba import njit
@@ -38,19 +38,13 @@ ADDRESSES = (  # 0 for what a job does not use; without `env_ids`, row i is env 
     *("states", "runs", "params", "env_ids", "actions", "obs", "rewards32", "rewards64"),
     *("terminations", "truncations", "final_obs", "masks"),
 )
-JOB_DTYPE = np.dtype(
-    [
-        ("op", np.int64),
-        ("autoreset_mode", np.int64),
-        ("max_episode_steps", np.int64),  # NO_LIMIT for none
-        ("num_envs", np.int64),
-        ("num_rows", np.int64),
-        ("num_params", np.int64),  # 1: all envs share one record
-        ("num_parts", np.int64),  # threads that may take part
-        ("chunk_rows", np.int64),  # rows that a thread claims at a time
-        *((name, np.int64) for name in ADDRESSES),
-    ]
+NUMBERS = (
+    *("op", "autoreset_mode", "max_episode_steps", "num_envs", "num_rows"),
+    "num_params",  # 1: all envs share one record
+    "num_parts",  # threads that may take part
+    "chunk_rows",  # rows that a thread claims at a time
 )
+JOB_DTYPE = np.dtype([(name, np.int64) for name in (*NUMBERS, *ADDRESSES)])
 
 # Control words, each on its own cache line: threads that write different words don't interfere.
 LINE = 8
@@ -69,17 +63,8 @@ def control_words(num_threads: int) -> int:
 
 
 # `binding` puts the loop here, and functions from an address and a number of rows to an array.
-run_rows: Any = None
-states_at: Any = None
-runs_at: Any = None
-params_at: Any = None
-actions_at: Any = None
-obs_at: Any = None
-masks_at: Any = None
-int64_at: Any = None
-float32_at: Any = None
-float64_at: Any = None
-bool_at: Any = None
+run_rows = states_at = runs_at = params_at = actions_at = obs_at = masks_at = cast("Any", None)
+int64_at = float32_at = float64_at = bool_at = cast("Any", None)
 
 
 @njit
@@ -94,16 +79,8 @@ def publish(control, jobs, bounds, actions, obs, rewards, terminations, truncati
     """Check the actions, fill in the job and, if it has several parts, open it to helpers.
 
     It is compiled for each combination of dtypes and array layouts; the functions it calls are not.
-
-    Args:
-        control: Control words int64.
-        jobs: JOB_DTYPE (1,); op, counts and the arrays of all calls are set.
-        bounds: int64 (2, K) with K > 0, see `first_invalid_row`; None if any action is allowed.
-        actions: (R, ...).
-        obs: (R, ...), written by the job, as the next three.
-        rewards: float32 or float64 (R,).
-        terminations: bool (R,).
-        truncations: bool (R,).
+    In `jobs` op, counts and the arrays of all calls are set; `bounds` is None if any action is
+    allowed, else int64 (2, K) with K > 0, see `first_invalid_row`.
 
     Returns:
         A bit set of the sleeping helpers to wake (bit t is thread t), or -1 - row if the action of
@@ -226,18 +203,10 @@ def unpack(job, op):
 def attend(control, jobs, thread, num_spins):
     """Do parts of jobs.
 
-    Thread 0, the caller of `step`, does one job, with the helpers that join. Other threads are
-    helpers: they take part in all jobs offered, until none has come for `num_spins` rounds.
-
-    Args:
-        control: Control words int64.
-        jobs: JOB_DTYPE (1,).
-        thread: 0 or the number of a helper.
-        num_spins: Rounds to wait for a job (helpers) or for the helpers inside it (thread 0).
-
-    Returns:
-        Thread 0: number of episodes that ended, or -1 if helpers are still busy (ask `settle`).
-        Helpers: 0.
+    Thread 0, the caller of `step`, does one job, with the helpers that join; returns the number of
+    episodes that ended, or -1 if helpers are still busy after `num_spins` rounds (ask `settle`).
+    Other threads are helpers: they take part in all jobs offered, until none has come for
+    `num_spins` rounds; return 0.
     """
     ticket = np.int64(-1)  # typed, as a literal would compile `join` a second time
     while True:

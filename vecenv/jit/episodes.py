@@ -5,7 +5,7 @@ kernels by the global names below. `binding` copies it for each kind of env and 
 the copy is compiled as part of `driver.attend`, and also runs uncompiled.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numba import njit
@@ -60,15 +60,8 @@ class Batch(NamedTuple):
 
 
 # `binding` puts kernels here.
-env_reset: Any = None
-env_step: Any = None
-env_observe: Any = None
-env_mask: Any = None
-env_sampler: Any = None
-obs_row: Any = None
-action_row: Any = None
-allows_something: Any = None
-kernel: Any = None
+env_reset = env_step = env_observe = env_mask = env_sampler = kernel = cast("Any", None)
+obs_row = action_row = allows_something = cast("Any", None)
 MASK_STARTS = (0, 0)  # where the parts of a mask begin, and its width
 
 

@@ -206,11 +206,8 @@ def reached(kernel: Any) -> list[types.FunctionType]:
 def refuse_foreign_draws(kernels: EnvKernels, functions: dict[str, Any]) -> None:
     """Raise KernelCompileError if a kernel may draw from NumPy's or Python's generators.
 
-    They are not part of an env's state, and differ between threads, workers and devices.
-
-    Args:
-        kernels: The kind of env.
-        functions: Its kernels by name, see `functions_of`.
+    They are not part of an env's state, and differ between threads, workers and devices. For
+    `functions` see `functions_of`.
     """
     for name, kernel in {**functions, "central_state": kernels.central_state}.items():
         for function in reached(kernel):
@@ -267,10 +264,8 @@ def explain(
     """Compile the kernels one by one to find the one at fault; raise KernelCompileError for it.
 
     Args:
-        kernels: The kernels that could not be compiled.
-        compiled: Their Numba functions, by name.
-        constants: Global constants of the templates, see `binding`.
-        error: Numba's error.
+        kernels, error: The kernels that could not be compiled, and Numba's error.
+        compiled, constants: Their Numba functions, and constants of the templates; see `binding`.
         compile_one: Compiles a Python function for argument types; None compiles for the CPU.
         where: " for ...", the target of the compilation, for the message.
     """

@@ -240,11 +240,7 @@ class SplitChoice:
 class _Helpers:
     """The threads that take part in the jobs of one runner; they end when this is deleted.
 
-    Args:
-        attend: Compiled `driver.attend`.
-        jobs: The job record.
-        kept: An object that the threads keep alive while they run.
-        num_threads: Number of threads, the caller included.
+    They keep `kept` alive while they run; `num_threads` includes the caller.
 
     Attributes:
         pid: The process that has these threads.

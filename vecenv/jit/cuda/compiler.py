@@ -120,11 +120,7 @@ _OWN += tuple(Path(file).read_bytes() for file in (__file__, cuda.__file__))
 
 
 def lower(kernels: EnvKernels, params: np.ndarray | None) -> cuda.Lowered:
-    """Lower the driver with these kernels.
-
-    Args:
-        kernels: The kind of env.
-        params: (1,) parameter record, or None.
+    """Lower the driver with these kernels and a parameter record (1,), or None.
 
     Raises:
         ModuleNotFoundError: numba-cuda is not installed.
@@ -158,15 +154,9 @@ def bound_driver(
     *,
     is_compiled: bool = True,
 ) -> Any:
-    """Return `run_thread` with its global names bound to these kernels.
+    """Return `run_thread` with its global names bound to these kernels, compiled or plain Python.
 
-    Args:
-        kernels: The kind of env.
-        params: (1,) parameter record, or None.
-        threads: Has `grid(1)`, the number of the thread.
-        view: Takes the dtype and shape of a row; returns a function from an address and a number of
-            rows to an array.
-        is_compiled: Whether the kernels are compiled; else they run as plain Python.
+    `threads` has `grid(1)`, the number of the thread; `view` is as `driver.array_maker`.
     """
     functions, constants = functions_of(kernels), constants_of(kernels, params)
     if is_compiled:

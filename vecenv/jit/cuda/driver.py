@@ -12,7 +12,7 @@ lies in host memory; the env raises the error at the next call.
 from __future__ import annotations
 
 from collections import namedtuple
-from typing import Any
+from typing import Any, cast
 
 from vecenv.jit.driver import JOB_DTYPE
 from vecenv.jit.episodes import DISABLED, MASK, OBSERVE, RESET, STEP
@@ -32,16 +32,8 @@ BAD_ACTION, IS_OVER, BAD_MASK = 1, 2, 3
 FAULT_SHIFT = 56
 
 # Bound by `compiler`; the views are those of `jit.driver`.
-cuda: Any = None
-run_rows: Any = None
-unpack: Any = None
-is_allowed: Any = None
-runs_at: Any = None
-elements_at: Any = None
-int64_at: Any = None
-float32_at: Any = None
-float64_at: Any = None
-bool_at: Any = None
+cuda = run_rows = unpack = is_allowed = runs_at = elements_at = cast("Any", None)
+int64_at = float32_at = float64_at = bool_at = cast("Any", None)
 NUM_BOUNDS = NUM_ELEMENTS = 0  # of an action
 
 
