@@ -7,7 +7,6 @@ from time import perf_counter_ns
 from typing import Any, ClassVar
 
 import numpy as np
-from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.arguments import read_autoreset_mode, read_count
@@ -27,6 +26,7 @@ __all__ = ["JitVectorEnv"]
 
 _RENDER_MODES = ("rgb_array", "ansi")
 _RENDER_FPS = 10
+_ALL = slice(None)
 _NUM_EMPTY = 20  # empty compiled calls, to measure the cost of a time stamp
 
 
@@ -132,7 +132,8 @@ class JitVectorEnv(CompiledVecEnv):
         self._runs = aligned_zeros((num_envs,), RUN_DTYPE)
         as_rows = HostMemory.as_rows
         self._allocate(as_rows(self._states), as_rows(self._runs), records)
-        self._over = self.episode_over if mode is AutoresetMode.DISABLED else None
+        self._over = self.episode_over
+        self._is_disabled = mode is AutoresetMode.DISABLED
         self._reader = ActionReader(kernels.action_space, num_envs)
         self._unused = self._new_outputs(0)  # for jobs that do not write these outputs
         first = None if records is None else records[:1]
@@ -209,8 +210,8 @@ class JitVectorEnv(CompiledVecEnv):
         batch = self._batch
         if env_ids is not None:
             batch = batch._replace(env_ids=env_ids)
-        elif self._over is not None:
-            self._refuse_over(self._over)
+        elif self._is_disabled:
+            self._refuse_ended()
         given = self._reader.read(actions)
         num_ended = self._run_job(batch, len(given), given, outputs)
         if num_ended < 0:
@@ -223,23 +224,12 @@ class JitVectorEnv(CompiledVecEnv):
         return infos
 
     def _send(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
-        if self._over is not None:
-            is_over = np.zeros_like(self._over)
-            is_over[env_ids] = self._over[env_ids]
-            self._refuse_over(is_over)
+        self._refuse_ended(env_ids)
         self._reader.check(actions, env_ids)
         super()._send(actions, env_ids)
 
-    def _refuse_over(self, is_over: np.ndarray) -> None:
-        """Raise if autoreset is disabled and an env to step has ended its episode, bool (N,)."""
-        if is_over.any():
-            stuck = np.flatnonzero(is_over)
-            listed = ", ".join(map(str, stuck[:8].tolist())) + ", ..." * (len(stuck) > 8)
-            raise ResetNeeded(
-                f"The episodes of envs [{listed}] have ended and autoreset is disabled; "
-                "reset them with reset(options={'reset_mask': mask}) before the next step. "
-                "Nothing was stepped."
-            )
+    def _is_over(self, env_ids: np.ndarray | slice = _ALL) -> np.ndarray:
+        return self._over[env_ids]
 
     def _final_infos(self, final_obs: np.ndarray, over: np.ndarray) -> np.ndarray:
         rows, objects = np.flatnonzero(over), np.full(len(over), None, dtype=object)
