@@ -213,10 +213,9 @@ def checked_in_trials(author: Any, problem: Callable[..., str | None]) -> Any:
 def _checked(
     call: Callable[..., Any], author: types.FunctionType, problem: Callable[..., str | None]
 ) -> Callable[..., Any]:
-    """Return a function that raises for results with a problem.
+    """Return a function that raises KernelResultError for results with a problem.
 
-    Raises:
-        KernelResultError: The problem, with the line of `author` that returned the result.
+    To find the line that returned such a result, it calls `author` again under a profile.
     """
 
     def checked(*args: Any) -> Any:
@@ -229,8 +228,19 @@ def _checked(
         for record, kept in zip(records, before, strict=True):
             for field in kept.dtype.names:
                 record._void[field] = kept[field]
-        place = Place.of(author, _returning_line(author.__code__, call, *args))
-        raise KernelResultError.at(place, text)
+        lines = [author.__code__.co_firstlineno]
+
+        def note(frame: types.FrameType, event: str, _: Any) -> None:
+            if event == "return" and frame.f_code is author.__code__:
+                lines.append(frame.f_lineno)
+
+        outer = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            call(*args)
+        finally:
+            sys.setprofile(outer)
+        raise KernelResultError.at(Place.of(author, lines[-1]), text)
 
     return checked
 
@@ -251,23 +261,6 @@ def _is_step_result(result: Any) -> bool:
     if isinstance(reward, bool | np.bool_):
         return all(is_flag)
     return are_whole and isinstance(reward, int | float | np.number)
-
-
-def _returning_line(code: types.CodeType, function: Callable[..., Any], *args: Any) -> int:
-    """Call a function again; return the line of this code, inside of it, that returns."""
-    lines = [code.co_firstlineno]
-
-    def note(frame: types.FrameType, event: str, _: Any) -> None:
-        if event == "return" and frame.f_code is code:
-            lines.append(frame.f_lineno)
-
-    outer = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        function(*args)
-    finally:
-        sys.setprofile(outer)
-    return lines[-1]
 
 
 def _wide_constant(value: Any) -> Any:
