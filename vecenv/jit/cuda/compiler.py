@@ -18,16 +18,15 @@ from llvmlite import ir
 from numba import config, njit
 from numba import types as numba_types
 
-from vecenv.core import cuda
+from vecenv.core import atomics, cuda
 from vecenv.core.announcing import announced
-from vecenv.core.atomics import make_array_at
 from vecenv.core.compiling import fingerprint, fresh_njit, is_lasting
 from vecenv.files import whole_file
 from vecenv.jit import copying
+from vecenv.jit import driver as host_driver
 from vecenv.jit.arrays import element_bounds
 from vecenv.jit.binding import bound_scope, constants_of, functions_of, rebound
 from vecenv.jit.cuda import driver
-from vecenv.jit.driver import array_maker, unpack
 from vecenv.jit.episodes import run_rows
 from vecenv.jit.errors import explain
 from vecenv.jit.games import as_njit
@@ -115,8 +114,9 @@ def _overload_write_bits(numba_cuda: Any) -> None:
 
 
 # Functions that are bound to the kernels.
-_OWN = (driver.run_thread, driver.action_is_allowed, run_rows, unpack)
-_OWN += tuple(Path(file).read_bytes() for file in (__file__, cuda.__file__))
+_OWN = (driver.run_thread, driver.action_is_allowed, run_rows)
+_OWN += tuple(Path(one.__file__).read_bytes() for one in (atomics, cuda, host_driver))
+_OWN += (Path(__file__).read_bytes(),)
 
 
 def lower(kernels: EnvKernels, params: np.ndarray | None) -> cuda.Lowered:
@@ -177,7 +177,9 @@ def bound_driver(
 
 def _device_view(dtype: Any, inner: tuple[int, ...]) -> Any:
     """Return a device function from an address and a number of rows to an array."""
-    return array_maker(dtype, inner, _prepare().extending.intrinsic(make_array_at))
+    return host_driver.array_maker(
+        dtype, inner, _prepare().extending.intrinsic(atomics.make_array_at)
+    )
 
 
 def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[int, int]) -> bytes:
