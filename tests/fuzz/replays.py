@@ -73,7 +73,7 @@ class Case:
         if self.where == "memory":
             self.options |= {
                 "track_episodes": self.num_steps == 1 and bool(rng.random() < 0.8),
-                "staged": bool(rng.random() < 0.2),
+                "staged": bool(rng.random() < 0.3),
             }
             self.options["store_next"] = bool(rng.random() < 0.5)
             if self.stack is not None:
@@ -191,16 +191,20 @@ class Case:
                 kept += self.step([first + env])
                 made.append(kept[-1])
         columns = self.columns(made)
-        if rng.random() < 0.5:
+        if is_there := is_whole and self.options.get("staged") and rng.random() < 0.6:
+            columns = {name: there(column) for name, column in columns.items()}
+        elif rng.random() < 0.5:
             columns = {name: self.in_some_form(column) for name, column in columns.items()}
-        if rng.random() < 0.3:
+        if rng.random() < 0.3 and not is_there:
             columns["rewards"] = np.asarray(columns["rewards"], np.float64)
         if made and rng.random() < 0.2 and type(columns["terminations"]) is np.ndarray:
             columns["terminations"] = columns["terminations"].tolist()
         ids = {} if is_whole else {"env_ids": np.asarray(envs, np.int64)}
         given = {} if valid is None else {"valid": valid}
         target = self.writers[writer] if self.writers else self.buffer
+        target.takes_tensors = is_there  # as a buffer on a device other than the CPU
         target.add(**columns, **ids, **given)
+        target.takes_tensors = False
         self.model.add(kept)
 
     def cut(self):
@@ -217,7 +221,10 @@ class Case:
                 self.buffer.sample(size, **({"timeout": 0.0} if self.writers else {}))
                 raise AssertionError("an empty buffer was drawn from")
             return
-        self.compare(self.buffer.sample(size), None)
+        out = [] if self.writers or self.rng.random() < 0.5 else [self.buffer.new_batch(size)]
+        batch = self.buffer.sample(size, *out)
+        assert not out or batch is out[0]
+        self.compare(batch, None)
 
     def some_columns(self):
         known = [n for n in COLUMNS if n != "tags" or self.options["extra_columns"]]
@@ -229,7 +236,11 @@ class Case:
             size = int(self.rng.choice([1, 7, 33]))
             if self.writers and "obs" not in columns:
                 columns.append("obs")  # by which transitions are known
-            self.compare(self.buffer.sample(size, columns=columns), columns)
+            if self.writers or self.rng.random() < 0.5:
+                batch = self.buffer.sample(size, columns=columns)
+            else:
+                batch = self.buffer.sample(size, self.buffer.new_batch(size, columns))
+            self.compare(batch, columns)
 
     def by_row(self):
         return dict(zip(self.buffer.order().tolist(), self.model.live(), strict=True))
@@ -290,7 +301,7 @@ class Case:
 
     def reload(self):
         """Go on with a copy, or with what was saved."""
-        way, before = int(self.rng.integers(6)), self.buffer
+        way, before = int(self.rng.integers(8)), self.buffer
         self.told += f"; way {way}"
         if self.where == "memmap":
             before.cut_episodes()
@@ -316,8 +327,26 @@ class Case:
         elif way == 4:
             before.save(Path(self.folder.name) / "saved")
             self.buffer = type(before).from_file(Path(self.folder.name) / "saved")
+        elif way == 5:
+            self.buffer = copy.copy(before)
+        elif way == 6:  # as Ray does it: the receiver gets arrays that it cannot write
+            pages = []
+            text = pickle.dumps(before, protocol=5, buffer_callback=pages.append)
+            self.buffer = pickle.loads(text, buffers=[bytes(page.raw()) for page in pages])
         else:  # into itself
             before.load_state_dict(before.state_dict())
+        if self.buffer is not before and self.where == "memory":
+            self.check_copied(before)
+
+    def check_copied(self, before):
+        """A copy draws the same, and nothing added to it is in what was copied."""
+        if len(before):
+            size = int(self.rng.choice([1, 9]))
+            rows = [one.sample(size).indices for one in (before, self.buffer)]
+            assert rows[0].equal(rows[1])
+        kept = tensors_of(before)
+        self.add()
+        assert all(tensor.equal(kept[name]) for name, tensor in tensors_of(before).items())
 
     def hold(self):
         if self.model.live():
@@ -351,6 +380,17 @@ class WriterModel(ListModel):
             ring = self.rings[made.env // self.num_envs]
             ring.append(made)
             del ring[: -self.capacity]
+
+
+def tensors_of(buffer):
+    return {k: v.clone() for k, v in buffer.state_dict().items() if torch.is_tensor(v)}
+
+
+def there(column):
+    """The tensors of a column."""
+    if isinstance(column, dict):
+        return {name: there(part) for name, part in column.items()}
+    return torch.from_numpy(column.copy())
 
 
 def tags_of(numbers):
