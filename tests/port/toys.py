@@ -330,13 +330,13 @@ class Raising(Walk):
         return super().step(action)
 
 
-CODE = (0, 3, 1, 2, 2, 0, 1, 3, 0, 0, 2, 1)
+CODE = (0, 3, 1, 2, 2, 0, 1, 3, 0)
 
 
 class Lock(gym.Env):
-    """Opens after the right twelve of four actions in a row: luck alone does not find them."""
+    """Opens after the right nine of four actions in a row: luck alone does not find them."""
 
-    observation_space, action_space = Box(0, 12, (1,), np.int64), Discrete(4)
+    observation_space, action_space = Box(0, 9, (1,), np.int64), Discrete(4)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -345,7 +345,7 @@ class Lock(gym.Env):
 
     def step(self, action):
         self.place = self.place + 1 if action == CODE[self.place] else 0
-        return np.array([self.place]), float(self.place == 12), self.place == 12, False, {}
+        return np.array([self.place]), float(self.place == 9), self.place == 9, False, {}
 
 
 def lock_reset(state, rng):
@@ -354,7 +354,7 @@ def lock_reset(state, rng):
 
 def lock_step(state, action, rng):
     state.place = state.place + 1 if action == CODE[state.place] else 0
-    if state.place == 12:
+    if state.place == 9:
         return 2.0, True, False
     return 0.0, False, False
 

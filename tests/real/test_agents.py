@@ -42,11 +42,7 @@ GAMES = {
     ),
 }
 ASYNC = {
-    f"async {n}": {
-        "backend": "async",
-        "vector_kwargs": {"num_workers": n},
-    }
-    for n in (1, 2, 3, 4)
+    f"async {n}": {"backend": "async", "vector_kwargs": {"num_workers": n}} for n in (1, 2, 3, 4)
 }
 WHERE = {"sync": {"backend": "sync"}, **ASYNC}
 

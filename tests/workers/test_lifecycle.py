@@ -14,11 +14,7 @@ from pathlib import Path
 import multiprocess
 import numpy as np
 import pytest
-from gymnasium.error import (
-    AlreadyPendingCallError,
-    NoAsyncCallError,
-    ResetNeeded,
-)
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
 from programs import Program, prepare, printed
 from workers.faulty_envs import (
     FINE,

@@ -9,10 +9,7 @@ import torch
 from gymnasium.spaces import Box
 from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, columns_of
 
-from buffers import (
-    BufferMisuseError,
-    PrioritizedReplayBuffer,
-)
+from buffers import BufferMisuseError, PrioritizedReplayBuffer
 
 NUM_ENVS = 3
 

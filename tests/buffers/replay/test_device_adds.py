@@ -2,15 +2,7 @@
 
 import pytest
 import torch
-from replay_model import (
-    ACTIONS,
-    OBS,
-    RINGS,
-    CountingEnvs,
-    ListModel,
-    check_against,
-    columns_of,
-)
+from replay_model import ACTIONS, OBS, RINGS, CountingEnvs, ListModel, check_against, columns_of
 
 from buffers import (
     BufferMisuseError,
