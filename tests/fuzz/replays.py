@@ -29,7 +29,6 @@ from buffers import (
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
 )
-from buffers.replay import table as tables
 from buffers.replay.table import write_columns
 
 UNIT = "operations"
@@ -234,13 +233,13 @@ class Case:
         """Interrupt an add at one of the columns, if it is in one piece."""
         if len(made) > self.model.capacity:
             return
-        number = self.rng.integers(9)
+        number, table = self.rng.integers(9), self.buffer._table
 
-        def stop(columns, *rest):
-            write_columns(dict([*columns.items()][:number]), *rest)
+        def stop(arrays, rows):
+            write_columns(dict([*table._written.items()][:number]), arrays, rows)
             raise KeyboardInterrupt
 
-        with patch.object(tables, "write_columns", stop), contextlib.suppress(KeyboardInterrupt):
+        with patch.object(table, "_write", stop), contextlib.suppress(KeyboardInterrupt):
             add()
             raise AssertionError("an interrupt of an add is lost")
         self.model.tear(made)
