@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from agents.games import Game
 from envs import MODES
 from gymnasium.spaces import Box, Discrete
 
@@ -9,20 +10,14 @@ from buffers import EpisodicReplayBuffer, TransitionWriter
 from vecenv import make_vec_agents
 
 NEXT_STEP, SAME_STEP, DISABLED = MODES
-SEEN, ACTIONS = Box(-9, 99, (1,), np.float32), Discrete(3)
 LENGTH = 9
 
 
-class Shifts:
+class Shifts(Game):
     """All observe the time. One agent stays; one works for two steps and is away in the third."""
 
     possible_agents = ["stays", "works"]
-
-    def observation_space(self, agent):
-        return SEEN
-
-    def action_space(self, agent):
-        return ACTIONS
+    _spaces = dict.fromkeys(possible_agents, (Box(-9, 99, (1,), np.float32), Discrete(3)))
 
     def reset(self, seed=None, options=None):
         self.time = 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+from agents.games import Game
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
@@ -191,17 +192,11 @@ def mask_wrong(state, out):
     out[2] = state.place < 9
 
 
-class Tag:
+class Tag(Game):
     """A game of two in PettingZoo's parallel form: the seeker ends the hider's part."""
 
     possible_agents = ["seeker", "hider"]
-    metadata = {}
-
-    def observation_space(self, agent):
-        return Box(0, 9, (2,), np.int64)
-
-    def action_space(self, agent):
-        return Discrete(2)
+    _spaces = dict.fromkeys(possible_agents, (Box(0, 9, (2,), np.int64), Discrete(2)))
 
     def reset(self, seed=None, options=None):
         if seed is not None:
@@ -225,9 +220,6 @@ class Tag:
         rewards = dict.fromkeys(acting, 1.0 if caught else 0.0)
         self.agents = [name for name in acting if not (over[name] or cut[name])]
         return {n: self.places.copy() for n in acting}, rewards, over, cut, {n: {} for n in acting}
-
-    def close(self):
-        pass
 
 
 def tag_reset(state, rng):
