@@ -141,7 +141,7 @@ def test_a_loss_of_another_shape_is_an_error(loss, message):
             r"0\.weight, 0\.bias, 2\.weight",
         ),
         (lambda m: m[2].requires_grad_(False), r"2\.weight, 2\.bias: "),
-        (lambda m: m.append(nn.Linear(3, 3)), r"3\.weight, 3\.bias: "),
+        (lambda m: m.append(nn.Linear(6, 6)), r"3\.weight, 3\.bias: "),
         (lambda m: m.double(), r"0\.weight, 0\.bias, 2\.weight, 2\.bias: .* moved \(by \.to\(\)"),
     ],
 )
