@@ -170,7 +170,7 @@ def test_a_state_that_luck_does_not_reach_is_compared():
     found = prove(toys.Lock, toys.LOCK, minutes=1.0, debug=True, has_free_runs=False).difference
     assert found is not None and found.what == "reward", found
     assert line_of("return 2.0, True, False") in found.kernel_line
-    assert len(found.actions) >= 13  # from the seed, not from a copy
+    assert len(found.actions) >= 10  # from the seed, not from a copy
 
 
 def test_what_was_not_seen_is_told():
@@ -268,7 +268,7 @@ def test_policies_of_the_user_are_played():
         asked.append(obs)
         return 2
 
-    options = {"minutes": 0.03, "debug": True, "max_episode_steps": 20}
+    options = {"minutes": 0.015, "debug": True, "max_episode_steps": 20}
     proof = prove(toys.brief, toys.WALK, policies=[right], **options)
     assert proof.is_proven and proof.styles["policy"] > 5, str(proof)
     assert proof.means[2].what == "return, policy 1 of the user" and proof.means[2].kernels > 0.0
@@ -276,7 +276,7 @@ def test_policies_of_the_user_are_played():
 
 
 def test_free_runs_and_policies_carried_over_have_equal_means():
-    options = {"minutes": 0.05, "debug": True, "max_episode_steps": 20}
+    options = {"minutes": 0.03, "debug": True, "max_episode_steps": 20}
     proof = prove(toys.brief, toys.WALK, **options)
     assert len(proof.means) == 6 and proof.is_proven, str(proof)
     assert all(one.episodes[0] > 1 for one in proof.means)
@@ -325,7 +325,7 @@ def test_compiled_ports_equal_too(name):
 
 
 def test_the_command_reports_in_words_and_json(tmp_path, capsys):
-    args = ["port", "port.toys:brief", "port.toys:WALK", "--debug", "--minutes", "0.04"]
+    args = ["port", "port.toys:brief", "port.toys:WALK", "--debug", "--minutes", "0.02"]
     args += ["--max-episode-steps", "20"]
     assert main([*args, "--json", str(tmp_path / "report.json")]) == 0
     assert "no difference was found" in capsys.readouterr().out

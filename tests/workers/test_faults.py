@@ -37,20 +37,12 @@ from workers.faulty_envs import (
 
 from vecenv import EnvCreationError, ObservationError, SyncVectorEnv
 from vecenv.core.errors import InfoError
-from vecenv.core.faults import (
-    EnvStepError,
-    RemoteTraceback,
-    StepTimeoutError,
-    WorkerDiedError,
-)
+from vecenv.core.faults import EnvStepError, RemoteTraceback, StepTimeoutError, WorkerDiedError
 from vecenv.workers.env import AsyncVectorEnv
 
 TWO = {"num_workers": 2}
 NEXT_STEP, SAME_STEP, DISABLED = MODES
-WAYS = {
-    "2 workers": TWO,
-    "caller and 1": {"num_workers": 1, "caller_steps": True},
-}
+WAYS = {"2 workers": TWO, "caller and 1": {"num_workers": 1, "caller_steps": True}}
 
 
 @pytest.fixture
