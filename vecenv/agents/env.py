@@ -377,11 +377,11 @@ class AgentGroup:
 
     def slot(self, out: Any) -> AgentSlot:
         """Check the caller's slot; return its arrays as plain ones."""
-        rows = slot_rows(out, self._rows, self.num_envs)
+        slot = slot_rows(out, self._rows)
         valid = getattr(out, "valid", None)
         if valid is not None:
             valid = check_slot_array("valid", valid, (self.num_envs,), FLAG_DTYPES)
-        return AgentSlot(rows.obs.batch(), rows.rewards, rows.terminations, rows.truncations, valid)
+        return AgentSlot(*slot, valid)
 
     def take(self, columns: dict[str, Any], infos: dict[str, Any], rows: Any) -> None:
         """Record who acted in these rows, who acts next, and with which masks."""

@@ -428,9 +428,9 @@ class GymVecEnv(VecEnv):
         """Return whose latest result has ended the episode, bool (B,); False after a reset."""
         return self._rows.terminations[env_ids] | self._rows.truncations[env_ids]
 
-    def _slot(self, out: Any) -> StepRows | None:
-        """Check `out` of a step before anything is stepped; return its rows."""
-        return None if out is None else slot_rows(out, self._rows.obs, self.num_envs)
+    def _slot(self, out: Any) -> StepSlot | None:
+        """Check `out` of a step before anything is stepped; return its arrays as plain ones."""
+        return None if out is None else slot_rows(out, self._rows.obs)
 
     def _observations(self) -> Any:
         """Return the observations in the rows."""
@@ -439,7 +439,7 @@ class GymVecEnv(VecEnv):
             return rows.array.copy() if self.copy else rows.array
         return copy_batch(rows.batch()) if self.copy else rows.batch()
 
-    def _results(self, out: Any, slot: StepRows | None, infos: dict[str, Any]) -> StepResult:
+    def _results(self, out: Any, slot: StepSlot | None, infos: dict[str, Any]) -> StepResult:
         """Return the results of `step`; copy them to `out`, whose rows are `slot`, if given."""
         rows = self._rows
         self._masks.note(infos)

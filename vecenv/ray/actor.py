@@ -292,7 +292,7 @@ class EnvActor:
             ids = self._every if env_ids is None else env_ids
             results = successors.step(envs._actions.check(actions, env_ids), ids)
             if out is not None:
-                slot_rows(out, self._rows.obs, envs.num_envs).put(ids, results)
+                slot_rows(out, self._rows.obs).put(ids, results)
             return results
         if env_ids is None:
             *results, infos = envs.step(actions) if out is None else envs.step(actions, out=out)

@@ -20,7 +20,7 @@ from vecenv.core.errors import InfoError
 from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults, retold
 from vecenv.core.infos import add_info
 from vecenv.core.replacing import mixed_seed
-from vecenv.core.rows import StepRows, slot_rows
+from vecenv.core.rows import StepRows, StepSlot, slot_rows
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.spaces import (
     ObservationMode,
@@ -362,7 +362,7 @@ class RayVectorEnv(GymVecEnv):
                 log.note_rows(len(slots) * self.num_envs)
             return self._collect(rows, weights, arrays, targets, deadline)
 
-    def _checked_slots(self, slots: Sequence[Any]) -> list[StepRows]:
+    def _checked_slots(self, slots: Sequence[Any]) -> list[StepSlot]:
         """Return the rows of each step's slot; raise if results can't be collected into one."""
         if not self._has_policy:
             raise ValueError("`collect` came before `set_policy`; actors need a policy to act")
@@ -375,11 +375,11 @@ class RayVectorEnv(GymVecEnv):
             raise ValueError("slots is empty, expected one for each step")
         for slot in slots:
             self._check_slot_mode(slot)
-        return [slot_rows(slot, self._rows.obs, self.num_envs) for slot in slots]
+        return [slot_rows(slot, self._rows.obs) for slot in slots]
 
     def _collect(
         self,
-        rows: list[StepRows],
+        rows: list[StepSlot],
         weights: Any,
         inputs: list[np.ndarray],
         fields: dict[str, np.ndarray],

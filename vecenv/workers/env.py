@@ -22,7 +22,8 @@ faults and observations without fixed shape are the payload of the reply, a pick
 same, and the caller raises the exception.
 *A worker that dies* closes its socket, which the wait sees at once. `Pool` reports how the worker
 ended, or starts another one and sends it what is unanswered. A late worker is killed first.
-*A caller that dies* ends its workers (`end_with_caller`), and they end what envs have started.
+*A caller that dies* closes its sockets, which ends workers; a `Watcher` kills those at work, and
+ends what envs have started.
 *An exception in the midst of a call* (Ctrl-C) leaves everything as it is: all calls but `reset` and
 `close` are refused. `reset` drops outstanding replies, and replaces a worker if its bytes were
 being read or written just then (`Pool.give_up`).
