@@ -187,13 +187,10 @@ def test_other_things_of_the_name_are_no_masks():
         def _result(self):
             return self.space.sample(), {}
 
-    for env, message in [
-        (Taxi, "the envs give no action masks"),
-        (Board, r"the part 'action_mask' of the observations has shape \(4,\), so is no mask; an"),
-    ]:
+    for env in (Taxi, Board):
         envs = SyncVectorEnv([env] * 2)
         envs.reset()
-        with pytest.raises(NoActionMaskError, match=message):
+        with pytest.raises(NoActionMaskError, match="the envs give no action masks"):
             envs.action_masks()
         envs.close()
 

@@ -117,17 +117,8 @@ class ObservationRows:
     """
 
     def __init__(self, space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> None:
-        self.space = space
-        self.leaves: list[_ArrayLeaf | _ObjectLeaf] = []
-
-        def add(part: Space) -> None:
-            if isinstance(part, ARRAY_SPACES):
-                array = allocate((num_envs, *(part.shape or ())), part.dtype)
-                self.leaves.append(_ArrayLeaf(part, array))
-            else:
-                self.leaves.append(_ObjectLeaf(num_envs))
-
-        by_space(add, space)
+        self.space, self.leaves = space, list[_Leaf]()
+        by_space(lambda part: self.leaves.append(_Leaf(part, num_envs, allocate)), space)
         self._parts = list(zip(_paths(space), self.leaves, strict=True))
         self.target: Any = self
         self.keys: Sequence[Any] = range(num_envs)
@@ -191,19 +182,22 @@ def _paths(space: Space) -> list[tuple[Any, ...]]:
     return [(key, *path) for key, part in parts.items() for path in _paths(part)]
 
 
-class _ArrayLeaf:
-    """Rows of one array, (num_envs, *shape)."""
+class _Leaf:
+    """Rows of one leaf of a space: an array (num_envs, *shape), or a list of objects."""
 
-    def __init__(self, space: Space, array: np.ndarray) -> None:
-        self._space, self.array = space, array
-        num_envs, *shape = array.shape
-        self._row_shape = tuple(shape)
-        self.target: Any = self
+    def __init__(self, space: Space, num_envs: int, allocate: Allocate) -> None:
+        self._space, self.array = space, None
+        self.target: Any = [None] * num_envs
         self.keys: Sequence[Any] = range(num_envs)
+        if not isinstance(space, ARRAY_SPACES):
+            return
+        self._row_shape = shape = space.shape or ()
+        self.array: Any = allocate((num_envs, *shape), space.dtype)
+        self.target = self
         # Memoryviews can't assign items of other dtypes, and can't be cast if they are empty.
-        is_simple = array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative and array.size
-        if is_simple and len(shape) <= 1:
-            self.target = memoryview(array.reshape(-1))  # type: ignore[arg-type]  # typeshed before 3.12
+        is_simple = self.array.dtype.char in _MEMORYVIEW_FORMATS and self.array.dtype.isnative
+        if is_simple and self.array.size and len(shape) <= 1:
+            self.target = memoryview(self.array.reshape(-1))
             if shape:
                 self.keys = [slice(i * shape[0], (i + 1) * shape[0]) for i in range(num_envs)]
 
@@ -214,6 +208,10 @@ class _ArrayLeaf:
         self.array[index] = obs
 
     def write(self, index: int, obs: Any) -> None:
+        """Write an observation, with conversion within the same kind of dtype."""
+        if self.array is None:
+            self.target[index] = obs
+            return
         value, dtype = np.asarray(obs), self.array.dtype
         if value.shape != self._row_shape or not np.can_cast(value.dtype, dtype, "same_kind"):
             raise ObservationError(
@@ -225,35 +223,21 @@ class _ArrayLeaf:
         self.array[index] = value
 
     def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
-        self.array[rows_of(env_ids)] = batch
+        """Write one observation per entry of `env_ids`."""
+        if self.array is not None:
+            self.array[rows_of(env_ids)] = batch
+        else:
+            for env_id, item in zip(env_ids, batch, strict=True):
+                self.target[env_id] = item
 
-    def batch(self) -> np.ndarray:
-        return self.array
+    def batch(self) -> Any:
+        """Return all rows: a view, or a tuple of objects."""
+        return tuple(self.target) if self.array is None else self.array
 
-    def take(self, env_ids: np.ndarray) -> np.ndarray:
-        return self.array[env_ids]
-
-
-class _ObjectLeaf:
-    """Rows of a space without fixed shape: a list with one observation per env."""
-
-    array = None
-
-    def __init__(self, num_envs: int) -> None:
-        self.keys: Sequence[Any] = range(num_envs)
-        self.target: list[Any] = [None] * num_envs
-
-    def write(self, index: int, obs: Any) -> None:
-        self.target[index] = obs
-
-    def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
-        for env_id, item in zip(env_ids, batch, strict=True):
-            self.target[env_id] = item
-
-    def batch(self) -> tuple[Any, ...]:
-        return tuple(self.target)
-
-    def take(self, env_ids: np.ndarray) -> tuple[Any, ...]:
+    def take(self, env_ids: np.ndarray) -> Any:
+        """Return copies of some rows."""
+        if self.array is not None:
+            return self.array[env_ids]
         return tuple(copy_batch(self.target[index]) for index in env_ids)
 
 
