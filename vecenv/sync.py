@@ -126,7 +126,7 @@ class SyncVectorEnv(GymVecEnv):
         except Exception as error:
             # Some envs have been stepped and others not: give up all in flight.
             self._sent.clear()
-            self._calls.give_up(RuntimeError(f"{type(error).__name__}: {error}"))
+            self._calls.give_up(f"{type(error).__name__}: {error}")
             raise
         return self._batch_of(np.array(indices, dtype=np.int64), infos)
 

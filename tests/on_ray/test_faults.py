@@ -23,7 +23,7 @@ from workers.faulty_envs import (
 )
 
 from vecenv import EnvCreationError, RayVectorEnv, StepTimeoutError, WorkerDiedError
-from vecenv.core.faults import RemoteTraceback
+from vecenv.core.errors import RemoteTraceback
 from vecenv.jit.cartpole import CartPoleVectorEnv
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]

@@ -14,7 +14,7 @@ from typing import Any
 
 from vecenv.compare.serving import OK, UNAVAILABLE
 from vecenv.core.ending import Watcher
-from vecenv.core.faults import describe_exit
+from vecenv.core.errors import describe_exit
 
 __all__ = ["RunnerError", "RunnerProcess"]
 

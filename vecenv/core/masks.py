@@ -341,7 +341,9 @@ class LatestMasks:
                 # Another method `action_mask` that wants arguments, such as Taxi's, is no mask.
                 if name == METHODS[0]:
                     raise
-        raise NoActionMaskError(f"the envs give no action masks; {_how_to(mask_width(self._space))}")
+        raise NoActionMaskError(
+            f"the envs give no action masks; {_how_to(mask_width(self._space))}"
+        )
 
     def checked(
         self, values: np.ndarray, rows: Any, is_over: np.ndarray, is_given: Any, allowed: Any

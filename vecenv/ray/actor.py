@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.base import StepSlot, VecEnv
-from vecenv.core.faults import EnvFault
+from vecenv.core.errors import EnvFault
 from vecenv.core.infos import InfosApart
 from vecenv.core.pickling import load_registry, loads
 from vecenv.core.replacing import with_restarts

@@ -16,8 +16,7 @@ from gymnasium.vector import AutoresetMode
 from vecenv.core.arguments import check_choice, read_autoreset_mode, read_timeout
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult, VecEnv
 from vecenv.core.deadline import Deadline
-from vecenv.core.errors import InfoError
-from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults, retold
+from vecenv.core.errors import InfoError, StepTimeoutError, WorkerDiedError, raise_faults
 from vecenv.core.infos import add_info
 from vecenv.core.replacing import mixed_seed
 from vecenv.core.rows import StepRows, StepSlot, slot_rows
@@ -195,7 +194,7 @@ class RayVectorEnv(GymVecEnv):
         self._pool.forget()
         self._ready.clear()
         told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
-        self._calls.give_up(RuntimeError(told) if error is None else retold(error))
+        self._calls.give_up(told if error is None else error)
 
     def _reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
@@ -434,7 +433,7 @@ class RayVectorEnv(GymVecEnv):
         try:
             replies = self._pool.wait(method, count, deadline, doing, replaces_late)
         except WorkerDiedError as error:
-            self._calls.fault = self._calls.fault or retold(error)
+            self._calls.note_fault(error)
             self.close(terminate=True)
             error.args = (f"{error.args[0]} The vector env is closed.",)
             raise

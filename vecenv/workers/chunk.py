@@ -13,8 +13,7 @@ from gymnasium import Env, Space
 
 from vecenv.core.autoreset import EnvGroup
 from vecenv.core.env_state import SavedEnv, dump_env, load_env
-from vecenv.core.errors import EnvStateError, ObservationError
-from vecenv.core.faults import EnvFault
+from vecenv.core.errors import EnvFault, EnvStateError, ObservationError
 from vecenv.core.infos import keep_info
 from vecenv.core.pickling import dumps, load_factories, load_registry
 from vecenv.core.replacing import MissingEnv, RestartingEnv, remade, without_restarts

@@ -48,13 +48,7 @@ from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.deadline import Deadline
 from vecenv.core.ending import close_at_exit
 from vecenv.core.env_state import pack_envs, unpack_envs
-from vecenv.core.errors import EnvStateError
-from vecenv.core.faults import (
-    StepTimeoutError,
-    WorkerDiedError,
-    raise_faults,
-    retold,
-)
+from vecenv.core.errors import EnvStateError, StepTimeoutError, WorkerDiedError, raise_faults
 from vecenv.core.infos import add_info
 from vecenv.core.pickling import dump_factories, dump_registry, dumps
 from vecenv.core.protocol import CallProtocol
@@ -260,7 +254,7 @@ class AsyncVectorEnv(GymVecEnv):
             mask, _ = split_reset_mask(options, self.num_envs)
             if mask is None or mask.all():
                 calls.pending = None
-                calls.give_up(RuntimeError("a call had timed out and was given up by `reset`"))
+                calls.give_up("a call had timed out and was given up by `reset`")
         return super().reset(seed=seed, options=options)
 
     def reset_async(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
@@ -413,7 +407,7 @@ class AsyncVectorEnv(GymVecEnv):
             self._calls.unfinished = None  # not cut off: the call stays pending
             raise
         except WorkerDiedError as error:
-            self._calls.fault = self._calls.fault or retold(error)
+            self._calls.note_fault(error)
             self._calls.unfinished = self._calls.pending = None
             self.close(terminate=True)
             told = f"{error.args[0]} The vector env is closed: make a new one"
@@ -535,7 +529,7 @@ class AsyncVectorEnv(GymVecEnv):
     def _require_pending(self, call: str) -> None:
         self._calls.require_open(f"{call}_wait")
         if self._calls.pending != call:
-            if self._calls.fault is not None:
+            if self._calls.fault:
                 self._calls.require_ready(f"{call}_wait")
             raise NoAsyncCallError(
                 f"Calling `{call}_wait` without any prior call to `{call}_async`.", call
@@ -557,7 +551,7 @@ class AsyncVectorEnv(GymVecEnv):
             infos = self._gather(found, range(self.num_envs))
         except Exception as error:
             if call != "call":
-                calls.forget_reset(retold(error))
+                calls.forget_reset(error)
             raise
         finally:
             calls.unfinished = calls.pending = None
@@ -640,9 +634,8 @@ class AsyncVectorEnv(GymVecEnv):
 def _note_cut(calls: CallProtocol, pool: Pool) -> None:
     """Refuse all calls but `reset` and `close`, after an exception in the midst of a call."""
     pool.is_cut = True
-    calls.pending = calls.fault = None
-    told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
-    calls.give_up(RuntimeError(told))
+    calls.pending, calls.fault = None, ""
+    calls.give_up("a call was broken off by an exception from elsewhere, such as Ctrl-C")
 
 
 def _columns(infos: Sequence[Any]) -> dict[str, Any] | None:

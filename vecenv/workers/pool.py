@@ -23,8 +23,13 @@ from gymnasium import Env, Space
 
 from vecenv.core.deadline import Deadline
 from vecenv.core.ending import Watcher, interrupts_later
-from vecenv.core.errors import EnvCreationError
-from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError, describe_exit
+from vecenv.core.errors import (
+    EnvCreationError,
+    EnvFault,
+    StepTimeoutError,
+    WorkerDiedError,
+    describe_exit,
+)
 from vecenv.core.library_threads import forked_with_one_openblas_thread
 from vecenv.core.pickling import dumps, loads
 from vecenv.core.replacing import with_restarts
