@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import check_choice, read_autoreset_mode, read_timeout
+from vecenv.core.arguments import Deadline, check_choice, read_autoreset_mode, read_timeout
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult, VecEnv
-from vecenv.core.deadline import Deadline
 from vecenv.core.errors import InfoError, StepTimeoutError, WorkerDiedError, raise_faults
 from vecenv.core.infos import add_info
 from vecenv.core.replacing import mixed_seed

@@ -43,16 +43,14 @@ from gymnasium import Env, Space, logger
 from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import read_autoreset_mode, read_count, read_timeout
+from vecenv.core.arguments import Deadline, read_autoreset_mode, read_count, read_timeout
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
-from vecenv.core.deadline import Deadline
 from vecenv.core.ending import close_at_exit
-from vecenv.core.env_state import pack_envs, unpack_envs
 from vecenv.core.errors import EnvStateError, StepTimeoutError, WorkerDiedError, raise_faults
 from vecenv.core.infos import add_info
 from vecenv.core.pickling import dump_factories, dump_registry, dumps
 from vecenv.core.protocol import CallProtocol
-from vecenv.core.replacing import raise_creation_errors
+from vecenv.core.replacing import pack_envs, raise_creation_errors, unpack_envs
 from vecenv.core.rows import StepRows
 from vecenv.core.seeding import Seed, checked_seed, seed_per_env, split_reset_mask
 from vecenv.core.spaces import ObservationMode

@@ -25,9 +25,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from vecenv.core.ending import close_all, end_group, interrupts_later
-from vecenv.core.library_threads import limit_threads, limited_environment
 from vecenv.core.pickling import dump_factories, dump_registry, load_factories, load_registry
-from vecenv.machine import is_portable, loaded_libraries, num_threads
+from vecenv.machine import (
+    is_portable,
+    limit_threads,
+    limited_environment,
+    loaded_libraries,
+    num_threads,
+)
 from vecenv.workers.channel import socket_pair
 from vecenv.workers.memory import Memory
 
