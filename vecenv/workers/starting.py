@@ -269,7 +269,7 @@ def why_not_fork() -> str | None:
                 warnings.simplefilter("ignore")
                 pid = os.fork()
             if pid == 0:
-                os._exit(0)
+                os.kill(os.getpid(), signal.SIGKILL)  # runs no code of the program
             with contextlib.suppress(ChildProcessError):  # a user's handler has reaped all children
                 os.waitpid(pid, 0)
         if (count := num_threads()) > 1:
