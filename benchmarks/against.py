@@ -626,7 +626,10 @@ for _name, (_command, *_needs) in {
         "mujoco",
         "imageio",
     ),
-    "DQN on Breakout": ("-m vecenv train breakout:Breakout-v0 --algo dqn --total-steps 30000",),
+    "DQN on Breakout": (
+        "-m vecenv train breakout:Breakout-v0 --algo dqn --total-steps 30000 --num-envs 32 "
+        "--update-ratio 0.1 --learning-starts 5000 --batch-size 64 --n-step 3 --hidden 128",
+    ),
     "R2D2": ("{tree}/examples/r2d2.py --env-kwargs length 10 --total-steps 15000",),
 }.items():
     program_row(f"program: {_name}", *_command.split(), needs=_needs)

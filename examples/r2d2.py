@@ -25,7 +25,7 @@ class Options(r2d2.Options):
 
 def late_loss(agent: Any, batch: Any, options: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of sequences, weighted as they were drawn, and scalars."""
-    errors, _ = r2d2.td_errors(agent, batch, options)
+    errors = r2d2.td_errors(agent, batch, options)
     place = torch.linspace(0, 1, errors.shape[1])
     weights = batch.learn_mask * (1 + options.late_weight * place)
     weights = weights * batch.weights[:, None]  # of prioritized draws

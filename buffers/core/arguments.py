@@ -114,9 +114,10 @@ def as_tensor(name: str, given: Any) -> torch.Tensor:
 
 def check_count(name: str, number: Any, most: int | None = None) -> int:
     """Convert to an int; raise BufferMisuseError unless it is an integer from 1 to `most`."""
-    count = 0
-    with contextlib.suppress(TypeError):
+    try:
         count = operator.index(number)
+    except TypeError:
+        count = 0
     if count < 1 or number is True:
         raise BufferMisuseError(f"{name} must be a positive integer, got {number!r}")
     if most is not None and count > most:

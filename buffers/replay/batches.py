@@ -49,9 +49,10 @@ class Memory(NamedTuple):
     owner: Any  # the reader that fills it
     columns: frozenset[str] | None  # chosen names, None for all
     plan: _Plan
-    # By name: "lists" int64 (J, B); "indices", the first list; columns by path; "rewards" and
-    # "discounts" of windows; "weights".
+    # By name: "indices", the first list; columns by path; "rewards" and "discounts" of windows;
+    # "weights"; on devices "lists" int64 (J, B).
     tensors: dict[str, torch.Tensor]
+    arrays: dict[str, np.ndarray]  # on hosts, the same memory and "lists" as arrays; else empty
     pages: np.ndarray | None  # on hosts, the memory of all tensors, uint8 (size,)
 
     @property
@@ -120,6 +121,7 @@ class _Plan(NamedTuple):
 
     # Name, shape and dtype of each tensor, and, on hosts, its first byte.
     places: list[tuple[str, tuple[int, ...], np.dtype, int]]
+    host_names: list[str]  # of the places that are tensors on hosts
     size_bytes: int  # of all tensors
     sources: list[_Source]  # what columns are read from
     parts: np.ndarray  # _PARTS (P,), the sources for `gather`
@@ -185,13 +187,14 @@ class Reader:
                 self._plans.clear()
             plan = self._plans[size, columns] = self._plan(size, columns)
         if plan.size_bytes < _LITTLE_BYTES:
-            pages, tensors = self._allocate(plan)
+            made = self._allocate(plan)
         else:
             what, device = f"a batch of {size}", self.table.device
             with allocation(what, plan.size_bytes, device, "draw fewer at once"):
-                pages, tensors = self._allocate(plan)
+                made = self._allocate(plan)
+        tensors = made[0]
         batch = ReplayBatch.__new__(ReplayBatch)
-        batch.memory, batch.size = Memory(self, columns, plan, tensors, pages), size
+        batch.memory, batch.size = Memory(self, columns, plan, *made), size
         batch.env_ids = batch.weights = None
         for name in plan.names:
             setattr(batch, name, tensors[name])
@@ -199,20 +202,23 @@ class Reader:
             setattr(batch, name, make(tensors))
         return batch
 
-    def _allocate(self, plan: _Plan) -> tuple[np.ndarray | None, dict[str, Any]]:
-        """Allocate memory of a batch (None on devices), and its tensors by name."""
+    def _allocate(
+        self, plan: _Plan
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray], np.ndarray | None]:
+        """Allocate `tensors`, `arrays` and `pages` of a batch."""
         if self._pages is not None:
             pages = np.empty(plan.size_bytes, np.uint8)
-            return pages, {
-                name: torch.from_numpy(np.ndarray(shape, dtype, pages, at))
-                for name, shape, dtype, at in plan.places
+            arrays = {
+                name: np.ndarray(shape, dtype, pages, at) for name, shape, dtype, at in plan.places
             }
+            names = plan.host_names
+            return {name: torch.from_numpy(arrays[name]) for name in names}, arrays, pages
         tensors = {
             name: torch.empty(shape, dtype=torch_dtype(dtype), device=self.table.device)
             for name, shape, dtype, _ in plan.places
         }
         tensors["indices"] = tensors["lists"][0]
-        return None, tensors
+        return tensors, {}, None
 
     def _plan(self, size: int, columns: frozenset[str] | None) -> _Plan:
         plan, layout = self.table.plan, self.table.plan.layout
@@ -256,7 +262,8 @@ class Reader:
             if len(read := parts[parts["list"] == number]):
                 ends, begin = read["offset"] + read["size"], read["offset"].min()
                 spans[number] = begin, min(ends.max(), begin + _SEEN_BYTES)
-        return _Plan(places, end, sources, parts, spans, names, made, has_discounts)
+        host_names = [name for name, *_ in places if name != "lists"]
+        return _Plan(places, host_names, end, sources, parts, spans, names, made, has_discounts)
 
     def _sources(self, chosen: frozenset[str]) -> Iterator[_Source]:
         """Yield the sources of chosen columns."""
@@ -304,25 +311,23 @@ class Reader:
         """Read the transitions of the rows in `batch.memory.indices` into the batch."""
         memory, table = batch.memory, self.table
         plan, num_lists = memory.plan, len(memory.plan.spans)
-        given, lists = memory.tensors, memory.tensors["lists"]
-        is_here = memory.pages is not None and not table.is_staged
+        if memory.pages is None or table.is_staged:
+            return self._fill_there(memory)
+        lists = memory.arrays["lists"]
         if self._is_long and num_lists > 1:
-            sums, n_step = (given["rewards"], given["discounts"]), table.plan.n_step
-            if is_here:
-                counts, host = (table.committed, table.plan.span), [part.numpy() for part in sums]
-                find_windows(self._walked, *counts, lists.numpy(), n_step, self.gamma, (*host,))
-            else:
-                lists[1] = find_windows_there(self._views, lists[0], n_step, self.gamma, *sums)
-        if num_lists > self._next and table.once is not None:
-            self._find_units(lists)
-        if is_here:
-            others = self._pages if table.once is None else table.once.units.numpy()
-            gather(self._pages, others, lists.numpy(), plan.spans, plan.parts, memory.pages)
-        else:
-            self._fill_there(lists, memory)
+            sums = memory.arrays["rewards"], memory.arrays["discounts"]
+            counts, n_step = (table.committed, table.plan.span), table.plan.n_step
+            find_windows(self._walked, *counts, lists, n_step, self.gamma, sums)
+        others = self._pages
+        if table.once is not None:
+            others = table.once.units.numpy()
+            self._find_units(torch.from_numpy(lists))
+        return gather(self._pages, others, lists, plan.spans, plan.parts, memory.pages)
 
     def _find_units(self, lists: torch.Tensor) -> None:
-        """Fill the lists of units, if observations or frames are stored once."""
+        """Fill the lists of units, of observations or frames that are stored once."""
+        if len(lists) <= self._next:
+            return
         last = lists[self._last]
         torch.sub(self._views["link"].index_select(0, last), 1, out=lists[self._next])
         if OLDER in self._views:
@@ -334,9 +339,16 @@ class Reader:
                 of_next[:-1].copy_(older.index_select(0, last).T[1:])
                 of_next[-1].copy_(last)
 
-    def _fill_there(self, lists: torch.Tensor, memory: Memory) -> None:
-        """Do what `gather` does by operations of torch, without waiting for the device."""
-        once, num_rows = self.table.once, self.table.plan.num_rows
+    def _fill_there(self, memory: Memory) -> None:
+        """Do what `fill` does by operations of torch, without waiting for the device."""
+        once, num_rows, given = self.table.once, self.table.plan.num_rows, memory.tensors
+        there = given.get("lists")
+        lists = torch.from_numpy(memory.arrays["lists"]) if there is None else there
+        if self._is_long and len(lists) > 1:
+            sums, n_step = (given["rewards"], given["discounts"]), self.table.plan.n_step
+            lists[1] = find_windows_there(self._views, lists[0], n_step, self.gamma, *sums)
+        if once is not None:
+            self._find_units(lists)
         for path, number, field, frame in memory.plan.sources:
             rows, target = lists[number], memory.tensors[path]
             if frame >= 0:

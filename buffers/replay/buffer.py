@@ -388,6 +388,8 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         table, rows, span = self._table, batch.memory.indices, self._table.plan.span
         if not self._is_staged and table.plan.num_rings == 1 and kind == "rows":
             begin, end = table.live_of_one()
+            if end - begin == span:  # every row holds a transition
+                begin, end = 0, span
             rows.random_(begin, end, generator=self._random.torch)
             if end > span:  # the ring has wrapped, so numbers differ from rows
                 rows.remainder_(span)

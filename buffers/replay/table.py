@@ -417,8 +417,10 @@ class Table:
 
     def _write(self, arrays: Mapping[str, Any], rows: Any) -> None:
         """Write columns (K, ...) into distinct rows, int64 (K,) or a slice, without links."""
-        is_many = not self.is_staged and len(arrays["rewards"]) >= _MANY
-        write_columns(self._items if is_many else self._written, arrays, rows)
+        if self.is_staged or len(arrays["rewards"]) >= _MANY:
+            return write_columns(self._written if self.is_staged else self._items, arrays, rows)
+        for path, column in self._written.items():
+            column[rows] = arrays[path]
 
     def _commit(self, placed: Placed, chosen: Any) -> None:
         """Commit written rows: first their links, then the counts, then links of the rows before.

@@ -225,7 +225,8 @@ def test_errors_are_those_of_n_steps():
     for _ in range(60):
         trainer.collect()
     batch = trainer.buffer.sample_sequences(8, 6, pad=True, initial_states="state")
-    errors, states = r2d2.td_errors(trainer.agent, batch, options)
+    errors = r2d2.td_errors(trainer.agent, batch, options)
+    states = trainer.agent.found[1]
     assert states.shape == (8, 6, 8)
     for b in range(8):
         count = int(batch.mask[b].sum())

@@ -63,6 +63,8 @@ class QNetwork(nn.Module):
 class Agent(TargetAgent):
     """The network and its target, a slowly following copy."""
 
+    found: tuple[Tensor, Tensor]  # errors (B, L), and states (B, L, H), of the latest `td_errors`
+
     def __init__(self, envs: Any, options: Options) -> None:
         space, actions = envs.single_observation_space, envs.single_action_space
         is_known = isinstance(space, Box) and len(space.shape) and isinstance(actions, Discrete)
@@ -72,13 +74,10 @@ class Agent(TargetAgent):
         super().__init__(QNetwork(space, int(actions.n), options))
 
 
-def td_errors(agent: Agent, batch: SequenceBatch, options: Options) -> tuple[Tensor, Tensor]:
-    """Return how much values (B, L) exceed those found n steps later, and states (B, L, H)."""
-    count, first = batch.mask.sum(1), batch.initial_states["state"]
-    # The observations of all steps, then the one after the last.
-    obs = torch.cat([batch.obs, torch.zeros_like(batch.obs[:, :1])], 1)
-    rows = torch.arange(len(obs))
-    obs[rows, count] = batch.next_obs[rows, count - 1]
+def td_errors(agent: Agent, batch: SequenceBatch, options: Options) -> Tensor:
+    """Return how much values (B, L) exceed those found n steps later; set `agent.found`."""
+    first = batch.initial_states["state"]
+    obs = torch.cat([batch.obs[:, :1], batch.next_obs], 1)  # of all steps, then after the last
     values, states = agent.network(obs, first)
     with torch.no_grad():
         picks = values[:, 1:].argmax(2, keepdim=True)
@@ -90,14 +89,16 @@ def td_errors(agent: Agent, batch: SequenceBatch, options: Options) -> tuple[Ten
             later = torch.cat([later, next_values[:, -1:]], 1)
             goals = batch.rewards + discounts * later
     taken = values[:, :-1].gather(2, batch.actions[..., None].long()).squeeze(2)
-    return taken - goals, torch.cat([first[:, None], states[:, :-2].detach()], 1)
+    errors, states = taken - goals, torch.cat([first[:, None], states[:, :-2]], 1)
+    agent.found = errors.detach(), states.detach()
+    return errors
 
 
 def r2d2_loss(
     agent: Agent, batch: SequenceBatch, options: Options
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of sequences, with the weights of their draw, and scalars."""
-    errors, _ = td_errors(agent, batch, options)
+    errors = td_errors(agent, batch, options)
     weights = batch.learn_mask * batch.weights[:, None]
     loss = (weights * errors.square()).sum() / batch.learn_mask.sum() / 2
     return loss, {"error": errors.detach()[batch.learn_mask].abs().mean()}
@@ -145,7 +146,7 @@ class R2D2(Replay):
     def learn(self) -> dict[str, Tensor]:
         """Make an update; give the new errors and states to the buffer."""
         scalars = super().learn()
-        errors, states = td_errors(self.agent, self.batch, self.options)
+        errors, states = self.agent.found
         self.buffer.update_sequence_priorities(self.batch, errors, eta=0.9)
         self.buffer.refresh_states(self.batch, state=states)
         return scalars

@@ -247,8 +247,7 @@ class Trainer:
             result = trainer.evaluate(options.eval_episodes)
             drawn = trainer.evaluate(options.eval_episodes, sample=True)
         facts: Any = {"mean": result.mean, "ci95": result.ci95}
-        if drawn is not None:
-            facts["sampled"] = {"mean": drawn.mean, "ci95": drawn.ci95}
+        facts |= {"sampled": {"mean": drawn.mean, "ci95": drawn.ci95}} if drawn else {}
         with _refusing():
             run.write_json("evaluation", facts)
         told = f"{result} (drawn as in the training: {drawn})" if drawn else f"{result}"

@@ -28,7 +28,6 @@ from buffers import (
     SharedReplayBuffer,
 )
 from buffers.replay import folder as folders
-from buffers.replay import table as tables
 from buffers.replay.table import write_columns
 
 CLASSES = {
@@ -105,12 +104,12 @@ def test_a_process_that_dies_in_an_add_leaves_what_it_has_committed(
     def die(*_):
         raise Died
 
-    def write_half(columns, *rest):
-        write_columns(dict([*columns.items()][:3]), *rest)
+    def write_half(arrays, rows):
+        write_columns(dict([*table._written.items()][:3]), arrays, rows)
         raise Died
 
     owner, name, instead = {
-        "begun": (table, "_write", die), "half a row": (tables, "write_columns", write_half),
+        "begun": (table, "_write", die), "half a row": (table, "_write", write_half),
         "written": (table, "_commit", die),
     }[stage]  # fmt: skip
     made = envs.random_steps(range(3))

@@ -10,7 +10,6 @@ from buffers import (
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
 )  # fmt: skip
-from buffers.replay import table as tables
 from buffers.replay.table import write_columns
 
 WIDE = Box(-9999, 9999, (1,), np.float32)
@@ -35,12 +34,12 @@ def test_what_is_drawn_after_an_interrupt_is_what_was_added_before(kind, option,
         if rng.random() < 0.5:
             number = rng.integers(len(table.columns) + 1)
 
-            def stop(columns, *rest, number=number):
-                write_columns(dict([*columns.items()][:number]), *rest)
+            def stop(arrays, rows, table=table, number=number):
+                write_columns(dict([*table._written.items()][:number]), arrays, rows)
                 raise KeyboardInterrupt
 
             with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(tables, "write_columns", stop)
+                patch.setattr(table, "_write", stop)
                 buffer.add(**columns_of(made), env_ids=ids)
             model.tear(made)
             check_against(buffer, model, *window)
