@@ -163,7 +163,7 @@ def test_envs_without_masks_are_told_what_is_missing():
         envs.action_masks()
     envs.close()
     wrapped = SyncVectorEnv([lambda: MaskInfos(CounterEnv())])
-    with pytest.raises(NoActionMaskError, match=r"gives no action mask; an env that has them"):
+    with pytest.raises(NoActionMaskError, match=r"give no action masks; an env that has them"):
         wrapped.reset()
     with pytest.raises(EnvCreationError, match="only Discrete"):
         make_vec("Pendulum-v1", 2, backend="sync", mask_infos=True)

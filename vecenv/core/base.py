@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ from vecenv.core.rows import (
     StepSlot,
     aligned_zeros,
     check_slot_array,
-    copy_batch,
     slot_rows,
 )
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
@@ -433,7 +433,7 @@ class GymVecEnv(VecEnv):
         rows = self._rows.obs
         if rows.array is not None:
             return rows.array.copy() if self.copy else rows.array
-        return copy_batch(rows.batch()) if self.copy else rows.batch()
+        return deepcopy(rows.batch()) if self.copy else rows.batch()
 
     def _results(self, out: Any, slot: StepSlot | None, infos: dict[str, Any]) -> StepResult:
         """Return the results of `step`; copy them to `out`, whose rows are `slot`, if given."""

@@ -9,6 +9,7 @@ int8, which `sample(mask=)` of Gymnasium's spaces takes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ __all__ = [
     "LatestMasks",
     "MaskInfos",
     "allow_something",
+    "call_single",
     "can_be_masked",
     "flat_mask",
     "mask_sizes",
@@ -141,9 +143,8 @@ class MaskInfos(Wrapper):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self._width = mask_width(env.action_space)
-        self._is_observed = _has_mask_part(env.observation_space, self._width)
-        self._method: str | None = None
+        self._width, call = mask_width(env.action_space), partial(call_single, env)
+        self._masks = LatestMasks(1, env.action_space, env.observation_space, call)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the env; the info contains its mask."""
@@ -162,16 +163,15 @@ class MaskInfos(Wrapper):
 
     def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
         mask: Any = info.get(MASK_KEY)
-        if mask is None and self._is_observed:
-            mask = obs[MASK_KEY]
-        elif mask is None:
-            if self._method is None:
-                self._method = next((n for n in METHODS if self.env.has_wrapper_attr(n)), None)
-            if self._method is None:
-                raise NoActionMaskError(f"{self.env} gives no action mask; {_how_to(self._width)}")
-            found: Any = self.env.get_wrapper_attr(self._method)
-            mask = found() if callable(found) else found
+        if mask is None:
+            mask = obs[MASK_KEY] if self._masks.is_observed else self._masks.ask()[0]
         return {**info, MASK_KEY: flat_mask(mask, self._width, self.env.action_space)}
+
+
+def call_single(env: Env, name: str, *args: Any) -> list[Any]:
+    """Call a method of an env, or read an attribute, as `VectorEnv.call` of a single one."""
+    found: Any = env.get_wrapper_attr(name)
+    return [found(*args) if callable(found) else found]
 
 
 def _how_to(width: int) -> str:
@@ -327,11 +327,11 @@ class LatestMasks:
             return self.checked(obs[MASK_KEY][rows], rows, is_over, None, allowed)
         if self.values is not None:
             return self.checked(self.values[rows], rows, is_over, self._is_given[rows], allowed)
-        asked = self._ask()
+        asked = self.ask()
         values = _as_objects([asked[env_id] for env_id in np.arange(self._num_envs)[rows].tolist()])
         return self.checked(values, rows, is_over, None, allowed)
 
-    def _ask(self) -> Sequence[Any]:
+    def ask(self) -> Sequence[Any]:
         """Ask all envs for their masks."""
         name = self._method
         if name is not None and self._call is not None:

@@ -15,7 +15,7 @@ from gymnasium.vector import VectorEnv
 
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import ActionMaskError, NoActionMaskError
-from vecenv.core.masks import MASK_KEY, LatestMasks, can_be_masked, sample_actions
+from vecenv.core.masks import MASK_KEY, LatestMasks, call_single, can_be_masked, sample_actions
 
 __all__ = ["RandomActions"]
 
@@ -143,8 +143,7 @@ class RandomActions:
     def _call(self, name: str, *args: Any) -> Any:
         """Call a method of the single envs; return a list with the result of each."""
         if self._is_single:
-            found = self._env.get_wrapper_attr(name)
-            return [found(*args) if callable(found) else found]
+            return call_single(self._env, name, *args)
         try:
             return self._env.unwrapped.call(name, *args)
         except Exception:  # vector envs without `call`, and others' errors

@@ -31,7 +31,6 @@ __all__ = [
     "aligned_zeros",
     "check_slot_array",
     "checked_layout",
-    "copy_batch",
     "rows_of",
     "slot_arrays",
     "slot_outputs",
@@ -81,15 +80,6 @@ def aligned_zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray
     pages = np.zeros(size_bytes + _CACHE_LINE, dtype=np.uint8)
     start = -pages.ctypes.data % _CACHE_LINE
     return pages[start : start + size_bytes].view(dtype).reshape(shape)
-
-
-def copy_batch(batch: Any) -> Any:
-    """Return a copy of batched observations that shares no memory with them."""
-    if isinstance(batch, np.ndarray) and not batch.dtype.hasobject:
-        return batch.copy()
-    if type(batch) is dict:
-        return {key: copy_batch(part) for key, part in batch.items()}
-    return tuple(map(copy_batch, batch)) if type(batch) is tuple else deepcopy(batch)
 
 
 def rows_of(env_ids: range | np.ndarray) -> slice | np.ndarray:
@@ -238,7 +228,7 @@ class _Leaf:
         """Return copies of some rows."""
         if self.array is not None:
             return self.array[env_ids]
-        return tuple(copy_batch(self.target[index]) for index in env_ids)
+        return tuple(deepcopy(self.target[index]) for index in env_ids)
 
 
 # -- the results of a step -------------------------------------------------------------------------

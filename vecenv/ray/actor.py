@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from vecenv.core.errors import EnvFault
 from vecenv.core.infos import InfosApart
 from vecenv.core.pickling import load_registry, loads
 from vecenv.core.replacing import with_restarts
-from vecenv.core.rows import StepRows, copy_batch, rows_of, slot_rows
+from vecenv.core.rows import StepRows, rows_of, slot_rows
 from vecenv.core.spaces import leaf_by_leaf, take_row, take_rows
 from vecenv.sync import SyncVectorEnv
 from vecenv.workers.chunk import EnvSpaces, close_envs, make_envs
@@ -322,7 +323,7 @@ class EnvActor:
         fragment = Fragment.of(envs, num_steps)
         obs, to_env = self._rows.obs.batch(), getattr(policy, "to_env", None)
         for t in range(num_steps):
-            given = copy_batch(obs), *(rows[t].copy() for rows in inputs)  # which it may keep
+            given = deepcopy(obs), *(rows[t].copy() for rows in inputs)  # which it may keep
             actions, fields = self._split(policy.act(*given))
             fragment.record(t, fields)
             if to_env is not None:
