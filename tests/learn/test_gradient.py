@@ -184,4 +184,5 @@ def test_parameters_that_change_afterwards_are_an_error(change, names):
     gradient(make_batch())
     change(module)
     with pytest.raises(RuntimeError, match=f"^{names}"):
-        gradient(make_batch())
+        for _ in range(16):  # parameters that are added are seen in one of 16 calls
+            gradient(make_batch())

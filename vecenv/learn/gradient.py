@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -44,7 +44,7 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module):
-        self.module, self.parameters = module, _trained(module)
+        self.module, self.parameters = module, _trained(module.named_parameters())
         kinds = sorted({(str(p.dtype), str(p.device)) for p in self.parameters.values()})
         if len(kinds) != 1 or kinds[0][0] != "torch.float32":
             what = f"the parameters with requires_grad are {kinds or 'none'}"
@@ -62,12 +62,13 @@ class FlatParameters:
         pairs = zip(self.parameters.items(), pieces, strict=True)
         return [(name, piece.view(p.shape)) for (name, p), piece in pairs]
 
-    def check(self) -> None:
-        """Raise RuntimeError if parameters were added, exchanged, frozen or moved in memory."""
-        now = {name: (id(p), p.data_ptr()) for name, p in _trained(self.module).items()}
-        if (before := self._places) != now:
-            names = [name for name in {**before, **now} if now.get(name) != before.get(name)]
-            what = f"{', '.join(names)}: frozen, exchanged, added or moved (by .to())"
+    def check(self, *, is_whole: bool) -> None:
+        """Raise RuntimeError if weights were frozen, moved, or (`is_whole`) added, exchanged."""
+        named = self.module.named_parameters() if is_whole else self.parameters.items()
+        now = {name: (id(p), p.data_ptr()) for name, p in _trained(named).items()}
+        if wrong := dict({*now.items()} ^ {*self._places.items()}):
+            names = ", ".join(name for name in {**self._places, **now} if name in wrong)
+            what = f"{names}: frozen, exchanged, added or moved (by .to())"
             raise RuntimeError(f"{what} after Gradient was made; make another, and an optimizer")
 
     def give(self, *, is_finite: bool = True) -> None:
@@ -76,8 +77,8 @@ class FlatParameters:
             p.grad = grad if is_finite else None
 
 
-def _trained(module: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+def _trained(named: Iterable[tuple[str, nn.Parameter]]) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in named if p.requires_grad}
 
 
 class Gradient:
@@ -159,7 +160,8 @@ class Gradient:
         columns, weights = dict(compiled.columns_of(batch)), self._weights
         tensors = {name: x for name, x in columns.items() if isinstance(x, Tensor)}
         num_rows = next((len(x) for x in tensors.values() if x.ndim), 0)
-        weights.check()
+        # A walk through the modules takes 6 % of a small DQN's call: only at times for autograd.
+        weights.check(is_whole=self._compiled is not None or self._num_calls % 16 == 1)
         with quick_products(num_rows, len(weights.gradient), weights.gradient.device):
             scalars = self._by_compiled(columns, batch) or self._by_autograd(batch)
         if self._ranks.size > 1:
@@ -211,9 +213,8 @@ class Gradient:
             scalars = self._compiled(columns)
         except Exception as error:  # autograd computes instead, or shows the user's own mistake
             reason = f"the compiled one failed in call {number}: {compiled.first_line(error)}"
-            return self._decide_on_autograd(
-                str(error) if isinstance(error, compiled.Refusal) else reason
-            )
+            is_told = isinstance(error, compiled.Refusal)
+            return self._decide_on_autograd(str(error) if is_told else reason)
         is_compared = number in _COMPARED_CALLS or number % _COMPARED_EVERY == 0
         is_captured = self._weights.gradient.is_cuda and torch.cuda.is_current_stream_capturing()
         return self._compared(scalars, batch) if is_compared and not is_captured else scalars
@@ -231,9 +232,9 @@ class Gradient:
         for name, ours, theirs, more in both:
             error, own = float((ours - theirs).norm()), float(theirs.norm())
             if not error <= own_part * own + more:
+                wrong = f"as in call {self._num_calls} {name} is off by {error:.2g}, of {own:.2g}"
                 hint = "; if it is no mean over rows, leave threads=2 out" * (self._threads > 1)
-                wrong = f"{name} is off by {error:.2g}, of {own:.2g}{hint}"
-                self._decide_on_autograd(f"as in call {self._num_calls} {wrong}")
+                self._decide_on_autograd(wrong + hint)
                 return expected
         weights.gradient.copy_(found)  # autograd has overwritten it
         return scalars
@@ -247,11 +248,11 @@ class Gradient:
             torch.autocast(self._weights.values.device.type, self._dtype, enabled=is_cast),
         ):
             found = compiled.read_result(self.loss(self.module, batch))
-            loss, inputs = found["loss"], list[Tensor](parameters.values())
-            grads: Any = [None] * len(inputs)
+            loss, grads = found["loss"], list[Any]([None] * len(parameters))
             if loss.requires_grad:
-                grads = torch.autograd.grad(loss, inputs, allow_unused=True)
+                grads[:] = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
         if unused := [k for k, grad in zip(parameters, grads, strict=True) if grad is None]:
+            self._weights.check(is_whole=True)  # others may have taken their places
             what = f"{', '.join(unused)}: the loss gives no gradient to these parameters"
             raise ValueError(f"{what}; use them, or freeze them with requires_grad_(False)")
         with torch.no_grad():

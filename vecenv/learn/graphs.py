@@ -45,8 +45,7 @@ class Graph:
         self._log = log or logging.getLogger("vecenv.learn").info
         self._calls_left = _WARMUPS if self._device.type == "cuda" else -1  # before the capture
         self._graph: Any = None
-        self._result: Any = None
-        self.is_captured = False
+        self._result, self.is_captured = None, False
 
     def __call__(self) -> Any:
         """Return the function's result; once captured, the same tensors with new values."""
