@@ -64,6 +64,13 @@ def test_a_difference_is_told_with_its_lines(changed, what, python_line, kernel_
     assert str(found).count("\n") >= 3 and found.actions[0] is None
 
 
+def test_a_difference_is_told_where_actions_are_arrays():
+    proof = prove(toys.Slide, toys.SLIDE, minutes=0.1, debug=True, has_free_runs=False)
+    found = proof.difference
+    assert found is not None and found.what == "reward" and len(found.actions) > 1
+    assert "reward differs in step " in str(proof) and "return 0.5 if" in found.kernel_line
+
+
 def test_a_part_of_an_observation_that_is_rarely_written_is_a_difference():
     def observe(state, out):
         out[1] = state.wind

@@ -60,7 +60,7 @@ class Difference:
     def __str__(self) -> str:
         if not self.actions:
             return self.python or self.kernels
-        step = self.actions[::-1].index(RESET)
+        step = next(k for k, action in enumerate(self.actions[::-1]) if action is RESET)
         when = f"step {step} of an episode" if step else "a reset"
         verb = {"draws": "draws differ", "deadline": "a call did not return"}
         told = verb.get(self.what, f"{self.what} differs")
