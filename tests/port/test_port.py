@@ -16,7 +16,9 @@ import pytest
 from gymnasium.spaces import Discrete
 from port import toys
 
+from vecenv import load_policy
 from vecenv.command.cli import main
+from vecenv.command.trainers import load
 from vecenv.jit import JitVectorEnv
 from vecenv.port import StuckError, prove
 from vecenv.port.returns import compare_means
@@ -282,6 +284,29 @@ def test_policies_of_the_user_are_played():
     assert asked and asked[0].shape == (2,)
 
 
+def test_policies_of_run_folders_see_the_masks_of_all_envs_at_once(tmp_path, caplog):
+    ppo = load("ppo")
+    small = {"num_envs": 2, "total_steps": 0, "eval_episodes": 1}
+    ppo.main(ppo.Options(env_id="port.toys:brief", save=tmp_path, **small))
+    policy, asked = load_policy(tmp_path), []
+    assert policy.wants_masks
+
+    def seen(obs, masks=None, starts=None):
+        asked.append((np.shape(obs), np.shape(masks), bool(np.all(starts))))
+        return policy(obs, masks, starts)
+
+    seen.has_action_masks = True
+    options = {"minutes": 0.02, "debug": True, "max_episode_steps": 20}
+    proof = prove(toys.brief, toys.WALK, policies=[seen], **options)
+    assert proof.is_proven and proof.styles["policy"] > 5, str(proof)
+    assert "trained with masks" not in caplog.text and "nan" not in str(proof)
+    found = proof.means[2]
+    assert found.what == "return, policy 1 of the user" and found.episodes[1] == 32
+    sizes = {shape[0] for shape, _, _ in asked if len(shape) == 2}
+    assert sizes == {1, 32} and {masks[-1] for _, masks, _ in asked} == {3}
+    assert {is_new for shape, _, is_new in asked if shape == (32, 2)} == {True, False}
+
+
 def test_free_runs_and_policies_carried_over_have_equal_means():
     options = {"minutes": 0.03, "debug": True, "max_episode_steps": 20}
     proof = prove(toys.brief, toys.WALK, **options)
@@ -307,7 +332,9 @@ def test_two_one_sided_tests():
     assert compare_means("x", many, more, 0.2).verdict == "same"
     assert compare_means("x", many[:8], more[:8], 0.2).verdict == "not shown"
     assert compare_means("x", many, more + 0.5, 0.2).verdict == "different"
-    assert compare_means("x", many, more[:0], 0.2).verdict == "not shown"  # none has ended
+    late = compare_means("x", many, more[:0], 0.2)
+    assert late.verdict == "not shown" and late.kernels is None
+    assert "in 4000 episodes; the kernels' did not end in time" in str(late)
     rare = np.repeat([20.0, 3.0], [224, 30])  # of which the few have none
     assert compare_means("x", rare, np.full(32, 20.0), 0.2).verdict == "not shown"
     assert compare_means("x", np.full(30, 3.0), np.full(30, 3.0), 0.2).verdict == "same"
