@@ -1,6 +1,7 @@
 """`vecenv.port`: equal kernels are proven, others' first difference is told with its lines."""
 
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -21,7 +22,7 @@ from vecenv.command.cli import main
 from vecenv.command.trainers import load
 from vecenv.jit import JitVectorEnv
 from vecenv.port import StuckError, prove
-from vecenv.port.returns import compare_means
+from vecenv.port.returns import compare_means, speeds
 
 BRIEF: Any = {"minutes": 0.004, "debug": True, "has_free_runs": False}
 
@@ -324,6 +325,14 @@ def test_free_runs_and_policies_carried_over_have_equal_means():
     proof = prove(toys.brief, make, **options)
     assert proof.difference is None and not proof.is_proven
     assert "different" in {one.verdict for one in proof.means}, str(proof)
+
+
+def test_speeds_are_those_of_the_env_alone():
+    class Large(toys.Walk):  # whose observations take a millisecond to copy
+        seen = np.zeros(2_000_000).view  # type: ignore[assignment]
+
+    own, kernels = speeds(Large, functools.partial(JitVectorEnv, toys.WALK, debug=True))
+    assert own > 10_000 and kernels > 1_000
 
 
 def test_two_one_sided_tests():
