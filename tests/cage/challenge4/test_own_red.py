@@ -64,7 +64,7 @@ def test_a_red_agent_may_wait_and_may_be_wrong(red):
 
 
 def test_while_games_are_played_it_waits_and_that_is_noted():
-    envs = Cage4VectorEnv(2, red=kind_that_is_not_there, debug=True, dry_run=False)
+    envs = Cage4VectorEnv(2, red=kind_that_is_not_there, debug=True)
     envs.reset(seed=0)
     envs.step(np.zeros((2, 5), np.int64))
     found = impossible_turns(envs.states)
