@@ -390,6 +390,13 @@ def test_bundled_envs_are_kernels_by_their_id(capsys):
     assert main(["port", *ids, "--debug", "--minutes", "0.01"]) == 0, capsys.readouterr().out
 
 
+def test_a_skeleton_names_what_was_not_guessed(tmp_path):
+    main(["port", "port.toys:Depot", "--new", "--folder", str(tmp_path)])
+    text = (tmp_path / "depot_kernels.py").read_text()
+    assert "    # not guessed: trucks (list), event (str), loads (list)\n" in text
+    assert "'place': 'place'" in text and "TODO: by" not in text
+
+
 @pytest.mark.parametrize("env", ["port.toys:Walk", "port.toys:Tag", "Pendulum-v1"])
 def test_a_skeleton_runs(env, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(tmp_path))

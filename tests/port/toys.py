@@ -192,6 +192,19 @@ def mask_wrong(state, out):
     out[2] = state.place < 9
 
 
+class Depot(Walk):
+    """Holds lists and a text."""
+
+    def reset(self, *, seed=None, options=None):
+        self.trucks, self.event, self.loads = [], "none", [1, 2]
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.trucks.append((int(action), 0))
+        self.loads.append(3)
+        return super().step(action)
+
+
 class Slide(Walk):
     """Moves a walker by the difference of two actions."""
 
