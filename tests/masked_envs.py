@@ -6,6 +6,7 @@ of which observation it is. Where an episode is over, nothing is allowed any mor
 
 import gymnasium as gym
 import numpy as np
+from agents.games import Game
 from gymnasium import spaces
 from numba import njit
 
@@ -93,7 +94,7 @@ class Forbidding(Minefield):
         return np.full((16, 16, 3), 8 * self.key, np.uint8)
 
 
-class ForbiddingGame:
+class ForbiddingGame(Game):
     """A game of agents with 3 and 4 actions that raises at one that is masked; it draws itself.
 
     The masks come as `form` says: in the agents' infos, or in their observations; with None there
@@ -128,12 +129,6 @@ class ForbiddingGame:
             masks.append(np.zeros(size, np.int8))
             masks[-1][self.rng.permutation(size)[: size - 1]] = 1
         return masks
-
-    def observation_space(self, agent):
-        return self._spaces[agent][0]
-
-    def action_space(self, agent):
-        return self._spaces[agent][1]
 
     def reset(self, seed=None, options=None):
         if seed is not None:

@@ -110,8 +110,8 @@ class ListModel:
     def live(self):
         return [made for ring in self.rings for made in ring]
 
-    def window(self, first, num_steps, gamma):
-        """The last transition of a window, its rewards summed up, and its discount."""
+    def run(self, first, num_steps):
+        """The transitions of an episode from one on, `num_steps` at most."""
         of_env = [made for made in self.live() if made.env == first.env]
         window = [first]
         for made in of_env[of_env.index(first) + 1 :]:
@@ -119,6 +119,21 @@ class ListModel:
             if len(window) == num_steps or last.terminated or last.truncated or not made.follows:
                 break
             window.append(made)
+        return window
+
+    def starts(self, length, burn_in, overlap, pad):
+        """The first transitions of sequences."""
+        period, found = 1 if overlap is None else length - overlap, []
+        for made in self.live():
+            count = len(self.run(made, length))
+            is_enough = count == length or (pad and (count > burn_in or made.number == 0))
+            if is_enough and made.number % period == 0:
+                found.append(made)
+        return found
+
+    def window(self, first, num_steps, gamma):
+        """The last transition of a window, its rewards summed up, and its discount."""
+        window = self.run(first, num_steps)
         total = sum(gamma**k * made.reward for k, made in enumerate(window))
         last = window[-1]
         return last, total, 0.0 if last.terminated else gamma ** len(window)

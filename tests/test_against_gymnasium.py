@@ -5,12 +5,11 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import ARRAY_SPACES, MODES, SPACES, CounterEnv, RandomEnv, counters, mode_id
+from envs import MODES, SPACES, CounterEnv, RandomEnv, counters, mode_id
 from equality import assert_same
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
-from gymnasium.vector.utils import create_empty_array
 
 from vecenv import SyncVectorEnv
 
@@ -140,28 +139,3 @@ def test_attributes(mode):
     assert str(ours) == str(theirs)
     assert ours.unwrapped is ours
     assert CounterEnv.metadata == gym.Env.metadata  # the class's dict was not written to
-
-
-@pytest.mark.parametrize("name", ARRAY_SPACES)
-def test_out_receives_what_gymnasium_returns(name):
-    """float32 rewards are allowed too, so they are compared in that precision."""
-    env_fns = [functools.partial(RandomEnv, SPACES[name])] * 3
-    ours, theirs = both(env_fns)
-    _, expected_infos = theirs.reset(seed=1)
-    assert_same(ours.reset(seed=1)[1], expected_infos)
-    slot = Slot(ours)
-    for step in range(9):
-        actions = np.full(3, step % 4)
-        expected = list(theirs.step(actions))
-        expected[1] = expected[1].astype(np.float32)
-        assert_same(ours.step(actions, out=slot), tuple(expected), f"step {step}")
-
-
-class Slot:
-    """A slot that is not a StepSlot: any object with the four arrays will do."""
-
-    def __init__(self, envs):
-        self.obs = create_empty_array(envs.single_observation_space, envs.num_envs, np.ones)
-        self.rewards = envs.allocate((envs.num_envs,))
-        self.terminations = np.ones(envs.num_envs, np.bool_)
-        self.truncations = np.ones(envs.num_envs, np.bool_)

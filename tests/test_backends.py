@@ -18,6 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from envs import (
+    ARRAY_SPACES,
     MODES,
     NUM_ENVS,
     SPACES,
@@ -194,7 +195,8 @@ class Twins:
             slot.terminations[:] = slot.truncations[:] = True
             expected = self.twin.step(actions)
             result = self.envs.step(actions, out=slot)
-            assert all(came is own for came, own in zip(result[:4], slot, strict=True))
+            for came, name in zip(result[:4], StepSlot._fields, strict=True):
+                assert came is getattr(slot, name)
             rewards = expected[1].astype(slot.rewards.dtype)
             expected = (expected[0], rewards, *expected[2:])
             self.assert_alike(result, expected, f"slot, step {step}")
@@ -273,10 +275,10 @@ def make_slot(envs, reward_dtype=np.float64):
 
 
 def foreign_slot(envs):
-    """Memory that is the caller's alone."""
-    own = make_slot(envs)
+    """Memory that is the caller's alone, in any object that has the arrays."""
+    own = make_slot(envs)._asdict()
     obs = create_empty_array(envs.single_observation_space, envs.num_envs)
-    return StepSlot(obs, *[array.copy() for array in own[1:]])
+    return SimpleNamespace(**{name: own[name].copy() for name in StepSlot._fields[1:]}, obs=obs)
 
 
 # -- the matrix -----------------------------------------------------------------------------------
@@ -311,6 +313,11 @@ def test_any_space(case, name):
     twins = case.twins(SPACES[name])
     twins.step(3)
     twins.send(3)
+    if name in ARRAY_SPACES:
+        twins.step_into_slots(3)
+    else:  # of no fixed shape
+        with pytest.raises(SlotError, match="step without `out`"):
+            twins.envs.step(twins.actions(), out=make_slot(twins.envs))
     twins.envs.close()
 
 

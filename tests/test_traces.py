@@ -7,7 +7,7 @@ import logging
 
 import gymnasium as gym
 import pytest
-from traced_envs import Monitor, TracedEnv, TracedGame, traces
+from traced_envs import TracedEnv, TracedGame, traces
 
 from vecenv import AsyncVectorEnv, EnvCreationError, SyncVectorEnv, make_vec
 from vecenv.agents import make_vec_agents
@@ -33,31 +33,12 @@ def assert_made_once(envs, path, num_envs=4):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_make_vec_calls_a_factory_once_per_env_and_steps_none(way, tmp_path):
-    path = tmp_path / "calls"
-    envs = make_vec(functools.partial(TracedEnv, path), 4, **WAYS[way])
-    assert type(envs) is (AsyncVectorEnv if way in ("async", "timeout") else SyncVectorEnv)
-    assert_made_once(envs, path)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_registered_envs_and_wrappers_leave_no_traces_of_others(way, tmp_path):
-    """What a monitor writes is of the caller's own episodes, and there is a file for each env."""
-    gym.register("Traced-v0", TracedEnv)
-    try:
-        path = tmp_path / "calls"
-        wrapper = functools.partial(Monitor, folder=tmp_path)
-        envs = make_vec("Traced-v0", 4, path=path, wrappers=[wrapper], **WAYS[way])
-    finally:
-        del gym.registry["Traced-v0"]
-    files = list(tmp_path.glob("*.monitor.csv"))
-    assert [file.read_text() for file in files] == ["length\n"] * 4
-    envs.reset(seed=1)
-    for _ in range(5):
-        envs.step([0] * 4)
-    envs.close()
-    assert sorted(tmp_path.glob("*.monitor.csv")) == sorted(files)
-    assert [file.read_text() for file in files] == ["length\n5\n"] * 4
+def test_make_vec_makes_each_env_once_and_steps_none(way, traced):
+    for env in functools.partial(TracedEnv, traced), "Traced-v0":
+        envs = make_vec(env, 4, **WAYS[way])
+        assert type(envs) is (AsyncVectorEnv if way in ("async", "timeout") else SyncVectorEnv)
+        assert_made_once(envs, traced)
+        traced.unlink()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -42,22 +42,6 @@ class TracedEnv(gym.Env):
         self.write("close")
 
 
-class Monitor(gym.Wrapper):
-    """Opens a file of its own, as monitors do; a row of it is an episode."""
-
-    def __init__(self, env, folder):
-        super().__init__(env)
-        self.rows = folder / f"{os.getpid()}-{id(self)}.monitor.csv"
-        self.rows.write_text("length\n")
-
-    def step(self, action):
-        result = self.env.step(action)
-        if result[2]:
-            with self.rows.open("a") as file:
-                file.write("5\n")
-        return result
-
-
 class TracedGame:
     """A `ParallelEnv` that leaves traces, too."""
 

@@ -19,10 +19,7 @@ pytest.importorskip("stable_baselines3")
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor, load_results
-from stable_baselines3.common.vec_env import (
-    DummyVecEnv,
-    VecEnv,
-)
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 SAME_STEP = AutoresetMode.SAME_STEP
 LENGTHS = [2, 3, 5]

@@ -1,7 +1,5 @@
 """TianshouVectorEnv against Tianshou's own DummyVectorEnv, and in its collectors."""
 
-import time
-
 import numpy as np
 import pytest
 from envs import CounterEnv, counters
@@ -22,14 +20,6 @@ class DictEnv(CounterEnv):
 
     def _observe(self):
         return {"where": super()._observe(), "parity": np.int64(self.step_number % 2)}
-
-
-class SlowEnv(CounterEnv):
-    """Takes as many hundredths of a second as its name says."""
-
-    def step(self, action):
-        time.sleep(0.01 * self.name)
-        return super().step(action)
 
 
 def factories(kind):

@@ -10,7 +10,22 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 FINE, RAISE, DIE, HANG, LACK, STRANGER, GROW, NO_REWARD, NO_DICTS, NAN = range(10)
 
 
-class Tag:
+class Game:
+    """What games have in common; `_spaces` are those of observations and actions by agent."""
+
+    metadata = {}
+
+    def observation_space(self, agent):
+        return self._spaces[agent][0]
+
+    def action_space(self, agent):
+        return self._spaces[agent][1]
+
+    def close(self):
+        pass
+
+
+class Tag(Game):
     """Runners and a catcher; who dies, leaves or comes is drawn, and actions are observed.
 
     The generator goes on from game to game, so that what `reset(seed)` gives depends on the past:
@@ -44,12 +59,6 @@ class Tag:
             else (Box(-9, 99, (2, 2), np.float32), Box(-1, 1, (2,), np.float32))
             for agent in self.possible_agents
         }
-
-    def observation_space(self, agent):
-        return self._spaces[agent][0]
-
-    def action_space(self, agent):
-        return self._spaces[agent][1]
 
     def reset(self, seed=None, options=None):
         if seed is not None:
@@ -108,29 +117,20 @@ class Tag:
     def render(self):
         return f"count {self.count}"
 
-    def close(self):
-        pass
-
 
 def runners(num_runners=3, **options):
     """A game of one group, which observes vectors and acts in Discrete(4)."""
     return Tag(num_runners, with_catcher=False, **options)
 
 
-class Reusing:
+class Reusing(Game):
     """Two players that are given the same dict of the same arrays at every step and reset."""
 
-    metadata = {}
     possible_agents = ["player_0", "player_1"]
+    _spaces = dict.fromkeys(possible_agents, (Box(-9, 9, (2,), np.float32), Discrete(2)))
 
     def __init__(self):
         self.obs = {agent: np.zeros(2, np.float32) for agent in self.possible_agents}
-
-    def observation_space(self, agent):
-        return Box(-9, 9, (2,), np.float32)
-
-    def action_space(self, agent):
-        return Discrete(2)
 
     def _set(self, value):
         for array in self.obs.values():
@@ -146,14 +146,10 @@ class Reusing:
         no, yes = dict.fromkeys(agents, False), dict.fromkeys(agents, True)
         return self._set(3), dict.fromkeys(agents, 0.0), yes, no, {agent: {} for agent in agents}
 
-    def close(self):
-        pass
 
-
-class Masked:
+class Masked(Game):
     """Two players whose masks change at each step: of the observations, the infos, or neither."""
 
-    metadata = {}
     possible_agents = ["player_0", "player_1"]
 
     def __init__(self, where="obs", sizes=(4, 4), length=6, empty_at=None):
@@ -164,12 +160,6 @@ class Masked:
             if where == "obs":
                 obs = Dict({"observation": obs, "action_mask": Box(0, 1, (n,), np.int8)})
             self._spaces[agent] = obs, Discrete(n)
-
-    def observation_space(self, agent):
-        return self._spaces[agent][0]
-
-    def action_space(self, agent):
-        return self._spaces[agent][1]
 
     def mask(self, agent):
         n = self._spaces[agent][1].n
@@ -204,14 +194,9 @@ class Masked:
         self.agents = [a for a in self.agents if not dead[a] and not over[a]]
         return obs, rewards, dead, over, infos
 
-    def close(self):
-        pass
 
-
-class Crowd:
+class Crowd(Game):
     """Walkers with names of their own, without `possible_agents`: one more at each step."""
-
-    metadata = {}
 
     def __init__(self, stay=3, length=8):
         self.stay, self.length = stay, length
@@ -237,25 +222,16 @@ class Crowd:
         obs = {a: self._observe(a) for a in {*acted, *self.agents}}
         return obs, dict.fromkeys(acted, 1.0), gone, over, {}
 
-    def close(self):
-        pass
 
-
-class Faulty:
+class Faulty(Game):
     """Two bots that count; an action says what goes wrong, of the bot whose action it is."""
 
-    metadata = {}
     possible_agents = ["bot_0", "bot_1"]
     agents = ()
+    _spaces = dict.fromkeys(possible_agents, (Box(-1, 999, (2,), np.float32), Discrete(10)))
 
     def __init__(self, length=100, num_agents_at_reset=2):
         self.length, self.num_agents_at_reset = length, num_agents_at_reset
-
-    def observation_space(self, agent):
-        return Box(-1, 999, (2,), np.float32)
-
-    def action_space(self, agent):
-        return Discrete(10)
 
     def reset(self, seed=None, options=None):
         self.count = 0
@@ -293,14 +269,10 @@ class Faulty:
             self.agents = []
         return obs, rewards, terminations, truncations, {}
 
-    def close(self):
-        pass
 
-
-class Mixed:
+class Mixed(Game):
     """Agents of different spaces, for padding."""
 
-    metadata = {}
     possible_agents = ["short", "long"]
 
     def __init__(self, kind="discrete"):
@@ -310,14 +282,9 @@ class Mixed:
             "vectors": (Box(-1, 1, (1,), np.float32), Box(-1, 1, (3,), np.float32)),
             "unlike": (Discrete(2), Box(-1, 1, (3,), np.float32)),
         }[kind]
-        self.acted = dict(zip(self.possible_agents, spaces, strict=True))
+        seen = Box(1, 5, (2,), np.float32), Box(0, 9, (4,), np.float32)
+        self._spaces = dict(zip(self.possible_agents, zip(seen, spaces, strict=True), strict=True))
         self.seen = []
-
-    def observation_space(self, agent):
-        return Box(1, 5, (2,), np.float32) if agent == "short" else Box(0, 9, (4,), np.float32)
-
-    def action_space(self, agent):
-        return self.acted[agent]
 
     def _observe(self):
         return {"short": np.full(2, 3, np.float32), "long": np.full(4, 7, np.float32)}
@@ -329,12 +296,9 @@ class Mixed:
     def step(self, actions):
         self.seen.append(actions)
         for agent, action in actions.items():
-            assert self.acted[agent].contains(action), (agent, action)
+            assert self.action_space(agent).contains(action), (agent, action)
         flags = dict.fromkeys(self.agents, False)
         return self._observe(), dict.fromkeys(self.agents, 1.0), flags, dict(flags), {}
-
-    def close(self):
-        pass
 
 
 class Turns:

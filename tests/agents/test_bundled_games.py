@@ -3,26 +3,12 @@
 import numpy as np
 import pytest
 from agents.fed_draws import hunt
-from agents.record_games import CASES, GOLDEN, SEED, choose
+from agents.record_games import CASES, GOLDEN, SEED
 
 from vecenv import make_vec_agents
 from vecenv.page.names import action_names
 
 IDS = {"pursuit": "Pursuit-v0", "spread": "Spread-v0"}
-# Steps and options of the live comparison; (agents, sizes) of the recorded cases come on top.
-LIVE = {
-    "pursuit": [
-        (150, {}),
-        (150, {"shared_reward": False}),
-        (60, {"obs_range": 1, "x_size": 12, "y_size": 20, "tag_reward": 0.3}),
-        (100, {"surround": False, "n_evaders": 40, "max_cycles": 33, "constraint_window": 0.9}),
-    ],
-    "spread": [
-        (150, {}),
-        (100, {"N": 1, "terminate_on_success": True}),
-        (100, {"continuous_actions": True, "max_cycles": 60, "local_ratio": 0.9}),
-    ],
-}
 
 
 def make(name, num_games, options, **vector_kwargs):
@@ -66,37 +52,6 @@ def test_games_are_as_recorded(name, debug):
     assert arrays["rewards"].any()
     for row in range(1, len(arrays["actions"])):
         assert_as_recorded(name, arrays, row, envs.step(arrays["actions"][row])[:4])
-    envs.close()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The old environment creation API:DeprecationWarning")
-@pytest.mark.parametrize(
-    ("name", "case"), [(name, case) for name in LIVE for case in range(len(LIVE[name]))]
-)
-def test_games_are_those_of_pettingzoo(name, case):
-    pytest.importorskip("pettingzoo")
-    pytest.importorskip("mpe2" if name == "spread" else "pygame")
-    game = CASES[name][0]
-    num_steps, options = LIVE[name][case]
-    envs = make(name, 3, options)
-    games = [game(SEED + k, **options) for k in range(3)]
-    obs, _ = envs.reset(seed=SEED)
-    np.testing.assert_array_equal(obs, np.concatenate([one.reset() for one in games]))
-    rng, count = np.random.default_rng(0), envs.group.num_agents
-    is_over = [False] * 3
-    for _ in range(num_steps):
-        actions = np.clip(choose(game, obs, rng, options), 0, None)
-        obs, *others, _ = envs.step(actions)
-        for k, one in enumerate(games):
-            own = slice(k * count, (k + 1) * count)
-            if is_over[k]:
-                expected = (one.reset(), *np.zeros((3, count)))
-            else:
-                expected = one.step(actions[own])
-            is_over[k] = bool(np.logical_or(*expected[2:]).all())
-            for part, found in zip(expected, (obs, *others), strict=True):
-                np.testing.assert_array_equal(found[own], part)
     envs.close()
 
 

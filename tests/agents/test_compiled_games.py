@@ -80,11 +80,7 @@ def test_a_game_without_agents_after_reset_is_refused():
     ("changes", "error", "message"),
     [
         ({"groups": {"a": 3}}, TypeError, "group 'a' must be AgentsOf"),
-        (
-            {"observation_space": Discrete(3)},
-            ValueError,
-            "is given beside groups",
-        ),
+        ({"observation_space": Discrete(3)}, ValueError, "is given beside groups"),
         ({"observe": {"walkers": len}}, TypeError, "one for each of the groups"),
         ({"state_dtype": [("alive", np.int8)]}, ValueError, "state_dtype has fields"),
         (

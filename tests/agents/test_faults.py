@@ -21,12 +21,7 @@ from agents.games import (
 from equality import assert_same
 
 from buffers import BufferMisuseError, RolloutBuffer
-from vecenv import (
-    ActionError,
-    EnvCreationError,
-    ObservationError,
-    make_vec_agents,
-)
+from vecenv import ActionError, EnvCreationError, ObservationError, make_vec_agents
 
 TWO = {"num_workers": 2}
 

@@ -11,13 +11,7 @@ from envs import MODES, mode_id
 from equality import assert_same
 from gymnasium.spaces import Box, Discrete
 
-from vecenv import (
-    ActionError,
-    EnvCreationError,
-    SlotError,
-    VecEnv,
-    make_vec_agents,
-)
+from vecenv import ActionError, EnvCreationError, SlotError, VecEnv, make_vec_agents
 from vecenv.agents import AgentRowsVecEnv, AgentSlot, AgentsVecEnv
 
 WORKERS = {

@@ -2,74 +2,45 @@
 
 import numpy as np
 import pytest
-import torch
+from agents.games import Game
 from envs import MODES
 from gymnasium.spaces import Box, Discrete
 
-from buffers import (
-    EpisodicReplayBuffer,
-    PerEnvReplayBuffer,
-    PrioritizedReplayBuffer,
-    SharedReplayBuffer,
-    TransitionWriter,
-)
+from buffers import EpisodicReplayBuffer, TransitionWriter
 from vecenv import make_vec_agents
 
 NEXT_STEP, SAME_STEP, DISABLED = MODES
-SEEN, ACTIONS = Box(-9, 99, (1,), np.float32), Discrete(3)
 LENGTH = 9
-RINGS = {
-    NEXT_STEP: SharedReplayBuffer, SAME_STEP: PrioritizedReplayBuffer, DISABLED: PerEnvReplayBuffer
-}  # fmt: skip
 
 
-class Shifts:
+class Shifts(Game):
     """All observe the time. One agent stays; one works for two steps and is away in the third."""
 
     possible_agents = ["stays", "works"]
-
-    def observation_space(self, agent):
-        return SEEN
-
-    def action_space(self, agent):
-        return ACTIONS
+    _spaces = dict.fromkeys(possible_agents, (Box(-9, 99, (1,), np.float32), Discrete(3)))
 
     def reset(self, seed=None, options=None):
         self.time = 0
-        self.agents = ["stays", self.worker()]
+        self.agents = ["stays", "works"]
         return self.observed(self.agents), {}
 
     def step(self, actions):
         acted, self.time = self.agents, self.time + 1
         is_over, is_shift_over = self.time == LENGTH, self.time % 3 == 2
         ends = {agent: is_over or (is_shift_over and agent != "stays") for agent in acted}
-        self.agents = [] if is_over else ["stays"] if is_shift_over else ["stays", self.worker()]
+        self.agents = [] if is_over else ["stays"] if is_shift_over else ["stays", "works"]
         rewards, no = dict.fromkeys(acted, 1.0), dict.fromkeys(acted, False)
         return self.observed({*acted, *self.agents}), rewards, ends, no, {}
-
-    def worker(self):
-        return "works"
 
     def observed(self, agents):
         return {agent: np.array([self.time], np.float32) for agent in agents}
 
 
-class Relieved(Shifts):
-    """Each shift has another worker, who takes the row of the last one."""
-
-    possible_agents = None
-
-    def worker(self):
-        return f"works_{self.time // 3}"
-
-
 STAYS = [list(range(LENGTH + 1))]
 WORKS = [[k, k + 1, k + 2] for k in range(0, LENGTH, 3)]
-ONE_GROUP = [STAYS + WORKS]
 GAMES = {
-    "comes back": (Shifts, {}, ONE_GROUP),
-    "relieved": (Relieved, {"max_agents": 2, "agent_spaces": (SEEN, ACTIONS)}, ONE_GROUP),
-    "two groups": (Shifts, {"groups": {"s": ["stays"], "w": ["works"]}}, [STAYS, WORKS]),
+    "comes back": ({}, [STAYS + WORKS]),
+    "two groups": ({"groups": {"s": ["stays"], "w": ["works"]}}, [STAYS, WORKS]),
 }
 
 
@@ -110,33 +81,16 @@ def written(envs, make, by):
 
 
 @pytest.mark.parametrize(("mode", "by"), [*zip(MODES, ("received", "step", "step"), strict=True)])
-@pytest.mark.parametrize(("game", "options", "lives"), GAMES.values(), ids=GAMES)
-def test_each_life_is_an_episode(game, options, lives, mode, by):
-    with_game = {"backend": "sync", "autoreset_mode": mode, **options}
+@pytest.mark.parametrize(("options", "lives"), GAMES.values(), ids=GAMES)
+def test_each_life_is_an_episode(options, lives, mode, by):
+    envs = make_vec_agents(Shifts, 2, backend="sync", autoreset_mode=mode, **options)
 
     def episodes(source):
         spaces = source.single_observation_space, source.single_action_space
         return EpisodicReplayBuffer(999, *spaces, num_envs=source.num_envs)
 
-    def windows(source):
-        spaces = source.single_observation_space, source.single_action_space
-        return RINGS[mode](999, *spaces, num_envs=source.num_envs, n_step=3, gamma=1.0)
-
-    filled = written(make_vec_agents(game, 2, **with_game), episodes, by)
-    for buffer, expected in zip(filled, lives, strict=True):
+    for buffer, expected in zip(written(envs, episodes, by), lives, strict=True):
         found = [buffer.episode(k) for k in range(buffer.num_episodes)]
         assert sorted(episode["obs"][:, 0].tolist() for episode in found) == sorted(4 * expected)
         assert all(episode["terminations"][-1] for episode in found)
         assert not buffer.open_lengths.any()
-    filled = written(make_vec_agents(game, 2, **with_game), windows, by)
-    for buffer, of_group in zip(filled, lives, strict=True):
-        batch = buffer.get(buffer.order())
-        columns = torch.stack(
-            [batch.obs[:, 0], batch.next_obs[:, 0], batch.rewards, batch.discounts], dim=1
-        )
-        expected = [
-            [obs, min(obs + 3, life[-1]), min(3, life[-1] - obs), obs + 3 < life[-1]]
-            for life in 4 * of_group
-            for obs in life[:-1]
-        ]
-        assert sorted(columns.tolist()) == sorted(expected)

@@ -8,19 +8,9 @@ from agent_games import DISABLED, MODES, SAME_STEP, AgentGames
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replay_model import (
-    ACTIONS,
-    OBS,
-    CountingEnvs,
-    columns_of,
-)
+from replay_model import ACTIONS, OBS, CountingEnvs, columns_of
 
-from buffers import (
-    BufferMisuseError,
-    EpisodicReplayBuffer,
-    SharedReplayBuffer,
-    TransitionWriter,
-)
+from buffers import BufferMisuseError, EpisodicReplayBuffer, SharedReplayBuffer, TransitionWriter
 
 GAMMA = 0.9
 SEEN = Box(-np.inf, np.inf, (1,), np.float32)

@@ -70,13 +70,7 @@ def test_the_number_of_workers_can_be_given():
 
 def test_the_tables_name_everything(cartpole):
     text = as_text(cartpole[0])
-    for words in (
-        *SOME,
-        "x loop",
-        "hand-",
-        "strag",
-        "MiB",
-    ):
+    for words in (*SOME, "x loop", "hand-", "strag", "MiB"):
         assert words in text
     verdict = cartpole[0].verdict
     assert verdict and verdict in " ".join(text.split())
@@ -128,10 +122,7 @@ def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
 @pytest.mark.usefixtures("forked")
 def test_an_env_that_raises_is_reported_and_the_others_finish():
     options = Options(
-        f"{TOYS}:OnlyInMainProcess",
-        num_envs=(2,),
-        backends=("sync", "async"),
-        **QUICK,
+        f"{TOYS}:OnlyInMainProcess", num_envs=(2,), backends=("sync", "async"), **QUICK
     )
     result = run_comparison(options)
     assert [case.status for case in result.cases] == ["ok", "failed"]

@@ -70,13 +70,7 @@ def test_all_figures_come_from_one_call(capsys, tmp_path):
                 assert sum(method.parts.values()) == pytest.approx(1)
                 assert method.parts["env compute"] >= 0
             assert method.name in out
-    for words in (
-        "copies: 1",
-        "copies: 2",
-        "x loop",
-        "hand-over, µs",
-        "true state, µs",
-    ):
+    for words in ("copies: 1", "copies: 2", "x loop", "hand-over, µs", "true state, µs"):
         assert words in out
     assert len(re.findall("^\\| compiled", out, re.MULTILINE)) == 2
     with Image.open(path) as picture:

@@ -62,27 +62,12 @@ def test_transition_matrix_is_that_of_the_rules():
     np.testing.assert_array_equal(laplacian.transition_matrix(), expected)
 
 
-def slow_offset_weights(discount, episode_steps):
-    weights = np.zeros(episode_steps - 1)
-    for longest in range(1, episode_steps):
-        law = [discount ** (k - 1) for k in range(1, longest + 1)]
-        for k, weight in enumerate(law):
-            weights[k] += weight / sum(law) / (episode_steps - 1)
-    return weights
-
-
-@pytest.mark.parametrize("discount", [0, 0.5, 0.9, 1])
-@pytest.mark.parametrize("episode_steps", [3, 4, 50])
-def test_offset_weights_are_those_of_the_slow_twin(discount, episode_steps):
-    found = laplacian.offset_weights(discount, episode_steps)
-    np.testing.assert_allclose(found, slow_offset_weights(discount, episode_steps), rtol=1e-9)
-
-
-def test_offset_weights_are_those_of_the_sampler():
+@pytest.mark.parametrize("discount", [0.3, 0.8, 1.0])
+def test_offset_weights_are_those_of_the_sampler(discount):
     buffer = laplacian.collect(num_envs=10, num_rounds=2, length=6, seed=1)
     assert buffer.episode_lengths.tolist() == [6] * 20
-    offsets = buffer.sample(100_000, 0.8).offsets.numpy()
-    expected = 100_000 * laplacian.offset_weights(0.8, 6)
+    offsets = buffer.sample(100_000, discount).offsets.numpy()
+    expected = 100_000 * laplacian.offset_weights(discount, 6)
     found = np.bincount(offsets, minlength=6)[1:]
     assert ((found - expected) ** 2 / expected).sum() < 18.5  # 4 degrees of freedom, p < 0.001
 

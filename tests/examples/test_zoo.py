@@ -89,10 +89,7 @@ def test_the_zoos_settings_train_and_those_of_the_command_line_go_first(tmp_path
         (["play", "CartPole-v1", "--policy", "zoo"], "no policy for CartPole-v1; did you mean"),
         (["train", "Synthetic-v0", "--config", "zoo"], "no settings for Synthetic-v0; it has Jit"),
         (["train", "..", "--config", "zoo"], "the zoo has no settings for ..; it has Jit"),
-        (
-            ["train", "CartPole-v1", "--config", "odd.toml"],
-            "which can't be read (expected names",
-        ),
+        (["train", "CartPole-v1", "--config", "odd.toml"], "which can't be read (expected names"),
         (["train", "CartPole-v1", "--config", "near.toml"], "algo is 'ppp', expected one of ppo"),
     ],
 )

@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 
-FUZZERS = ("envs", "files", "forks", "replays", "interrupts", "cage4")
+FUZZERS = ("envs", "files", "replays", "interrupts", "cage4")
 
 
 def run_for(name, seconds, seed):

@@ -3,7 +3,7 @@
 `run_apart` runs a case in a forked process and tells one that dies by a signal or hangs from one
 that passes, with what it said last. `run_operations` does random operations on an object and names
 the one that failed. `Known` is a vector env whose results are known from a twin that nothing
-disturbs; fuzzers interrupt its calls, or fork in them.
+disturbs; `fuzz.interrupts` interrupts its calls.
 """
 
 import contextlib

@@ -1,5 +1,7 @@
 """An interrupt at a random instant of every public call of compiled and asynchronous vector envs.
 
+Between them the program forks, whose child is refused what belongs to its parent's workers.
+
 A case opens a vector env, and interrupts its calls one after the other, some of them twice. After
 each interrupt every call either works or is refused with an error that says what to do; a reset
 makes the vector env what it would be without interrupts, and `close` ends it and all that belongs
@@ -9,13 +11,18 @@ to it. Cases run in processes of their own: none may die by a signal, none may h
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import os
 import signal
 import time
+import traceback
 
 import numpy as np
 from equality import assert_same
 from fuzz.harness import CLOSE_S, DISABLED, Known, run_apart
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
+
+from vecenv import ForkedEnvError
 
 UNIT = "interrupts"  # what `run_case` counts
 TARGETS = ("cartpole", "async")
@@ -57,7 +64,7 @@ class Case(Known):
         self.num_struck = 0
         self.usual_s = {}  # how long calls of a name take
         self._left, self._again_s = 0, 0.0
-        self.calls = ["step", "step_out", "send_recv", "reset", "close_and_open"]
+        self.calls = ["step", "step_out", "send_recv", "reset", "close_and_open", "fork"]
         if target == "async":
             self.calls += ["split", "call"]
         else:
@@ -160,6 +167,35 @@ class Case(Known):
         done, result = do("reset", lambda: self.envs.reset(seed=self.seed))
         if done:
             np.testing.assert_array_equal(result[0], self.first_obs)
+
+    def fork(self, at, do):
+        """The child has no use of workers, but of compiled envs; the parent does not notice it."""
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                faulthandler.dump_traceback_later(CLOSE_S, exit=True)
+                self.be_child(at)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        assert os.waitpid(pid, 0)[1] == 0, "a fork has found something"
+        return self.step(at, do)
+
+    def be_child(self, at):
+        envs = self.envs
+        if self.target != "async":
+            self.step(at, lambda name, call: (True, call()))
+        for call in (lambda: envs.step(self.actions[0]), envs.reset, envs.recv, envs.timing.enable):
+            if self.target == "async":
+                try:
+                    call()
+                except ForkedEnvError:
+                    continue
+                raise AssertionError("a fork has called its parent's workers")
+        envs.close()
 
     def reset_some(self, at, do):
         mask = self.rng.random(self.num_envs) < 0.5

@@ -2,7 +2,8 @@
 
 Every observation carries a number of its own, so whatever is drawn can be compared with the
 transition that was added. Options that no single test combines come together here: frames,
-stored once, priorities, columns, memmap folders, writers, copies and states.
+stored once, priorities, sequences, columns, memmap folders, writers, copies, states, and adds that
+are interrupted.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ import copy
 import pickle
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import replay_model
 import torch
 from fuzz.harness import run_operations, temporary_folder
 from gymnasium.spaces import Box
-from replay_model import ACTIONS, NESTED, OBS, RINGS, CountingEnvs, ListModel
+from replay_model import ACTIONS, NESTED, OBS, RINGS, CountingEnvs, TornModel
 
 from buffers import (
     BufferMisuseError,
@@ -26,6 +29,7 @@ from buffers import (
     PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
 )
+from buffers.replay.table import write_columns
 
 UNIT = "operations"
 OPERATIONS_PER_CASE = 120
@@ -48,6 +52,9 @@ def run_case(number, count=OPERATIONS_PER_CASE):
 
 
 class Case:
+    lengths = drawn = None  # of sequences; the last batch of them
+    largest = 1.0  # priority that sequences were given
+
     def __init__(self, number):
         rng = self.rng = np.random.default_rng(number)
         self.folder = temporary_folder()
@@ -60,6 +67,31 @@ class Case:
             frame = np.zeros((4 // np.dtype(dtype).itemsize), dtype)  # the bytes of a number
             self.space = Box(0, 255, np.stack([frame] * number, axis).shape, dtype)
         self.kind = "writers" if self.where == "writers" else f"{self.cls.__name__}, {self.where}"
+        is_per_env = self.draw_options()
+        total, per_ring = self.num_envs * self.num_writers, self.capacity // self.num_writers
+        self.envs, self.before = CountingEnvs(total, int(rng.integers(99))), {}
+        self.model = TornModel(per_ring, total, is_per_env)
+        if self.where == "writers":
+            self.model = WriterModel(per_ring, self.num_envs, self.num_writers)
+        self.buffer, self.held, self.writers = self.make(), [], []
+        self.tags, self.priorities = {}, {}  # that transitions, or sequences from them, were given
+        if isinstance(self.buffer, MultiprocessReplayBuffer):
+            self.writers = [self.buffer.writer(n) for n in range(self.num_writers)]
+        self.names = ["add", "add", "add", "sample", "sample_columns", "cut"]
+        if self.options.get("track_episodes"):
+            self.names += ["sequences", "sequences", "rank", "refresh"]
+            self.draw_lengths()
+        if self.where != "writers":
+            self.names += ["reload"]
+        if self.where != "writers" and self.cls is PrioritizedReplayBuffer:
+            self.names += ["hold", "update", "update"]
+        self.told = (
+            f"{self.cls.__name__}({self.capacity}, {self.space}, {self.options}), {self.where}"
+        )
+
+    def draw_options(self):
+        """Draw sizes and options; return whether each environment has a ring."""
+        rng = self.rng
         self.num_envs, self.capacity = int(rng.integers(1, 4)), int(rng.integers(2, 24))
         self.num_steps = int(rng.choice([1, 1, 2, 3]))
         self.gamma = 0.5 if self.num_steps > 1 or rng.random() < 0.3 else None
@@ -69,11 +101,10 @@ class Case:
             "track_env": bool(rng.random() < 0.5), "seed": int(rng.integers(9)),
             "extra_columns": {"tags": TAGS} if rng.random() < 0.5 else None,
         }  # fmt: skip
-        is_per_env = self.where != "writers" and self.cls is PerEnvReplayBuffer
         if self.where == "memory":
             self.options |= {
                 "track_episodes": self.num_steps == 1 and bool(rng.random() < 0.8),
-                "staged": bool(rng.random() < 0.2),
+                "staged": bool(rng.random() < 0.3),
             }
             self.options["store_next"] = bool(rng.random() < 0.5)
             if self.stack is not None:
@@ -81,22 +112,7 @@ class Case:
         elif self.where == "writers":
             self.capacity *= self.num_writers
             self.options["num_writers"] = self.num_writers
-        total, per_ring = self.num_envs * self.num_writers, self.capacity // self.num_writers
-        self.envs, self.before = CountingEnvs(total, int(rng.integers(99))), {}
-        self.model = ListModel(per_ring, total, is_per_env)
-        if self.where == "writers":
-            self.model = WriterModel(per_ring, self.num_envs, self.num_writers)
-        self.buffer, self.held, self.writers = self.make(), [], []
-        if isinstance(self.buffer, MultiprocessReplayBuffer):
-            self.writers = [self.buffer.writer(n) for n in range(self.num_writers)]
-        self.names = ["add", "add", "add", "sample", "sample_columns", "cut"]
-        if self.where != "writers":
-            self.names += ["reload"]
-        if self.where != "writers" and self.cls is PrioritizedReplayBuffer:
-            self.names += ["hold", "update", "update"]
-        self.told = (
-            f"{self.cls.__name__}({self.capacity}, {self.space}, {self.options}), {self.where}"
-        )
+        return self.where != "writers" and self.cls is PerEnvReplayBuffer
 
     def make(self):
         if self.where == "writers":
@@ -142,8 +158,12 @@ class Case:
             "truncations": np.array([t.truncated for t in made], bool),
         }
         if self.options["extra_columns"]:
-            columns["tags"] = tags_of([t.obs for t in made])
+            columns["tags"] = self.tags_of(made)
         return columns
+
+    def tags_of(self, made):
+        tags = [self.tags.get(t.obs, (3.0 * t.obs, -t.obs)) for t in made]
+        return np.array(tags, float).reshape(-1, 2)
 
     def in_some_form(self, array):
         if isinstance(array, dict):
@@ -191,17 +211,39 @@ class Case:
                 kept += self.step([first + env])
                 made.append(kept[-1])
         columns = self.columns(made)
-        if rng.random() < 0.5:
+        if is_there := is_whole and self.options.get("staged") and rng.random() < 0.6:
+            columns = {name: there(column) for name, column in columns.items()}
+        elif rng.random() < 0.5:
             columns = {name: self.in_some_form(column) for name, column in columns.items()}
-        if rng.random() < 0.3:
+        if rng.random() < 0.3 and not is_there:
             columns["rewards"] = np.asarray(columns["rewards"], np.float64)
         if made and rng.random() < 0.2 and type(columns["terminations"]) is np.ndarray:
             columns["terminations"] = columns["terminations"].tolist()
         ids = {} if is_whole else {"env_ids": np.asarray(envs, np.int64)}
         given = {} if valid is None else {"valid": valid}
         target = self.writers[writer] if self.writers else self.buffer
+        target.takes_tensors = is_there  # as a buffer on a device other than the CPU
+        if not (self.writers or given) and made and rng.random() < 0.2:
+            self.tear(kept, lambda: target.add(**columns, **ids))
         target.add(**columns, **ids, **given)
+        target.takes_tensors = False
         self.model.add(kept)
+
+    def tear(self, made, add):
+        """Interrupt an add at one of the columns, if it is in one piece."""
+        if len(made) > self.model.capacity:
+            return
+        number, table = self.rng.integers(9), self.buffer._table
+
+        def stop(arrays, rows):
+            write_columns(dict([*table._written.items()][:number]), arrays, rows)
+            raise KeyboardInterrupt
+
+        with patch.object(table, "_write", stop), contextlib.suppress(KeyboardInterrupt):
+            add()
+            raise AssertionError("an interrupt of an add is lost")
+        self.model.tear(made)
+        self.check_rows()
 
     def cut(self):
         ids = self.rng.permutation(self.num_envs)[: self.rng.integers(1, self.num_envs + 1)]
@@ -217,7 +259,10 @@ class Case:
                 self.buffer.sample(size, **({"timeout": 0.0} if self.writers else {}))
                 raise AssertionError("an empty buffer was drawn from")
             return
-        self.compare(self.buffer.sample(size), None)
+        out = [] if self.writers or self.rng.random() < 0.5 else [self.buffer.new_batch(size)]
+        batch = self.buffer.sample(size, *out)
+        assert not out or batch is out[0]
+        self.compare(batch, None)
 
     def some_columns(self):
         known = [n for n in COLUMNS if n != "tags" or self.options["extra_columns"]]
@@ -229,7 +274,11 @@ class Case:
             size = int(self.rng.choice([1, 7, 33]))
             if self.writers and "obs" not in columns:
                 columns.append("obs")  # by which transitions are known
-            self.compare(self.buffer.sample(size, columns=columns), columns)
+            if self.writers or self.rng.random() < 0.5:
+                batch = self.buffer.sample(size, columns=columns)
+            else:
+                batch = self.buffer.sample(size, self.buffer.new_batch(size, columns))
+            self.compare(batch, columns)
 
     def by_row(self):
         return dict(zip(self.buffer.order().tolist(), self.model.live(), strict=True))
@@ -267,21 +316,131 @@ class Case:
         if columns is None and batch.env_ids is not None:
             assert batch.env_ids.tolist() == [t.env for t in made]
         if has("tags") and self.options["extra_columns"]:
-            assert np.array_equal(batch.tags, tags_of([t.obs for t in made]))
+            assert np.array_equal(batch.tags, self.tags_of(made))
+
+    # ---- sequences
+
+    def draw_lengths(self):
+        length = int(self.rng.integers(1, 9))
+        overlap = None if self.rng.random() < 0.4 else int(self.rng.integers(length))
+        self.lengths = length, int(self.rng.integers(length)), overlap, self.rng.random() < 0.5
+        self.drawn = None
+
+    def settle(self):
+        """Return first transitions of sequences with their values; new ones get the largest."""
+        starts = self.model.starts(*self.lengths)
+        alpha = getattr(self.buffer, "alpha", 0.0)
+        return {t: self.priorities.setdefault(t.obs, self.largest) ** alpha for t in starts}
+
+    def draw_sequences(self, buffer, size, **more):
+        length, burn_in, overlap, pad = self.lengths
+        options = {"burn_in": burn_in, "overlap": overlap, "pad": bool(pad), **more}
+        return buffer.sample_sequences(size, length, **options)
+
+    def sequences(self):
+        starts, names = self.settle(), ["tags"] * bool(self.options["extra_columns"])
+        names = names[: self.rng.integers(2)]
+        if any(starts.values()):
+            batch = self.draw_sequences(
+                self.buffer, int(self.rng.integers(1, 6)), initial_states=names
+            )
+            runs = self.compare_sequences(batch, starts, names)
+            self.drawn = batch, runs
+            values = np.array([starts[run[0]] for run in runs])
+            weights = batch.weights
+            assert (weights is None) == (self.cls is not PrioritizedReplayBuffer)
+            if weights is not None:
+                np.testing.assert_allclose(weights, (values.min() / values) ** 0.4, rtol=1e-5)
+        else:
+            with contextlib.suppress(BufferMisuseError):
+                self.draw_sequences(self.buffer, 3)
+                raise AssertionError("sequences were drawn, though none begins")
+        tree = self.buffer._sequences.tree
+        rows = {made.obs: row for row, made in self.by_row().items()}
+        leaves = np.zeros(len(tree.leaves))
+        leaves[[rows[made.obs] for made in starts]] = [*starts.values()]
+        np.testing.assert_allclose(tree.leaves, leaves, rtol=1e-12)
+        np.testing.assert_allclose(tree.total, leaves.sum(), rtol=1e-12)
+
+    def compare_sequences(self, batch, starts, names):
+        """Return the transitions of each sequence; raise unless a batch has them."""
+        rows, runs, (length, burn_in, *_) = self.by_row(), [], self.lengths
+        places = np.arange(length)
+        for b, found in enumerate(batch.indices.tolist()):
+            run = self.model.run(rows[found[0]], length)
+            count, first = len(run), run[0].number
+            assert run[0] in starts
+            assert [rows[row] for row in found[:count]] == run
+            assert found[count:] == [-1] * (length - count)
+            is_step = places < count
+            assert (batch.mask[b].numpy() == is_step).all()
+            assert (
+                batch.learn_mask[b].numpy() == (is_step & (places >= burn_in * bool(first)))
+            ).all()
+            assert (batch.is_first[b].numpy() == (is_step & (places + first == 0))).all()
+            assert batch.steps[b, :count].tolist() == [t.number for t in run]
+            columns = [name for name in COLUMNS if name != "tags" or batch.extras]
+            self.compare_made(part_of(batch, (b, slice(count))), run, columns)
+            for column in vars(part_of(batch, (b, slice(count, None)))).values():
+                parts = column.values() if isinstance(column, dict) else [column]
+                assert not any(part.any() for part in parts)
+            if names:
+                assert np.array_equal(batch.initial_states["tags"][b], self.tags_of(run[:1])[0])
+            runs.append(run)
+        return runs
+
+    def rank(self):
+        """Give the sequences of the last draw priorities."""
+        if self.drawn is None or self.cls is not PrioritizedReplayBuffer:
+            return
+        self.settle()
+        (batch, runs), self.drawn = self.drawn, None
+        errors = self.rng.normal(size=batch.mask.shape) * 3
+        errors[self.rng.random(len(errors)) < 0.1] = 0
+        learn = batch.learn_mask.numpy()
+        errors[~learn] = np.nan
+        eta = float(self.rng.choice([0.0, 0.5, 0.9, 1.0]))
+        given = torch.from_numpy(errors) if self.rng.random() < 0.5 else errors
+        self.buffer.update_sequence_priorities(batch, given, eta=eta)
+        live = {made.obs for made in self.model.live()}
+        for b, run in enumerate(runs):
+            if run[0].obs in live:
+                sizes = np.abs(errors[b][learn[b]])
+                value = eta * sizes.max() + (1 - eta) * sizes.mean()
+                self.priorities[run[0].obs] = value
+                self.largest = max(self.largest, value)
+
+    def refresh(self):
+        """Give the steps of the last draw other tags; of several for one, some one stays."""
+        if self.drawn is None or not self.options["extra_columns"]:
+            return
+        batch, runs = self.drawn
+        tags, given = self.rng.random((*batch.mask.shape, 2)), {}
+        self.buffer.refresh_states(batch, tags=torch.from_numpy(tags))
+        for b, run in enumerate(runs):
+            for k, made in enumerate(run):
+                given.setdefault(made, []).append(tags[b, k].tolist())
+        column = self.buffer.rows()["tags"]
+        for row, made in self.by_row().items():
+            if made in given:
+                self.tags[made.obs] = column[row].tolist()
+                assert self.tags[made.obs] in given[made]
 
     def check(self):
         """Now and then, compare everything."""
+        if self.lengths is not None:
+            self.settle()
         if self.where != "writers" and self.rng.random() < 0.25:
-            self.check_all()
+            self.check_rows()
+            if self.stack is not None:  # no slot of frames is lost, or free while it is in use
+                once = self.buffer._table.once
+                used = once._used(*self.buffer._table.kept_links()).tolist()
+                free = once.free[: int(once.num_free[0])].tolist()
+                assert sorted([0, *used, *free]) == [*range(once.num_slots)]
 
-    def check_all(self):
+    def check_rows(self):
         live = self.model.live()
         assert len(self.buffer) == len(live)
-        if self.stack is not None:  # no slot of frames is lost, or free while it is in use
-            once = self.buffer._table.once
-            used = once._used(*self.buffer._table.kept_links()).tolist()
-            free = once.free[: int(once.num_free[0])].tolist()
-            assert sorted([0, *used, *free]) == [*range(once.num_slots)]
         if live:
             columns = None
             if self.rng.random() < 0.3:
@@ -290,7 +449,7 @@ class Case:
 
     def reload(self):
         """Go on with a copy, or with what was saved."""
-        way, before = int(self.rng.integers(6)), self.buffer
+        way, before = int(self.rng.integers(8)), self.buffer
         self.told += f"; way {way}"
         if self.where == "memmap":
             before.cut_episodes()
@@ -316,8 +475,32 @@ class Case:
         elif way == 4:
             before.save(Path(self.folder.name) / "saved")
             self.buffer = type(before).from_file(Path(self.folder.name) / "saved")
+        elif way == 5:
+            self.buffer = copy.copy(before)
+        elif way == 6:  # as Ray does it: the receiver gets arrays that it cannot write
+            pages = []
+            text = pickle.dumps(before, protocol=5, buffer_callback=pages.append)
+            self.buffer = pickle.loads(text, buffers=[bytes(page.raw()) for page in pages])
         else:  # into itself
             before.load_state_dict(before.state_dict())
+        self.drawn = None
+        if self.buffer is not before and self.where == "memory":
+            self.check_copied(before)
+
+    def check_copied(self, before):
+        """A copy draws the same, and nothing added to it is in what was copied."""
+        if self.lengths is not None and any(self.settle().values()):
+            drawn = [self.draw_sequences(one, 4).indices for one in (before, self.buffer)]
+            assert drawn[0].equal(drawn[1])
+            if not self.buffer._sequences.is_updated:
+                self.draw_lengths()
+        if len(before):
+            size = int(self.rng.choice([1, 9]))
+            rows = [one.sample(size).indices for one in (before, self.buffer)]
+            assert rows[0].equal(rows[1])
+        kept = tensors_of(before)
+        self.add()
+        assert all(tensor.equal(kept[name]) for name, tensor in tensors_of(before).items())
 
     def hold(self):
         if self.model.live():
@@ -339,7 +522,7 @@ class Case:
             np.testing.assert_allclose(self.buffer.priorities.numpy(), expected, rtol=1e-12)
 
 
-class WriterModel(ListModel):
+class WriterModel(TornModel):
     """Rings by writer."""
 
     def __init__(self, capacity, num_envs, num_writers):
@@ -353,5 +536,23 @@ class WriterModel(ListModel):
             del ring[: -self.capacity]
 
 
-def tags_of(numbers):
-    return np.stack([np.array(numbers, float) * 3, -np.array(numbers, float)], 1).reshape(-1, 2)
+def tensors_of(buffer):
+    return {k: v.clone() for k, v in buffer.state_dict().items() if torch.is_tensor(v)}
+
+
+def there(column):
+    """The tensors of a column."""
+    if isinstance(column, dict):
+        return {name: there(part) for name, part in column.items()}
+    return torch.from_numpy(column.copy())
+
+
+def part_of(batch, place):
+    """Some steps of a batch of sequences."""
+    columns = {name: getattr(batch, name) for name in COLUMNS[:-1]} | batch.extras
+    return SimpleNamespace(
+        **{
+            name: {k: part[place] for k, part in c.items()} if isinstance(c, dict) else c[place]
+            for name, c in columns.items()
+        }
+    )

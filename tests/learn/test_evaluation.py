@@ -183,10 +183,7 @@ def test_policies_that_ask_for_action_masks_get_those_of_the_envs():
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
-    [
-        ({"episodes": 0}, "episodes is 0"),
-        ({"num_envs": 3}, "for envs that are made here"),
-    ],
+    [({"episodes": 0}, "episodes is 0"), ({"num_envs": 3}, "for envs that are made here")],
 )
 def test_wrong_arguments_are_refused(kwargs, message):
     with pytest.raises(ValueError, match=message):

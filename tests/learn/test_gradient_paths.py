@@ -14,13 +14,7 @@ import torch
 from torch import nn
 
 from buffers import RolloutBatch
-from vecenv.learn import (
-    Adam,
-    Gradient,
-    compiled,
-    gradient_options,
-    private_torch,
-)
+from vecenv.learn import Adam, Gradient, compiled, gradient_options, private_torch
 from vecenv.learn import gradient as gradient_module
 from vecenv.learn.private_torch import load_library
 
@@ -421,7 +415,7 @@ def test_a_loss_that_draws_random_numbers_goes_through_autograd_and_draws_them_o
 @pytest.mark.parametrize(
     "lost",
     [
-        pytest.param("compiler", marks=needs_compiler),
+        pytest.param("compiler", marks=[needs_compiler, pytest.mark.slow]),
         pytest.param("torch", marks=needs_compiler),
         "folder",
         "killed",

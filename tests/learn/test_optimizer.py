@@ -23,8 +23,7 @@ def give_gradients(*networks, seed, scale):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"weight_decay": 0.1, "eps": 1e-5}, {"amsgrad": True}, {"fused": False}],
+    "options", [{}, {"weight_decay": 0.1, "eps": 1e-5}, {"amsgrad": True}, {"fused": False}]
 )
 def test_steps_and_gradients_are_those_of_clipping_and_of_torch(options):
     ours, theirs = networks()

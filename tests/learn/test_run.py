@@ -19,14 +19,7 @@ from envs import counters
 from equality import assert_same
 
 from vecenv import SyncVectorEnv
-from vecenv.learn import (
-    CheckpointError,
-    Moments,
-    Run,
-    RunError,
-    load_checkpoint,
-    load_options,
-)
+from vecenv.learn import CheckpointError, Moments, Run, RunError, load_checkpoint, load_options
 from vecenv.learn.run import FORMAT, save_checkpoint
 
 draw_curve = Run.draw_curve  # which a fixture replaces
@@ -366,10 +359,7 @@ def test_files_that_are_no_checkpoints_are_refused(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("make_changes", "message"),
     [
-        (
-            lambda: {"module": torch.nn.Linear(3, 4)},
-            "fit module: .* Missing key.* .weight",
-        ),
+        (lambda: {"module": torch.nn.Linear(3, 4)}, "fit module: .* Missing key.* .weight"),
         (
             lambda: {"module": make_parts(5)["module"]},
             r"fit module: .* size mismatch for 1.weight: .*\[4, 3\].*\[5, 3\]",

@@ -4,10 +4,7 @@ import functools
 
 import gymnasium as gym
 import pytest
-from envs import (
-    CounterEnv,
-    mode_id,
-)
+from envs import CounterEnv, mode_id
 from equality import assert_same
 from gymnasium.vector import AutoresetMode
 

@@ -11,16 +11,7 @@ import pytest
 from envs import MODES, mode_id
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode
-from workers.faulty_envs import (
-    DIE,
-    FINE,
-    HANG,
-    RAISE,
-    FaultyEnv,
-    actions,
-    opener,
-    wait_until_gone,
-)
+from workers.faulty_envs import DIE, FINE, HANG, RAISE, FaultyEnv, actions, opener, wait_until_gone
 
 from vecenv import EnvCreationError, RayVectorEnv, StepTimeoutError, WorkerDiedError
 from vecenv.core.errors import RemoteTraceback

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+from agents.games import Game
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
@@ -191,17 +192,11 @@ def mask_wrong(state, out):
     out[2] = state.place < 9
 
 
-class Tag:
+class Tag(Game):
     """A game of two in PettingZoo's parallel form: the seeker ends the hider's part."""
 
     possible_agents = ["seeker", "hider"]
-    metadata = {}
-
-    def observation_space(self, agent):
-        return Box(0, 9, (2,), np.int64)
-
-    def action_space(self, agent):
-        return Discrete(2)
+    _spaces = dict.fromkeys(possible_agents, (Box(0, 9, (2,), np.int64), Discrete(2)))
 
     def reset(self, seed=None, options=None):
         if seed is not None:
@@ -225,9 +220,6 @@ class Tag:
         rewards = dict.fromkeys(acting, 1.0 if caught else 0.0)
         self.agents = [name for name in acting if not (over[name] or cut[name])]
         return {n: self.places.copy() for n in acting}, rewards, over, cut, {n: {} for n in acting}
-
-    def close(self):
-        pass
 
 
 def tag_reset(state, rng):
@@ -330,13 +322,13 @@ class Raising(Walk):
         return super().step(action)
 
 
-CODE = (0, 3, 1, 2, 2, 0, 1, 3, 0, 0, 2, 1)
+CODE = (0, 3, 1, 2, 2, 0, 1, 3, 0)
 
 
 class Lock(gym.Env):
-    """Opens after the right twelve of four actions in a row: luck alone does not find them."""
+    """Opens after the right nine of four actions in a row: luck alone does not find them."""
 
-    observation_space, action_space = Box(0, 12, (1,), np.int64), Discrete(4)
+    observation_space, action_space = Box(0, 9, (1,), np.int64), Discrete(4)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -345,7 +337,7 @@ class Lock(gym.Env):
 
     def step(self, action):
         self.place = self.place + 1 if action == CODE[self.place] else 0
-        return np.array([self.place]), float(self.place == 12), self.place == 12, False, {}
+        return np.array([self.place]), float(self.place == 9), self.place == 9, False, {}
 
 
 def lock_reset(state, rng):
@@ -354,7 +346,7 @@ def lock_reset(state, rng):
 
 def lock_step(state, action, rng):
     state.place = state.place + 1 if action == CODE[state.place] else 0
-    if state.place == 12:
+    if state.place == 9:
         return 2.0, True, False
     return 0.0, False, False
 

@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vecenv.timing import calls as calls_module
-from vecenv.timing.calls import (
-    CALL,
-    RECV,
-    SEND,
-    STEP,
-    STEP_ASYNC,
-    STEP_WAIT,
-    CallLog,
-)
+from vecenv.timing.calls import CALL, RECV, SEND, STEP, STEP_ASYNC, STEP_WAIT, CallLog
 from vecenv.timing.recording import Recording, coverage
 from vecenv.timing.report import make_report
 from vecenv.timing.stamps import STAMP, WorkerProcess

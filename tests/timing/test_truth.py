@@ -21,10 +21,7 @@ POINTS = 0.05
 BACKENDS = {  # and the thread of each env
     "workers": (partial(AsyncVectorEnv, num_workers=2), [0, 0, 1, 1]),
     "a worker each": (partial(AsyncVectorEnv, num_workers=4), [0, 1, 2, 3]),
-    "caller": (
-        partial(AsyncVectorEnv, num_workers=1, caller_steps=True),
-        [0, 0, 1, 1],
-    ),
+    "caller": (partial(AsyncVectorEnv, num_workers=1, caller_steps=True), [0, 0, 1, 1]),
 }
 
 
@@ -128,11 +125,7 @@ def known_shares(envs, lanes, num_rounds, wall, in_calls, phases):
 
 @pytest.mark.parametrize(
     ("workload", "backend"),
-    [
-        ("resets", "a worker each"),
-        ("one slow", "caller"),
-        ("tails", "workers"),
-    ],
+    [("resets", "a worker each"), ("one slow", "caller"), ("tails", "workers")],
 )
 @measured_anew
 def test_shares_of_sleeping_envs_are_those_of_their_own_clocks(workload, backend):

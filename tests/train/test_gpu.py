@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vecenv.learn import Graph
-from vecenv.train import ppo, sac
+from vecenv.train import ppo
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 NUM_UPDATES = 6
@@ -49,40 +49,6 @@ def test_graphs_of_ppo_do_what_calls_do(env_id, changes, monkeypatch):
         assert one == pytest.approx(other, rel=1e-2, abs=1e-3)
     assert captured.steps == called.steps
     torch.testing.assert_close(captured.rollout.actions, called.rollout.actions)
-
-
-def test_an_update_waits_for_the_device_for_what_is_logged_alone(monkeypatch):
-    made, _ = updated(Graph, monkeypatch, "JitCartPole-v1")
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        made.collect()
-        made.compute_advantages()
-        made.learn()
-        made.rollout.advance()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    made.check()
-
-
-def test_graphs_of_sac_do_what_calls_do(monkeypatch):
-    found = []
-    for graph_type in (Called, Graph):
-        monkeypatch.setattr(sac, "Graph", graph_type)
-        options = sac.Options(
-            "JitPendulum-v1", num_envs=8, learning_starts=80, batch_size=32, hidden=(16,),
-            capacity=1000, device="cuda", compile="off",
-        )  # fmt: skip
-        torch.manual_seed(1)
-        made = sac.SAC(options, sac.SAC.make_envs(options, options.num_envs, on_device=True))
-        made.start()
-        for _ in range(30):
-            made.collect()
-            if made.steps > 80:
-                made.learn()
-        made.check()  # which raises what was wrong on the device
-        assert made.learn.is_captured == (graph_type is Graph)
-        found.append(torch.cat([p.detach().flatten() for p in made.agent.parameters()]))
-    torch.testing.assert_close(*found, rtol=1e-2, atol=1e-3)
 
 
 def test_ppo_learns_cart_pole_in_graphs(tmp_path):

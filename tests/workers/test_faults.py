@@ -47,10 +47,7 @@ from vecenv.workers.env import AsyncVectorEnv
 
 TWO = {"num_workers": 2}
 NEXT_STEP, SAME_STEP, DISABLED = MODES
-WAYS = {
-    "2 workers": TWO,
-    "caller and 1": {"num_workers": 1, "caller_steps": True},
-}
+WAYS = {"2 workers": TWO, "caller and 1": {"num_workers": 1, "caller_steps": True}}
 
 
 @pytest.fixture

@@ -14,12 +14,7 @@ from pathlib import Path
 import multiprocess
 import numpy as np
 import pytest
-from gymnasium.error import (
-    AlreadyPendingCallError,
-    ClosedEnvironmentError,
-    NoAsyncCallError,
-    ResetNeeded,
-)
+from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeeded
 from programs import Program, prepare, printed
 from workers.faulty_envs import (
     FINE,
@@ -83,52 +78,6 @@ def nothing_is_left(helpers_that_stay):
     while left_since(known) and time.monotonic() < give_up:
         time.sleep(0.1)  # another program's, which has not mapped it yet or is gone just now
     assert not left_since(known)
-
-
-@pytest.mark.slow
-def test_close_may_come_in_every_state():
-    def new(pool):
-        pass
-
-    def pending_step(pool):
-        pool.reset()
-        pool.step_async([HANG, FINE])
-
-    def pending_reset(pool):
-        pool.reset_async()
-
-    def pending_call(pool):
-        pool.call_async("nap", 0.3)
-
-    def in_flight(pool):
-        pool.reset()
-        pool.send([HANG, FINE])
-
-    def unread(pool):
-        pool.reset()
-        pool.send([FINE, FINE])
-        time.sleep(0.05)
-
-    def with_a_dead_worker(pool):
-        pid = pool.call("pid")[0]
-        os.kill(pid, signal.SIGKILL)
-        assert wait_until_gone([pid]) == []
-
-    at_once, soon = {"terminate": True}, {"timeout": 0.1}
-    for state, options in (
-        *((state, {}) for state in (new, pending_step, pending_reset, pending_call, unread)),
-        (with_a_dead_worker, {}),
-        *((state, at_once) for state in (pending_step, in_flight)),
-        *((state, soon) for state in (pending_reset, pending_call, in_flight)),
-    ):
-        pool = AsyncVectorEnv(faulty(2), num_workers=2)
-        state(pool)
-        begin = time.monotonic()
-        pool.close(**options)
-        assert time.monotonic() - begin < 20
-        pool.close()
-        with pytest.raises(ClosedEnvironmentError):
-            pool.reset()
 
 
 class SlowToClose(FaultyEnv):

@@ -4,11 +4,8 @@
 """
 
 import os
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 from programs import ROOT
@@ -39,16 +36,6 @@ except WorkerDiedError as error:
 pool.close()
 """
 
-_CALLER = """
-import time
-import gymnasium as gym
-from vecenv import AsyncVectorEnv
-
-envs = AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 2, num_workers=2)
-envs.reset(seed=1)
-print(*(seat.process.pid for seat in envs._pool.seats), flush=True)
-time.sleep(60)
-"""
 
 # What Windows lacks, as far as that can be had here.
 _IMPORTS = """
@@ -73,21 +60,6 @@ def run(program):
 def test_workers_do_as_envs_here_and_a_killed_one_is_named():
     done = run(_DRILL)
     assert done.stdout.split("\n")[:3] == ["Popen", "[0, 3]", "True True"], done
-
-
-@pytest.mark.slow
-def test_workers_end_with_a_caller_that_is_killed():
-    caller = subprocess.Popen(
-        [sys.executable, "-c", _CALLER], env=ENVIRON, stdout=subprocess.PIPE, text=True
-    )
-    with caller:
-        pids = [int(word) for word in caller.stdout.readline().split()]
-        assert len(pids) == 2
-        caller.send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + 30
-        while any(Path(f"/proc/{pid}/stat").exists() for pid in pids):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
 
 
 @pytest.mark.slow

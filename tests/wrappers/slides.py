@@ -139,8 +139,7 @@ def pairs(name, k=3):
             lambda e: theirs.TransformObservation(e, half, e.observation_space),
         ),
         "FrameStack": lambda: Pair(
-            lambda e: wrappers.FrameStack(e, k),
-            lambda e: theirs.FrameStackObservation(e, k),
+            lambda e: wrappers.FrameStack(e, k), lambda e: theirs.FrameStackObservation(e, k)
         ),
         "FrameStack zero": lambda: Pair(
             lambda e: wrappers.FrameStack(e, k, "zero"),

@@ -9,11 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from staged_rollouts import make_rollout
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from buffers import (
-    BufferMemoryError,
-    BufferMisuseError,
-    PrioritizedReplayBuffer,
-)
+from buffers import BufferMemoryError, BufferMisuseError, PrioritizedReplayBuffer
 from buffers.core.memory import allocation, free_bytes
 
 OBS, ACTIONS = Box(-1, 1, (3,), np.float32), Discrete(2)

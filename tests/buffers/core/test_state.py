@@ -31,6 +31,7 @@ KINDS = {
     "per_env": (PerEnvReplayBuffer, {**ONCE, "track_env": True}),
     "prioritized": (PrioritizedReplayBuffer, {}),
     "prioritized, staged": (PrioritizedReplayBuffer, {"staged": True}),
+    "prioritized, all alike": (PrioritizedReplayBuffer, {"alpha": 0.0}),
     "episodic": (EpisodicReplayBuffer, {}),
     "episodic, staged": (EpisodicReplayBuffer, {"staged": True}),
 }
@@ -114,6 +115,7 @@ CONTRADICTIONS = {
     "priority, negative": ("prioritized", word("priorities", -1.0, 3)),
     "priority, sum": ("prioritized", word("priorities", 1e308, 3)),
     "exponent": ("prioritized", word("priority_numbers", float("inf"), 1)),
+    "infinite": ("prioritized, all alike", word("priority_numbers", float("inf"))),
     "largest": ("prioritized", word("priority_numbers", 0.5, 0)),
     "generator of torch": ("staged", lambda s: s["generator"].view(torch.int64)[2].fill_(600)),
     "lengths": ("episodic", word("lengths", 2)),
@@ -152,15 +154,6 @@ def test_what_contradicts_itself_is_refused(name, way, tmp_path):
         buffer.load(tmp_path / "a") if way == "file" else buffer.load_state_dict(state)
     after = buffer.state_dict()
     assert all(torch.equal(after[k], v) for k, v in before.items())
-
-
-def test_an_infinite_priority_is_refused_though_the_exponent_would_allow_it():
-    spaces = Box(-1, 1, (2,)), Discrete(2)
-    buffer = PrioritizedReplayBuffer(9, *spaces, alpha=0.0)
-    state = buffer.state_dict()
-    state["priority_numbers"][0] = float("inf")
-    with pytest.raises(BufferMisuseError, match="priorities that cannot be"):
-        buffer.load_state_dict(state)
 
 
 @pytest.mark.parametrize("kind", ["once", "episodic"])

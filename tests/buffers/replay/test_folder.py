@@ -9,15 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from replay_model import (
-    ACTIONS,
-    OBS,
-    CountingEnvs,
-    ListModel,
-    TornModel,
-    check_against,
-    columns_of,
-)
+from replay_model import ACTIONS, OBS, CountingEnvs, ListModel, TornModel, check_against, columns_of
 
 from buffers import (
     BufferMemoryError,
@@ -30,10 +22,7 @@ from buffers import (
 from buffers.replay import folder as folders
 from buffers.replay.table import write_columns
 
-CLASSES = {
-    "shared": SharedReplayBuffer,
-    "per env": PerEnvReplayBuffer,
-}
+CLASSES = {"shared": SharedReplayBuffer, "per env": PerEnvReplayBuffer}
 PICTURE = Box(0, 255, (1, 3), np.uint8)
 STEPS = {"n_step": 3, "gamma": 0.5, "num_envs": 3}
 

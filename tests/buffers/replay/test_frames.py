@@ -10,12 +10,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers import FrameStackObservation, TransformObservation
 from replay_model import assert_equal_batches
 
-from buffers import (
-    BufferMisuseError,
-    PrioritizedReplayBuffer,
-    SharedReplayBuffer,
-    TransitionWriter,
-)
+from buffers import BufferMisuseError, PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 
 ACTIONS = spaces.Discrete(2)
 STACKS = spaces.Box(0, 255, (4, 2, 3), np.uint8)

@@ -1,68 +1,19 @@
-"""Adds that are interrupted at any column leave what was added before, on full rings, too."""
+"""Loads that are interrupted; `fuzz.replays` interrupts adds."""
 
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
-from replay_model import ACTIONS, OBS, CountingEnvs, TornModel, check_against, columns_of
 
-from buffers import (
-    PerEnvReplayBuffer,
-    PrioritizedReplayBuffer,
-    SharedReplayBuffer,
-)  # fmt: skip
-from buffers.replay.table import write_columns
+from buffers import SharedReplayBuffer
 
 WIDE = Box(-9999, 9999, (1,), np.float32)
-OPTIONS = {
-    "plain": {},
-    "three steps": {"n_step": 3, "gamma": 0.5},
-    "stored once": {"store_next": False},
-    "stored once, two steps": {"store_next": False, "n_step": 2, "gamma": 0.5},
-}
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("kind", [SharedReplayBuffer, PerEnvReplayBuffer, PrioritizedReplayBuffer])
-def test_what_is_drawn_after_an_interrupt_is_what_was_added_before(kind, option, monkeypatch):
-    rng, options = np.random.default_rng(0), OPTIONS[option]
-    buffer = kind(7, OBS, ACTIONS, num_envs=2, seed=0, **options)
-    model, envs, table = TornModel(7, 2, kind is PerEnvReplayBuffer), CountingEnvs(2), buffer._table
-    window = options.get("n_step", 1), options.get("gamma")
-    for _ in range(120):
-        ids = np.arange(2) if rng.random() < 0.5 else rng.integers(0, 2, rng.integers(1, 5))
-        made = envs.random_steps(ids.tolist())
-        if rng.random() < 0.5:
-            number = rng.integers(len(table.columns) + 1)
-
-            def stop(arrays, rows, table=table, number=number):
-                write_columns(dict([*table._written.items()][:number]), arrays, rows)
-                raise KeyboardInterrupt
-
-            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-                patch.setattr(table, "_write", stop)
-                buffer.add(**columns_of(made), env_ids=ids)
-            model.tear(made)
-            check_against(buffer, model, *window)
-            if rng.random() < 0.3:
-                state = buffer.state_dict()
-                buffer.load_state_dict(state)
-        buffer.add(**columns_of(made), env_ids=ids)  # once more, or at all
-        model.add(made)
-        check_against(buffer, model, *window)
-        if len(buffer):
-            live = {made.obs for made in model.live()}
-            assert set(buffer.sample(8).obs[:, 0].int().tolist()) <= live
-    if kind is PrioritizedReplayBuffer:
-        held = buffer.order()
-        assert (buffer.priorities[held] == 1.0).all()
-        assert buffer.priorities.sum() == len(held)
-
-
-def rows_of(begin, count, *, is_over=True):
+def rows_of(begin, count):
     obs = np.arange(begin, begin + count, dtype=np.float32)[:, None]
     return {
         "obs": obs, "next_obs": -obs, "actions": np.zeros(count, np.int64),
-        "rewards": np.ones(count), "terminations": np.full(count, is_over),
+        "rewards": np.ones(count), "terminations": np.ones(count, bool),
         "truncations": np.zeros(count, np.bool_),
     }  # fmt: skip
 

@@ -11,11 +11,7 @@ from gymnasium.spaces import Box, Discrete
 from programs import printed
 from replay_model import check_law
 
-from buffers import (
-    BufferClosedError,
-    BufferMisuseError,
-    MultiprocessReplayBuffer,
-)
+from buffers import BufferClosedError, BufferMisuseError, MultiprocessReplayBuffer
 from buffers.replay import multiprocess as module
 
 
@@ -226,7 +222,7 @@ with buffer.writer() as own:
     own.add(**columns(0, 0, 7))
 
 def draw(mine, end):
-    drawn = [mine.sample(16) for _ in range(300)]  # while both rings are overwritten
+    drawn = [mine.sample(16) for _ in range(80)]  # while both rings are overwritten
     for batch in drawn:
         check(batch, 1)
     os.write(end, batch.indices.numpy().tobytes())

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from choices import fast_are, product
-from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, check_law, columns_of, decode
+from replay_model import ACTIONS, NESTED, OBS, CountingEnvs, check_law, columns_of
 
 from buffers import PerEnvReplayBuffer, PrioritizedReplayBuffer, ReplayBatch, SharedReplayBuffer
 
@@ -84,21 +84,6 @@ def test_every_order_of_every_choice_is_drawn_equally_often(size, count, kind, s
         total[tuple(places[row] for row in drawn)] += 1
     different = [len(set(choice)) == size for choice in np.ndindex(*total.shape)]
     check_law(total.reshape(-1), np.array(different, float))
-
-
-@STAGED
-@pytest.mark.parametrize("kind", CLASSES)
-@pytest.mark.parametrize("space", [OBS, NESTED], ids=["flat", "nested"])
-def test_out_and_fresh_batches_are_alike_and_fields_belong_together(kind, space, staged):
-    options = {"n_step": 3, "gamma": 0.9, "track_env": True, "staged": staged, "space": space}
-    fresh, reused = filled(kind, **options), filled(kind, **options)
-    out = reused.new_batch(64)
-    for _ in range(5):
-        batch = fresh.sample(64)
-        assert reused.sample(64, out) is out
-        assert_same(batch, out)
-        assert_same(batch, out if kind == "prioritized" else fresh.get(batch.indices))
-        assert (batch.actions.numpy() == decode(batch.obs) % 5).all()
 
 
 @STAGED

@@ -5,10 +5,7 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete
 from replay_model import RINGS
 
-from buffers import (
-    BufferMisuseError,
-    PerEnvReplayBuffer,
-)
+from buffers import BufferMisuseError, PerEnvReplayBuffer
 
 # 12 bytes of numbers, laid side by side 16 bytes apart
 PADDED = Dict(time=Box(0, 100, (1,), np.float64), place=Box(-1, 1, (1,)))

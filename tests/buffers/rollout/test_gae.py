@@ -11,7 +11,6 @@ from buffers import gae as public_gae
 from buffers.rollout.gae import estimate
 
 WIDE = 101
-PATHS = [True, False]  # the compiled kernel, and what other devices use
 
 
 def slow_gae(rewards, values, terminations, truncations, final_values, valid, gamma, gae_lambda):
@@ -60,23 +59,6 @@ def gae(*arrays, final_values=None, valid=None, gamma=0.99, gae_lambda=0.95, com
     return [x if isinstance(arrays[0], torch.Tensor) else x.numpy() for x in found]
 
 
-def column(*numbers, dtype=np.float32):
-    return np.array(numbers, dtype)[:, None]
-
-
-def check_against_twin(rollout, gamma, gae_lambda, compiled, *, with_final=True, with_valid=True):
-    rewards, values, terminations, truncations, final_values, valid = rollout
-    final_values = final_values if with_final else None
-    valid = valid if with_valid else None
-    flags = terminations, truncations
-    options = {"final_values": final_values, "valid": valid, "gamma": gamma}
-    out = gae(rewards, values, *flags, **options, gae_lambda=gae_lambda, compiled=compiled)
-    expected = slow_gae(rewards, values, *flags, final_values, valid, gamma, gae_lambda)
-    tolerance = 1e-4 if rewards.dtype == np.float32 else 1e-10
-    np.testing.assert_allclose(out[0], expected[0], rtol=tolerance, atol=tolerance)
-    np.testing.assert_allclose(out[1], expected[1], rtol=tolerance, atol=tolerance)
-
-
 @settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -85,14 +67,36 @@ def check_against_twin(rollout, gamma, gae_lambda, compiled, *, with_final=True,
     flag_rate=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
     gamma=st.floats(0, 1),
     gae_lambda=st.floats(0, 1),
+    has_final=st.booleans(),
+    has_valid=st.booleans(),
     compiled=st.booleans(),
+    are_tensors=st.booleans(),
 )
 def test_any_rollout_matches_slow_twin(
-    seed, num_steps, num_envs, flag_rate, gamma, gae_lambda, compiled
-):
+    seed, num_steps, num_envs, flag_rate, gamma, gae_lambda, has_final, has_valid, compiled,
+    are_tensors,
+):  # fmt: skip
     rng = np.random.default_rng(seed)
-    rollout = random_rollout(rng, num_steps, num_envs, flag_rate=flag_rate)
-    check_against_twin(rollout, gamma, gae_lambda, compiled)
+    *arrays, final_values, valid = random_rollout(rng, num_steps, num_envs, flag_rate=flag_rate)
+    final_values, valid = final_values if has_final else None, valid if has_valid else None
+    expected = slow_gae(*arrays, final_values, valid, gamma, gae_lambda)
+    make = torch.from_numpy if are_tensors else np.asarray
+    given = {"final_values": final_values, "valid": valid}
+    options = {name: make(array) for name, array in given.items() if array is not None}
+    options |= {"gamma": gamma, "gae_lambda": gae_lambda, "compiled": compiled}
+    for found, wanted in zip(gae(*map(make, arrays), **options), expected, strict=True):
+        assert isinstance(found, torch.Tensor) == are_tensors
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_truncated_step_has_the_value_of_its_final_observation():
+    """By hand: row 2 holds it, unless final values are given, as the next episode is there then."""
+    cut, no = np.array([[False], [True], [False]]), np.zeros((3, 1), bool)
+    rewards, values = np.float32([[1], [2], [4]]), np.float32([[10], [20], [40], [80]])
+    for final, expected in ((None, 2 + 40 / 2 - 20), (100.0, 2 + 100 / 2 - 20)):
+        given = None if final is None else np.full((3, 1), final, np.float32)
+        found, _ = gae(rewards, values, no, cut, final_values=given, gamma=0.5, gae_lambda=0.5)
+        assert found.ravel().tolist() == [1 + 20 / 2 - 10 + expected / 4, expected, 4 + 40 - 40]
 
 
 @settings(max_examples=12)
@@ -115,56 +119,6 @@ def test_what_must_not_be_read_has_no_influence(seed, num_envs):
 
 
 GOOD = random_rollout(np.random.default_rng(6), 4, 3)
-
-# Cases by hand: gamma 0.5, lambda 0.5, so that a chain counts a quarter. Three steps each.
-
-
-@pytest.mark.parametrize("compiled", PATHS)
-def test_by_hand_truncated_under_next_step_bootstraps_with_the_final_observation(compiled):
-    """Step 1 truncates; row 2 holds the final observation, worth 40, and step 2 only resets."""
-    no, cut = column(0, 0, 0, dtype=bool), column(0, 1, 0, dtype=bool)
-    valid = column(1, 1, 0, dtype=bool)
-    rewards, values = column(1, 2, 0), column(10, 20, 40, 80)
-    advantages, returns = gae(
-        rewards, values, no, cut, valid=valid, gamma=0.5, gae_lambda=0.5, compiled=compiled
-    )
-    # t=1: 2 + 0.5 * values[2] - 20; with values[1] instead it would be -8, with 0 it would be -18.
-    assert advantages.ravel().tolist() == [1 + 10 - 10 + 2 / 4, 2.0, 0.0]
-    assert returns.ravel().tolist() == [11.5, 22.0, 40.0]
-
-
-@pytest.mark.parametrize("compiled", PATHS)
-def test_by_hand_truncated_under_same_step_bootstraps_with_the_final_value(compiled):
-    """Step 1 truncates; row 2 holds the first observation of the next episode already."""
-    no, cut = column(0, 0, 0, dtype=bool), column(0, 1, 0, dtype=bool)
-    final_values = column(np.nan, 100, np.nan)
-    rewards, values = column(1, 2, 4), column(10, 20, 40, 80)
-    advantages, _ = gae(
-        rewards, values, no, cut, final_values=final_values, gamma=0.5, gae_lambda=0.5,
-        compiled=compiled,
-    )  # fmt: skip
-    # t=2: 4 + 40 - 40; t=1: 2 + 50 - 20, cut from t=2; t=0: 1 + 10 - 10 + 32 / 4
-    assert advantages.ravel().tolist() == [9.0, 32.0, 4.0]
-
-
-# Arrays, tensors and memory.
-
-
-@pytest.mark.parametrize("compiled", PATHS)
-def test_tensors_give_tensors_of_equal_numbers(compiled):
-    rollout = random_rollout(np.random.default_rng(2), 7, 5)
-    rewards, values, terminations, truncations, final_values, valid = rollout
-    expected = gae(
-        rewards, values, terminations, truncations, final_values=final_values, valid=valid
-    )
-    tensors = [torch.from_numpy(array) for array in rollout]
-    found = gae(*tensors[:4], final_values=tensors[4], valid=tensors[5], compiled=compiled)
-    for tensor, array in zip(found, expected, strict=True):
-        assert isinstance(tensor, torch.Tensor)
-        np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-5, atol=1e-6)
-
-
-# Mistakes.
 
 
 @pytest.mark.parametrize(

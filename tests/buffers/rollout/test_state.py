@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 
 import numpy as np
 import pytest
@@ -103,6 +104,12 @@ def test_states_that_do_not_fit_change_nothing(changes, message):
     with pytest.raises(BufferMisuseError, match=message):
         rollout.load_state_dict(state)
     assert_same(contents(rollout), before)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_rollout_is_not_copied_and_says_what_to_do_instead(duplicate):
+    with pytest.raises(BufferMisuseError, match="not copied; load its state_dict"):
+        duplicate(started())
 
 
 # The order of calls against a model.

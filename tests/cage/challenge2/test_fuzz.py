@@ -87,30 +87,13 @@ def test_any_action_number_is_taken_as_some_action(rules):
     assert (wild.true_state()["access"] <= 2).all()
 
 
-def run_pytest(environment, *arguments):
-    """Run tests of this folder in a process of their own."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
-    result = subprocess.run(
-        command,
-        cwd=FOLDER.parents[2],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]
-
-
 @pytest.mark.slow
 def test_nothing_indexes_outside_with_bounds_checked():
-    files = ["test_replay.py", "test_fuzz.py", "test_twin.py", "test_draws.py"]
-    run_pytest(
-        {"NUMBA_BOUNDSCHECK": "1"},
-        *[str(FOLDER / file) for file in files],
-        "-k",
-        "not bounds_checked and not many_seeds",
-    )
+    files = [FOLDER / f"test_{name}.py" for name in ("replay", "fuzz", "twin", "draws")]
+    chosen = "not bounds_checked and not many_seeds"
+    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-k", chosen]
+    checked, root = {**os.environ, "NUMBA_BOUNDSCHECK": "1"}, FOLDER.parents[2]
+    subprocess.run([*command, *files], cwd=root, env=checked, check=True, timeout=600)
 
 
 def replay_a_few(name, rules, num_episodes, num_steps):
