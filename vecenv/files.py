@@ -5,13 +5,13 @@ Saved policies are NumPy archives (npz) of plain arrays and a JSON text, without
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ __all__ = [
 _MAX_NAMED = 32  # letters of a file's name that the temporary name contains
 
 
-@contextmanager
+@contextlib.contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield another path to write to, and move that file to `path` at the end.
 
@@ -182,7 +182,7 @@ def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]
         ValueError: The file holds something else, or is damaged.
     """
     arrays = read_npz(path)
-    try:
-        return arrays, dict(json.loads(str(arrays.pop("facts"))))
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} has no facts beside its arrays: {error!s:.300}") from None
+    with contextlib.suppress(LookupError, ValueError, RecursionError):
+        if isinstance(facts := json.loads(str(arrays.pop("facts"))), dict):
+            return arrays, facts
+    raise ValueError(f"{path} has no facts beside its arrays, as `save_arrays` writes them")

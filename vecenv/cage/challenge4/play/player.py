@@ -11,13 +11,12 @@ DeployDecoy on one host of a unit, so 64 choices per unit.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from vecenv.files import load_arrays, save_arrays
 
 __all__ = ["Cage4Memory", "Cage4Player", "defender_logits", "save_cage4_defender"]
 
@@ -347,8 +346,13 @@ def save_cage4_defender(path: str | Path, weights: dict[str, np.ndarray], **fact
     """
     if wrong := _wrong_weights(weights):
         raise ValueError(f"these are not the weights of a defender: {wrong}")
-    arrays = {f"weights.{name}": np.asarray(part, np.float32) for name, part in weights.items()}
-    save_arrays(path, arrays, facts)
+    arrays: dict[str, Any] = {
+        f"weights.{name}": np.asarray(matrix, np.float32) for name, matrix in weights.items()
+    }
+    beside = Path(f"{path}.part")
+    with beside.open("wb") as file:
+        np.savez(file, facts=np.array(json.dumps(facts)), **arrays)
+    beside.replace(path)
 
 
 class Cage4Player:
@@ -380,15 +384,19 @@ class Cage4Player:
         self, path: str | Path, temperature: float | None = None, seed: int | None = 0
     ) -> None:
         try:
-            arrays, self.facts = load_arrays(path)
-            self.weights = {
-                name.removeprefix("weights."): array.astype(np.float32)
-                for name, array in arrays.items()
-                if name.startswith("weights.")
-            }
-        except ValueError as error:
+            with Path(path).open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+                self.weights = {
+                    name.removeprefix("weights."): file[name].astype(np.float32)
+                    for name in file.files
+                    if name.startswith("weights.")
+                }
+                self.facts: dict[str, Any] = json.loads(str(file["facts"]))
+        except OSError:
+            raise
+        except Exception as error:  # a file of unknown origin can raise anything
             raise ValueError(f"{path} is no defender of CAGE Challenge 4: {error}") from error
-        if wrong := _wrong_weights(self.weights):
+        is_told = isinstance(self.facts, dict)
+        if wrong := _wrong_weights(self.weights) if is_told else "its facts are no dict":
             raise ValueError(f"{path} is no defender of CAGE Challenge 4: {wrong}")
         given = self.facts.get("temperature", 0.0) if temperature is None else temperature
         if not 0 <= given < np.inf:
