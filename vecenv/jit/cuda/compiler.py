@@ -115,7 +115,7 @@ def _overload_write_bits(numba_cuda: Any) -> None:
 
 # Functions that are bound to the kernels.
 _OWN = (driver.run_thread, driver.action_is_allowed, run_rows)
-_OWN += tuple(Path(one.__file__).read_bytes() for one in (atomics, cuda, host_driver))
+_OWN += tuple(Path(str(one.__file__)).read_bytes() for one in (atomics, cuda, host_driver))
 _OWN += (Path(__file__).read_bytes(),)
 
 
