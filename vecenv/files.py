@@ -166,7 +166,7 @@ def save_arrays(
     Raises:
         TypeError: An array, or a fact, is something else.
     """
-    found = {name: np.asarray(array) for name, array in arrays.items()}
+    found: dict[str, Any] = {name: np.asarray(array) for name, array in arrays.items()}
     for name, array in found.items():
         if array.dtype.kind not in "biufU":
             raise TypeError(f"{name} can't be saved: it is an array of {array.dtype}")
