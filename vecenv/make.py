@@ -313,7 +313,7 @@ def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:
     elif name == "cuda":
         from vecenv.jit.binding import uncompiled  # imports the compiler
 
-        own, rest = _split(options, {"device", "results"})
+        own, rest = _split(options, {"device"})
         with uncompiled():  # the device's envs are made from one on the CPU
             host = _compiled_maker(source, rest)(num_envs=num_envs if "params" in rest else 1)
         envs = backend.load()(host, num_envs, **own)

@@ -44,7 +44,7 @@ space = Box(-9, 9, (1,), np.float32)
 walk = EnvKernels([("x", np.float64)], space, Discrete(2), reset, step, observe)
 envs = JitVectorEnv(walk, 2)
 envs.reset(seed=0)
-print(envs.step([0, 0])[0][0, 0], sum(envs._runner._plain_run.stats.cache_hits.values()))
+print(envs.step([0, 0])[0][0, 0], sum(envs._runner._run.stats.cache_hits.values()))
 """
 HELPER = """
 from numba import njit

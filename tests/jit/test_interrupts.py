@@ -77,7 +77,7 @@ def test_an_interrupted_step_asks_for_a_reset_and_then_all_is_right(instant, mon
 
 @pytest.mark.parametrize("instant", ["_end_infos", "mark_received"])
 def test_a_recv_that_was_interrupted_asks_for_a_reset(instant, monkeypatch):
-    envs = ready_envs(max_episode_steps=4)  # the step to come ends episodes
+    envs = ready_envs(max_episode_steps=4, episode_infos=True)  # the step to come ends episodes
     envs.send(SECOND)
     owner = envs if instant == "_end_infos" else envs._calls
     call = interrupting(getattr(owner, instant), before=True)

@@ -74,9 +74,9 @@ def test_params_must_be_one_record_and_kernels_must_take_it():
     with pytest.raises(TypeError, match=r"kernel render\(\) must take \(state\)"):
         JitVectorEnv(dataclasses.replace(COUNTER, render=lambda: ""), 2)
     for field in ("text", None, np.zeros(0), [{}]):
-        with pytest.raises(TypeError, match="field 'a' must be"):
+        with pytest.raises(TypeError, match=r"field 'a' has dtype .* expected numbers"):
             pack_record(a=field)
-    with pytest.raises(TypeError, match="array of bools"):
+    with pytest.raises(TypeError, match="arrays of bools"):
         pack_record(a=np.ones(3, bool))
 
 

@@ -258,7 +258,11 @@ def test_what_does_not_fit_is_refused_with_what_there_is():
     make = CartPoleVectorEnv
     for given, error, message in (
         ({"params": {"mass": 1.0}}, ValueError, f"no parameter 'mass'; it has {fields}"),
-        ({"params": {"force": [1.0, 2.0]}}, ValueError, r"'force'\] has shape \(2,\).*\(3,\)"),
+        (
+            {"params": {"force": [1.0, 2.0]}},
+            ValueError,
+            r"'force' of CartPole-v1 has shape \(2,\).*\(3,\)",
+        ),
         ({"params": {"force": "strong"}}, TypeError, "parameter 'force' of CartPole-v1 is <U6"),
         ({"params": {"force": np.nan}}, ValueError, "parameter 'force' of CartPole-v1 is NaN"),
         ({"params": np.zeros(2, CARTPOLE.params.dtype)}, ValueError, r"shape \(2,\).*\(3,\)"),

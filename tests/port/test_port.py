@@ -4,8 +4,10 @@ import dataclasses
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,21 @@ def test_a_call_that_does_not_return_is_a_difference():
     except StuckError as error:  # while it is played alone
         text = str(error)
     assert "step of the Python env did not return within 0.5 s: `step` at" in text
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes can't be stopped here")
+def test_time_in_which_the_process_is_stopped_does_not_count():
+    code = (
+        "import os, signal\nfrom vecenv.port.deadline import time_limit, within\n"
+        "with time_limit(1.5), within('a call'):\n    os.kill(os.getpid(), signal.SIGSTOP)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        os.waitpid(child.pid, os.WUNTRACED)  # it has stopped
+        time.sleep(2.0)
+    finally:
+        os.kill(child.pid, signal.SIGCONT)
+    assert child.wait(60) == 0
 
 
 def test_ctrl_c_ends_a_proof_with_what_was_found():

@@ -11,9 +11,10 @@ The arithmetic is that of NumPy's arrays and torch's tensors, so it is written o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
 from vecenv.agents import grouping as at
@@ -24,7 +25,7 @@ from vecenv.core.errors import ActionError, ObservationError
 from vecenv.jit.games import GameLayout, GroupLayout
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["CompiledAgentsVecEnv", "require_central_state"]
+__all__ = ["CompiledAgentsVecEnv", "require_central_state", "state_kernels"]
 
 _OF_STEP = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
 _OF_FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
@@ -60,21 +61,19 @@ class CompiledAgentsVecEnv(AgentsVecEnv):
             require_central_state(kernels, games.autoreset_mode)
         layout = GameLayout.of(kernels.groups)
         self._layouts, self._is_flat = layout.groups, layout.is_flat
-        self._fields = {name: self._field(games, name) for name in (*_OF_STEP, at.ALIVE)}
+        self._fields = {name: games.state_field(name) for name in (*_OF_STEP, at.ALIVE)}
         members = {
             name: Members(group.agents, group.observation_space, group.action_space)
             for name, group in layout.groups.items()
         }
         super().__init__(games, members, mask_infos=mask_infos)
         self._is_same_step = games.autoreset_mode is AutoresetMode.SAME_STEP
-        self._write_state = self._state_writer() if central_state else None
+        self._write_state: Any = None
+        if central_state:
+            self._write_state = games.observer(state_kernels(kernels))
         self.state_space = kernels.state_space if central_state else None
 
     # -- what differs on a device ------------------------------------------------------------
-
-    def _field(self, games: Any, name: str) -> Any:
-        """Return the live view (games, agents) of a field of the records."""
-        return np.asarray(games.states)[name]
 
     def _new_group(self, name: str, members: Members, games: Any) -> AgentGroup:
         group = AgentGroup(name, members, games)
@@ -82,11 +81,6 @@ class CompiledAgentsVecEnv(AgentsVecEnv):
         if games.has_action_masks and layout.mask_width:
             group.masks.source = _mask_source(games, layout)
         return group
-
-    def _state_writer(self) -> Callable[[Any], None]:
-        """Return a function that writes the central states of all games into an array."""
-        write = self.games.state_writer()  # type: ignore[attr-defined]  # compiled games have it
-        return lambda out: write(self.games.states, out)  # type: ignore[attr-defined]  # likewise
 
     def _on_device(self, ids: Any) -> Any:
         """Return ids of games or rows as an index of the games' arrays."""
@@ -252,6 +246,27 @@ class CompiledAgentsVecEnv(AgentsVecEnv):
         """Copy games to others, also amid episodes; see `JitVectorEnv.copy_rows`."""
         self.games.copy_rows(source, target, luck=luck)  # type: ignore[attr-defined]  # compiled games have it
         self._note_agents()
+
+
+def _no_reset(state, rng, *params):
+    pass
+
+
+def _no_step(state, action, rng, *params):
+    return 0.0, False, False
+
+
+def state_kernels(kernels: EnvKernels) -> EnvKernels:
+    """Return kernels whose observation is the central state of games."""
+    return EnvKernels(
+        kernels.state_dtype,
+        cast("Any", kernels.state_space),
+        Discrete(1),
+        _no_reset,
+        _no_step,
+        kernels.central_state,
+        name=f"{kernels.name}, central state",
+    )
 
 
 def _mask_source(games: Any, layout: GroupLayout) -> Callable[[np.ndarray], np.ndarray]:

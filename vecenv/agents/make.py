@@ -22,7 +22,7 @@ from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
 from vecenv.backends import is_for_compiled, is_on_device
-from vecenv.core.arguments import check_choice, read_count
+from vecenv.core.arguments import read_count
 from vecenv.core.importing import import_module, import_object
 from vecenv.make import find_spec, has_compiled_envs, make_vec
 
@@ -135,9 +135,6 @@ def _compiled(
             "together: backend 'jit', or device='cuda'"
         )
     is_there = is_on_device(backend, device)
-    given = dict(vector_kwargs or {})
-    if is_there:
-        check_choice("results", given.pop("results", "torch"), ("torch",))
     if isinstance(env, str):
         env = find_spec(env)
         env.vector_entry_point = _vector_class(env)
@@ -149,7 +146,7 @@ def _compiled(
         backend="cuda" if is_there else "jit",
         device="cuda" if is_there and device is None else device,
         autoreset_mode=autoreset_mode,
-        vector_kwargs=given,
+        vector_kwargs=vector_kwargs,
         **kwargs,
     )
     with _closed_on_error(games):

@@ -5,11 +5,10 @@ Nothing waits for the device but `check`.
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from gymnasium.spaces import Discrete
 from torch import Tensor
 
 from vecenv.agents import grouping as at
@@ -18,34 +17,13 @@ from vecenv.agents.env import MASK_DTYPES, AgentGroup, AgentSlot, valid_action
 from vecenv.agents.grouping import Members
 from vecenv.core.errors import ActionError, NoActionMaskError, SlotError
 from vecenv.core.masks import MASK_KEY, can_be_masked
-from vecenv.jit.cuda.env import CudaVectorEnv, DeviceActions, checked_tensor
+from vecenv.jit.cuda.device import DeviceActions, checked_tensor
+from vecenv.jit.cuda.env import CudaVectorEnv
 from vecenv.jit.games import GroupLayout
-from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["CudaAgentGroup", "CudaAgentsVecEnv", "state_kernels"]
+__all__ = ["CudaAgentGroup", "CudaAgentsVecEnv"]
 
 _FLAGS = (at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
-
-
-def _no_reset(state, rng, *params):
-    pass
-
-
-def _no_step(state, action, rng, *params):
-    return 0.0, False, False
-
-
-def state_kernels(kernels: EnvKernels) -> EnvKernels:
-    """Return kernels whose observation is the central state of games."""
-    return EnvKernels(
-        kernels.state_dtype,
-        cast("Any", kernels.state_space),
-        Discrete(1),
-        _no_reset,
-        _no_step,
-        kernels.central_state,
-        name=f"{kernels.name}, central state",
-    )
 
 
 class CudaAgentGroup(AgentGroup):
@@ -177,14 +155,8 @@ class CudaAgentsVecEnv(CompiledAgentsVecEnv):
         self.device = games.device
         super().__init__(games, mask_infos=mask_infos, central_state=central_state)
 
-    def _field(self, games: Any, name: str) -> Tensor:
-        return games.state_field(name)
-
     def _new_group(self, name: str, members: Members, games: Any) -> CudaAgentGroup:
         return CudaAgentGroup(name, members, games, self._layouts[name])
-
-    def _state_writer(self) -> Any:
-        return self.games.observer(state_kernels(self.games.kernels))
 
     def _on_device(self, ids: Any) -> Tensor:
         return torch.as_tensor(ids, device=self.device)

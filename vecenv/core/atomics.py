@@ -113,9 +113,10 @@ def address_of(typingctx, array):
     return types.int64(array), codegen
 
 
-@intrinsic
-def array_at(typingctx, address, shape, dtype):
+def make_array_at(typingctx, address, shape, dtype):
     """Return a C-contiguous array over memory at an address, int64; it does not own the memory.
+
+    This defines the intrinsic `array_at`, and the same one for devices.
 
     `numba.carray` does so too, but is compiled anew for each shape and dtype.
     """
@@ -138,3 +139,6 @@ def array_at(typingctx, address, shape, dtype):
         return array._getvalue()
 
     return kind(types.int64, types.UniTuple(types.intp, len(shape)), dtype), codegen
+
+
+array_at = intrinsic(make_array_at)

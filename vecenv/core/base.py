@@ -87,6 +87,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
 
     autoreset_mode: AutoresetMode
     timing: Timing
+    _check_array: Any = staticmethod(check_slot_array)  # of what is written into
 
     def _set_up(
         self,
@@ -252,7 +253,7 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
             ids = self._calls.check_env_ids(env_ids, "action_masks")
             count = len(ids)
         if out is not None:
-            check_slot_array("masks", out, (count, self._mask_width), _MASK_DTYPES)
+            self._check_array("masks", out, (count, self._mask_width), _MASK_DTYPES)
         return self._action_masks(ids, out)
 
     @cached_property
@@ -389,6 +390,21 @@ class VecEnv(VectorEnv[Any, Any, np.ndarray]):
         """Return at least `count` of the envs in flight, and at most `most`."""
         raise NotImplementedError
 
+    def _refuse_ended(self, env_ids: np.ndarray | slice = _ALL) -> None:
+        """Raise ResetNeeded if autoreset is disabled and an episode of these envs has ended."""
+        if self.autoreset_mode is AutoresetMode.DISABLED and self._is_over(env_ids).any():
+            stuck = sorted(np.arange(self.num_envs)[env_ids][self._is_over(env_ids)].tolist())
+            listed = ", ".join(map(str, stuck[:8])) + ", ..." * (len(stuck) > 8)
+            raise ResetNeeded(
+                f"The episodes of envs [{listed}] have ended and autoreset is disabled; reset "
+                "them with reset(options={'reset_mask': mask}) before the next step. "
+                "Nothing was stepped."
+            )
+
+    def _is_over(self, env_ids: np.ndarray | slice = _ALL) -> np.ndarray:
+        """Return whose latest result has ended the episode, bool (B,); False after a reset."""
+        raise NotImplementedError
+
     def _action_masks(self, env_ids: np.ndarray | None, out: np.ndarray | None) -> np.ndarray:
         """Do what `action_masks` says; `env_ids` and `out` have been checked."""
         raise NoActionMaskError(f"{type(self).__name__} has no action masks")
@@ -413,16 +429,6 @@ class GymVecEnv(VecEnv):
         if not hasattr(self, "_masks"):  # lazy vector envs call this twice
             self._masks = LatestMasks(self.num_envs, self.single_action_space)
         self._mask_method: str | None = None  # of the single envs, once it has been found
-
-    def _refuse_ended(self, env_ids: np.ndarray | slice = _ALL) -> None:
-        """Raise ResetNeeded if autoreset is disabled and an episode of these envs has ended."""
-        if self.autoreset_mode is AutoresetMode.DISABLED and self._is_over(env_ids).any():
-            stuck = np.arange(self.num_envs)[env_ids][self._is_over(env_ids)].tolist()
-            raise ResetNeeded(
-                f"The episodes of envs {sorted(stuck)} have ended and autoreset is disabled; reset "
-                "them with reset(options={'reset_mask': mask}) before the next step. "
-                "Nothing was stepped."
-            )
 
     def _is_over(self, env_ids: np.ndarray | slice = _ALL) -> np.ndarray:
         """Return whose latest result has ended the episode, bool (B,); False after a reset."""

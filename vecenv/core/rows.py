@@ -347,8 +347,10 @@ class StepSlot(NamedTuple):
 Outputs = StepSlot  # its name in `vecenv.jit`
 
 
-def slot_arrays(out: Any, num_envs: int) -> StepSlot:
+def slot_arrays(out: Any, num_envs: int, check: Callable[..., Any] | None = None) -> StepSlot:
     """Return a slot's observations unchanged, and its other arrays, checked, as plain arrays.
+
+    `check` replaces `check_slot_array` for memory that is no NumPy array.
 
     Raises:
         SlotError: An array is missing, or has a wrong shape (`num_envs` rows), dtype or layout, or
@@ -363,11 +365,14 @@ def slot_arrays(out: Any, num_envs: int) -> StepSlot:
             f"out is {type(out).__name__}, expected an object with the arrays obs, rewards, "
             f"terminations, truncations such as StepSlot: {error}"
         ) from None
-    rewards = check_slot_array("rewards", rewards, shape, _REWARD_DTYPES)
-    terminations = check_slot_array("terminations", terminations, shape, FLAG_DTYPES)
-    truncations = check_slot_array("truncations", truncations, shape, FLAG_DTYPES)
-    is_shared = terminations.base is truncations.base  # else they don't; this is asked every step
-    if is_shared and np.may_share_memory(terminations, truncations):
+    check = check or check_slot_array
+    rewards = check("rewards", rewards, shape, _REWARD_DTYPES)
+    terminations = check("terminations", terminations, shape, FLAG_DTYPES)
+    truncations = check("truncations", truncations, shape, FLAG_DTYPES)
+    is_shared = terminations is truncations
+    if check is check_slot_array and terminations.base is truncations.base:  # else they don't
+        is_shared = np.may_share_memory(terminations, truncations)
+    if is_shared:
         raise SlotError(
             "out.terminations and out.truncations share memory, so one would overwrite the other; "
             "give each an array of its own"
@@ -375,10 +380,12 @@ def slot_arrays(out: Any, num_envs: int) -> StepSlot:
     return StepSlot(obs, rewards, terminations, truncations)
 
 
-def slot_outputs(out: Any, obs_shape: tuple[int, ...], obs_dtypes: tuple[Any, ...]) -> StepSlot:
+def slot_outputs(
+    out: Any, obs_shape: tuple[int, ...], obs_dtypes: tuple[Any, ...], check: Callable[..., Any]
+) -> StepSlot:
     """Return the arrays of a slot whose observations are one array, see `slot_arrays`."""
-    found = slot_arrays(out, obs_shape[0])
-    return found._replace(obs=check_slot_array("obs", found.obs, obs_shape, obs_dtypes))
+    obs, *others = slot_arrays(out, obs_shape[0], check)
+    return StepSlot(check("obs", obs, obs_shape, obs_dtypes), *others)
 
 
 def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:

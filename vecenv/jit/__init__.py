@@ -1,7 +1,7 @@
 """Environments written as Numba functions, run by the thousand; see docs/compiled_envs.md."""
 
 from vecenv.core.compiling import cached_njit
-from vecenv.jit.branches import Branch
+from vecenv.jit.base import Branch
 from vecenv.jit.copying import write_bits
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.errors import KernelCompileError, KernelIndexError, KernelResultError

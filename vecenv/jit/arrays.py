@@ -20,9 +20,8 @@ class ActionReader:
     Before, `vecenv.core.actions.ActionBatcher` has checked shape, kind of dtype, and NaN.
 
     Attributes:
-        bounds: int64 (2, K), lowest and highest value of each element of one action; K = 1 if all
-            elements have the same bounds; K = 0 if any value is allowed. Compiled code checks them
-            before it steps anything.
+        bounds: See `element_bounds`; one column if all elements have the same. Compiled code checks
+            them before it steps anything.
     """
 
     def __init__(self, space: Space, num_envs: int) -> None:
@@ -68,13 +67,10 @@ class ActionReader:
 
 
 def element_bounds(space: Space) -> np.ndarray:
-    """Return the bounds of actions of a space, int64 (2, K).
+    """Return lowest and highest value of each element of one action in C order, int64 (2, K).
 
-    They are the lowest and highest value of each of the K elements of one action in C order; K = 0
-    if any value is allowed. For uint64, values from 2**63 on are not allowed.
-
-    Raises:
-        ValueError: An element has only such values.
+    K = 0 if any value is allowed. For uint64, values from 2**63 on are not allowed: raises
+    ValueError if an element has only such values.
     """
     low: Any
     high: Any
@@ -100,8 +96,7 @@ def element_bounds(space: Space) -> np.ndarray:
 def first_invalid_row(actions: np.ndarray, bounds: np.ndarray) -> int:
     """Return the first row of actions (R, ...) with an element out of bounds int64 (2, K), or -1.
 
-    bounds[0] and bounds[1] are the lowest and highest values of the K elements of one action, in C
-    order, or of all elements if K = 1; with K = 0 nothing is checked.
+    With K = 1 the bounds are those of all elements; with K = 0 nothing is checked.
     """
     if bounds.shape[1] == 0 or actions.size == 0:
         return -1

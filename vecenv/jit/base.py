@@ -1,42 +1,37 @@
 """CompiledVecEnv: what vector envs of compiled kernels share, wherever their memory is.
 
-CompiledVecEnv   seeds, parameters, branches, saved states, sends; it works on records (N,) of
-                 states, of streams and statistics (`runs`), and of parameters
-  JitVectorEnv   records in NumPy arrays; a `Runner` does the jobs, on threads or in Python
-  CudaVectorEnv  records as rows of bytes on a device; each job is one launch, a thread per env
+CompiledVecEnv      calls, seeds, infos, parameters, copies, saved states
+  memory            makes arrays: `HostMemory`, or `cuda.device.Device`
+  rows              "states", "runs" (streams, statistics), "params": a record per env as bytes
+  JitVectorEnv      rows in NumPy arrays; a `Runner` does the jobs, on threads or in Python
+  CudaVectorEnv     rows in tensors on a device; a job is one launch, with a thread per env
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
-from functools import cached_property, partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import logger
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.base import StepBatch, VecEnv
+from vecenv.core.arguments import check_choice
+from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.compiling import cached_njit
 from vecenv.core.errors import NoActionMaskError
-from vecenv.core.masks import MASK_KEY
+from vecenv.core.masks import MASK_KEY, allow_something, mask_starts, none_allowed
+from vecenv.core.rows import StepSlot, aligned_zeros, slot_outputs
 from vecenv.core.seeding import Seed
 from vecenv.files import read_entry
 from vecenv.jit import random
-from vecenv.jit.branches import (
-    Branch,
-    draw_seeds,
-    read_branch,
-    read_rows,
-    read_sources,
-    refuse_branches,
-)
-from vecenv.jit.episodes import DISABLED, NEXT_STEP, OBSERVE, RUN_DTYPE, SAME_STEP
+from vecenv.jit.episodes import DISABLED, MASK, NEXT_STEP, OBSERVE, RUN_DTYPE, SAME_STEP
 from vecenv.jit.kernels import EnvKernels, draw
 from vecenv.jit.worlds import flat_params, write_params
 
-__all__ = ["MODES", "CompiledVecEnv"]
+__all__ = ["MODES", "Branch", "CompiledVecEnv", "HostMemory"]
 
 MODES = {
     AutoresetMode.NEXT_STEP: NEXT_STEP,
@@ -45,115 +40,180 @@ MODES = {
 }
 _MAX_SEED = 2**64 - 1
 _seed_streams = cached_njit(random.seed_streams)
+_draw_seeds = cached_njit(random.draw_seeds)
+
+
+class Branch(NamedTuple):
+    """Copies of B envs, from `snapshot`: their states, episodes, random streams and parameters.
+
+    Attributes:
+        name: Name of the kind of env.
+        states: (B,) state records.
+        runs: (B,) RUN_DTYPE, random streams and statistics.
+        params: (B,) parameter records; None if all envs share one, or have none.
+        facts: Further entries in the `state_dict` of this kind of env.
+    """
+
+    name: str
+    states: np.ndarray
+    runs: np.ndarray
+    params: np.ndarray | None
+    facts: Mapping[str, np.ndarray]
+
+
+class HostMemory:
+    """NumPy arrays; `cuda.device.Device` does the same with tensors on a device."""
+
+    flag: Any = np.bool_
+    reward: Any = np.float64
+    empty = staticmethod(np.empty)
+    zeros = staticmethod(aligned_zeros)
+    where = staticmethod(np.where)
+
+    @staticmethod
+    def put(array: np.ndarray) -> np.ndarray:
+        """Return a NumPy array in this memory."""
+        return array
+
+    get = put  # returns an array of this memory as a NumPy array
+
+    @staticmethod
+    def as_rows(records: np.ndarray) -> np.ndarray:
+        """Return records (B,) as rows of bytes."""
+        return records.view(np.dtype((np.void, records.dtype.itemsize)))
+
+    @staticmethod
+    def field(rows: np.ndarray, dtype: np.dtype, name: str) -> np.ndarray:
+        """Return a live view of a field of the records in rows."""
+        return rows.view(dtype)[name]
 
 
 class CompiledVecEnv(VecEnv):
     """A vector env of compiled kernels; the base of `JitVectorEnv` and `CudaVectorEnv`.
 
-    For authors of another subclass: set `kernels`, `episode_infos`, `mask_infos`, `_states`,
-    `_runs`, `_params`, `_final_obs`, `_has_own_params`, then call `_set_up`. Implement `_step` and
-    the methods that raise NotImplementedError here.
+    For authors of another subclass: call `_set_up`, then `_allocate`.
+
+    Attributes:
+        kernels: The kind of env.
+        has_own_params: Whether each env has its own parameters: given as records, set later, or
+            drawn.
     """
 
     kernels: EnvKernels
+    has_own_params: bool
+    max_episode_steps: int | None
     episode_infos: bool
     mask_infos: bool
-    _states: Any  # (N,) records
-    _runs: Any  # (N,) RUN_DTYPE
-    _params: Any  # (1,) or (N,) records, or None
-    _final_obs: Any
-    _has_own_params: bool
-    _held: Any = None  # (N, *action_shape), actions of envs in flight
+    _memory: Any = HostMemory
+    _on_episode_end: Callable[[Any, np.ndarray], Any] | None = None
     _order: np.ndarray = np.zeros(0, np.int64)  # envs in the order of sending
     _is_seeded = False
 
-    # -- what depends on where the memory is ---------------------------------------------------
-
-    def _run(self, op: int, num_rows: int, **arrays: Any) -> int:
-        """Do a job on envs `env_ids`, or all in order; `arrays` are named as in `Batch`."""
-        raise NotImplementedError
+    # What depends on where the memory is.
+    _run: Callable[..., int]  # do a job on envs, int64 (B,), or all; arrays are named as in `Batch`
+    _begin: Callable[[Any, Any], None]  # reset the envs of a mask, or all; write all observations
+    _step_rows: Callable[[Any, StepSlot, Any], dict[str, Any]]  # step envs, int64 (B,), or all
+    _final_infos: Callable[[Any, Any], Any]  # return infos["final_obs"] of rows
+    _params_moved: Callable[[], None]  # let later jobs read the parameters from their new rows
 
     def _settle(self) -> None:
         """Raise an error that a job on a device has noted."""
 
-    def _begin(self, reset_mask: np.ndarray | None) -> Any:
-        """Reset the envs of a mask, or all; return the observations of all envs."""
-        raise NotImplementedError
+    # -- memory -------------------------------------------------------------------------------
 
-    def _read(self, name: str, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return copies of records "states", "runs" or "params", all or of some envs."""
-        raise NotImplementedError
+    def _allocate(self, states: Any, runs: Any, params: np.ndarray | None) -> None:
+        """Make all memory that has a row per env.
 
-    def _stored(self, records: np.ndarray) -> Any:
-        """Return records (B,) in the form of `stored` in `_copy`."""
-        raise NotImplementedError
-
-    def _copy(self, name: str, targets: np.ndarray, stored: Any, sources: Any) -> None:
-        """Copy `stored[sources]` to the records of the envs `targets`."""
-        raise NotImplementedError
-
-    def _spread_params(self) -> None:
-        """Replace the shared parameter record by one copy per env."""
-        raise NotImplementedError
-
-    def _run_field(self, name: str) -> Any:
-        """Return a live view of a field of the statistics, (num_envs,)."""
-        raise NotImplementedError
+        Args:
+            states: Rows of the state records (num_envs,).
+            runs: Rows of RUN_DTYPE.
+            params: Parameter records, (1,) or (num_envs,), or None.
+        """
+        memory, num_envs = self._memory, self.num_envs
+        self._rows = {"states": states, "runs": runs}
+        self._dtypes = {"states": self.kernels.state_dtype, "runs": RUN_DTYPE}
+        if params is not None:
+            self._rows["params"] = memory.as_rows(params)
+            self._dtypes["params"] = np.dtype((np.void, params.dtype))
+        self.last_returns[:] = np.nan
+        obs_space, space = self.single_observation_space, self.single_action_space
+        self._obs_shape, self._obs_dtype = obs_space.shape or (), np.dtype(obs_space.dtype)
+        self._all_obs = (num_envs, *self._obs_shape), (self._obs_dtype,)
+        self._is_same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
+        self._has_end_infos = self._is_same_step or self.episode_infos
+        self._has_end_infos |= self._on_episode_end is not None
+        has_final = num_envs if self._is_same_step else 0
+        self._final_obs = memory.zeros((has_final, *self._obs_shape), self._obs_dtype)
+        # Actions of envs in flight.
+        self._held = memory.zeros((num_envs, *(space.shape or ())), np.dtype(space.dtype))
 
     def _new_obs(self) -> Any:
-        """Return memory for the observations of all envs."""
-        raise NotImplementedError
+        return self._memory.empty((self.num_envs, *self._obs_shape), self._obs_dtype)
 
-    def _checked(self, name: str, array: Any, shape: tuple[int, ...], dtypes: Any = ()) -> Any:
-        """Return the caller's output memory if it fits, else raise SlotError."""
-        raise NotImplementedError
+    def _new_outputs(self, count: int) -> StepSlot:
+        """Return uninitialised memory for the results of a step."""
+        empty, flag = self._memory.empty, self._memory.flag
+        return StepSlot(
+            empty((count, *self._obs_shape), self._obs_dtype),
+            empty(count, self._memory.reward),
+            empty(count, flag),
+            empty(count, flag),
+        )
 
-    def _result(self, array: Any) -> Any:
-        """Convert an array to the type that the caller gets."""
-        return array
+    def _read(self, name: str, env_ids: np.ndarray | None = None) -> np.ndarray:
+        """Return copies of the records "states", "runs" or "params" of some envs, or of all."""
+        rows = self._rows[name]
+        ids = np.arange(self.num_envs) if env_ids is None else env_ids
+        if len(rows) < self.num_envs:  # all envs share one
+            ids = np.zeros_like(ids)
+        found = self._memory.get(rows[self._memory.put(ids)])
+        return found.view(self._dtypes[name]).reshape(len(ids))
 
-    def _hold(self, env_ids: np.ndarray, actions: Any) -> None:
-        """Keep the actions of envs in flight in `_held`."""
-        raise NotImplementedError
+    def _write(self, name: str, env_ids: np.ndarray, rows: Any) -> None:
+        self._rows[name][self._memory.put(env_ids)] = rows
 
-    def _step_some(self, env_ids: np.ndarray) -> StepBatch:
-        """Step these envs with the actions held for them."""
-        raise NotImplementedError
+    def _field(self, records: str, name: str) -> Any:
+        return self._memory.field(self._rows[records], self._dtypes[records], name)
+
+    def state_field(self, name: str) -> Any:
+        """Return a live view of one field of the states, (num_envs, *field_shape).
+
+        After changing it, call `observe`.
+
+        Raises:
+            KeyError: There is no such field.
+            TypeError: torch has no such dtype, or the field or the records are not aligned to it.
+        """
+        if name not in (names := self.kernels.state_dtype.names):
+            raise KeyError(f"the state has no field {name!r}; it has {', '.join(names)}")
+        return self._field("states", name)
 
     # -- statistics ---------------------------------------------------------------------------
-
-    @cached_property
-    def _obs_shape(self) -> tuple[int, ...]:
-        return (self.num_envs, *(self.single_observation_space.shape or ()))
-
-    @cached_property
-    def _obs_dtype(self) -> np.dtype:
-        return np.dtype(self.single_observation_space.dtype)
 
     @property
     def last_returns(self) -> Any:
         """Return of each env's last episode that ended, float64 (num_envs,), NaN before; live."""
-        return self._run_field("last_return")
+        return self._field("runs", "last_return")
 
     @property
     def last_lengths(self) -> Any:
         """Length of each env's last episode that ended, int64 (num_envs,), 0 before; live."""
-        return self._run_field("last_length")
+        return self._field("runs", "last_length")
 
     @property
     def num_episodes(self) -> Any:
         """How many episodes of each env have ended, int32 (num_envs,): a live view."""
-        return self._run_field("num_episodes")
+        return self._field("runs", "num_episodes")
 
     @property
     def episode_lengths(self) -> Any:
         """Steps taken in the episodes under way, int64 (num_envs,): a live view."""
-        return self._run_field("episode_length")
+        return self._field("runs", "episode_length")
 
     @property
     def episode_over(self) -> Any:
         """Whether an env's episode has ended and no reset followed, bool (num_envs,): live."""
-        return self._run_field("episode_over")
+        return self._field("runs", "episode_over")
 
     @property
     def final_obs(self) -> Any:
@@ -170,36 +230,54 @@ class CompiledVecEnv(VecEnv):
     def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]  # a tuple, of all envs
         """Seeds of the envs' random streams."""
         if not self._is_seeded:
-            self._set_streams(*_read_seeds(None, None, self.num_envs, is_first=True))
+            self._seed(None, None)
         return tuple(self._read("runs")["seed"].tolist())
+
+    def _seed(self, seed: Any, reset_mask: np.ndarray | None) -> None:
+        """Begin random streams as `reset` says; at first all, with random seeds if none are given.
+
+        Raises:
+            ValueError: A seed is not a 64-bit number.
+        """
+        every = np.arange(self.num_envs)
+        ids = every if reset_mask is None else np.flatnonzero(reset_mask)
+        given: Any = (seed, seed + self.num_envs - 1) if isinstance(seed, int) else ()
+        if seed is not None and not isinstance(seed, int):
+            ids = np.array([i for i in ids.tolist() if seed[i] is not None], np.int64)
+            given = [seed[i] for i in ids.tolist()]
+        for one in given:
+            if not 0 <= one <= _MAX_SEED:
+                raise ValueError(f"an env has the seed {one}, expected one from 0 to {_MAX_SEED}")
+        if isinstance(seed, int):
+            seeds = np.uint64(seed) + ids.astype(np.uint64)
+        else:
+            ids, seeds = ids[: len(given)], np.array(given, np.uint64)
+        self._settle()
+        if not self._is_seeded:
+            of_all = secrets.randbits(62) + every.astype(np.uint64)
+            of_all[ids] = seeds
+            ids, seeds = every, of_all
+        self._set_streams(ids, seeds)
 
     def _set_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
         """Begin the random streams of envs, int64 (B,), from seeds uint64 (B,)."""
         self._is_seeded = True
-        if not len(env_ids):
-            return
-        runs = self._read("runs", env_ids)
-        runs["seed"] = seeds
-        _seed_streams(runs.view(np.recarray), np.arange(len(env_ids)), seeds)
-        self._write("runs", env_ids, runs)
-
-    def _write(self, name: str, env_ids: np.ndarray, records: np.ndarray) -> None:
-        self._copy(name, env_ids, self._stored(records), np.arange(len(records)))
+        if len(env_ids):
+            runs = self._read("runs", env_ids)
+            runs["seed"] = seeds
+            _seed_streams(runs.view(np.recarray), np.arange(len(env_ids)), seeds)
+            self._write("runs", env_ids, self._memory.as_rows(runs))
 
     def _reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
     ) -> tuple[Any, dict[str, Any]]:
         if options:
             raise ValueError(f"options has {sorted(options)}; compiled envs know only 'reset_mask'")
-        begins = _read_seeds(seed, reset_mask, self.num_envs, is_first=not self._is_seeded)
-        self._settle()
-        self._set_streams(*begins)
-        obs = self._begin(None if reset_mask is None or reset_mask.all() else reset_mask)
-        infos: dict[str, Any] = {}
-        if self.mask_infos:
-            is_there = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
-            infos = self._with_masks(infos, None, self._stored(is_there.copy()))
-        return self._result(obs), infos
+        self._seed(seed, reset_mask)
+        obs = self._new_obs()
+        self._begin(obs, None if reset_mask is None or reset_mask.all() else reset_mask)
+        is_there = np.ones(self.num_envs, np.bool_) if reset_mask is None else reset_mask
+        return obs, self._with_masks({}, None, self._memory.put(is_there))
 
     def observe(self, *, out: Any = None) -> Any:
         """Return the observations of the current states; nothing is stepped.
@@ -209,11 +287,19 @@ class CompiledVecEnv(VecEnv):
                 None for a new array.
         """
         self._calls.require_ready("observe")
-        obs = self._new_obs() if out is None else self._checked("obs", out, self._obs_shape)
+        obs = self._new_obs() if out is None else self._check_array("obs", out, *self._all_obs)
         self._run(OBSERVE, self.num_envs, obs=obs)
-        return self._result(obs) if out is None else out
+        return obs if out is None else out
 
-    # -- sends --------------------------------------------------------------------------------
+    # -- steps and sends ----------------------------------------------------------------------
+
+    def _step(self, actions: Any, out: Any) -> StepResult:
+        if out is None:
+            outputs = self._new_outputs(self.num_envs)
+            return (*outputs, self._step_rows(actions, outputs, None))
+        outputs = slot_outputs(out, *self._all_obs, self._check_array)
+        infos = self._step_rows(actions, outputs, None)
+        return out.obs, out.rewards, out.terminations, out.truncations, infos
 
     def _sent_ids(self) -> np.ndarray:
         """Return the envs in flight in the order of sending, int64 (B,)."""
@@ -222,14 +308,44 @@ class CompiledVecEnv(VecEnv):
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
         """Keep the actions; `recv` steps these envs."""
-        self._hold(env_ids, actions)
+        self._settle()
+        self._held[self._memory.put(env_ids)] = actions
         self._order = np.concatenate([self._sent_ids(), env_ids])
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         """Step the first `count` envs in the order of sending."""
         cut = RuntimeError("a `recv` was interrupted, and its results are lost")
         self._calls.unfinished = partial(self._calls.give_up, cut)
-        return self._step_some(self._sent_ids()[:count])
+        ids = self._sent_ids()[:count]
+        outputs = self._new_outputs(count)
+        infos = self._step_rows(self._held[self._memory.put(ids)], outputs, ids)
+        return StepBatch(*outputs, infos, ids)
+
+    def _end_infos(self, outputs: StepSlot, env_ids: np.ndarray | None) -> dict[str, Any]:
+        """Return the infos of a step about ends of episodes; call `on_episode_end`.
+
+        Args:
+            outputs: The results.
+            env_ids: int64 (R,), the envs of the rows; None for all envs in order.
+        """
+        over, infos = outputs.terminations | outputs.truncations, {}
+        rows = slice(None) if env_ids is None else self._memory.put(env_ids)
+        if self.episode_infos:
+            returns, lengths = self.last_returns[rows], self.last_lengths[rows]
+            where = self._memory.where
+            episode = {"r": where(over, returns, 0.0), "l": where(over, lengths, 0)}
+            infos = {"episode": episode, "_episode": over}
+        if self._is_same_step:
+            final = {
+                "final_obs": self._final_infos(self._final_obs[rows], over),
+                "final_info": infos,
+            }
+            infos = {**infos, **final, "_final_obs": over, "_final_info": over}
+        if self._on_episode_end is not None:
+            ended = np.flatnonzero(self._memory.get(over))
+            if len(ended):
+                self._on_episode_end(self, ended if env_ids is None else env_ids[ended])
+        return infos
 
     # -- masks and pictures -------------------------------------------------------------------
 
@@ -246,15 +362,29 @@ class CompiledVecEnv(VecEnv):
                 "action_mask=..., a function (state, out) that writes which actions are valid"
             )
 
-    def _write_masks(self, masks: Any, env_ids: Any) -> int:
-        """Write masks int8 (B, width); return how many wrongly allow no action."""
-        raise NotImplementedError
+    def _action_masks(self, env_ids: np.ndarray | None, out: Any) -> Any:
+        self.require_masks()
+        self._settle()
+        count = self.num_envs if env_ids is None else len(env_ids)
+        masks = self.allocate((count, self._mask_width), np.int8) if out is None else out
+        if self._write_masks(masks, env_ids):
+            bits = np.asarray(masks).view(np.bool_)
+            is_bad = ~allow_something(bits, mask_starts(self.single_action_space))
+            row = int(np.flatnonzero(is_bad)[0])
+            raise none_allowed(f"env {row if env_ids is None else env_ids[row]}")
+        return masks
 
-    def _with_masks(self, infos: dict[str, Any], env_ids: Any, is_there: Any) -> dict[str, Any]:
-        """Return infos with the masks of these envs, or of all, and which rows are valid."""
+    def _write_masks(self, masks: Any, env_ids: np.ndarray | None) -> int:
+        """Write masks int8 (B, width); return how many wrongly allow no action, on the CPU."""
+        return self._run(MASK, len(masks), env_ids, masks=masks.view(self._memory.flag))
+
+    def _with_masks(self, infos: dict, env_ids: np.ndarray | None, is_there: Any) -> dict[str, Any]:
+        """Add, with `mask_infos`, the masks of these envs, or of all, and which rows are valid."""
+        if not self.mask_infos:
+            return infos
         masks = self.allocate((len(is_there), self._mask_width), np.int8)
         self._write_masks(masks, env_ids)
-        return {**infos, MASK_KEY: self._result(masks), f"_{MASK_KEY}": self._result(is_there)}
+        return {**infos, MASK_KEY: masks, f"_{MASK_KEY}": is_there}
 
     def render(self) -> tuple[Any, ...] | None:
         """Return the frame of each env from `kernels.render`, in the form of `render_mode`.
@@ -272,27 +402,22 @@ class CompiledVecEnv(VecEnv):
                 "subclass of JitVectorEnv a method of its own"
             )
         self._calls.require_ready("render")
-        names = ("states",) if self._params is None else ("states", "params")
-        every = np.arange(self.num_envs)
-        records = [self._read(name, every).view(np.recarray) for name in names]
-        each = zip(*records, strict=True)
+        names = [name for name in ("states", "params") if name in self._rows]
+        each = zip(*(self._read(name).view(np.recarray) for name in names), strict=True)
         return tuple(draw(self.kernels, self.render_mode, *one) for one in each)
 
     # -- parameters ---------------------------------------------------------------------------
 
-    @property
-    def has_own_params(self) -> bool:
-        """Whether each env has its own parameters: given as records, set later, or drawn."""
-        return self._has_own_params
-
     def _require_params(self) -> None:
-        if self._params is None:
+        if "params" not in self._rows:
             raise TypeError(f"{self.kernels.name} takes no params")
 
     def _separate_params(self) -> None:
-        self._has_own_params = True
-        if len(self._params) < self.num_envs:
-            self._spread_params()
+        """Give each env its own parameter record."""
+        self.has_own_params, rows = True, self._rows["params"]
+        if len(rows) < self.num_envs:
+            self._rows["params"] = rows[self._memory.put(np.zeros(self.num_envs, np.int64))]
+            self._params_moved()
 
     def set_params(self, rows: Any, values: Any) -> None:
         """Change parameters of some envs from the next step on; nothing is compiled.
@@ -310,11 +435,11 @@ class CompiledVecEnv(VecEnv):
         """
         self._calls.require_open("set_params")
         self._require_params()
-        chosen = read_rows("rows", rows, self.num_envs)
+        chosen = _read_rows("rows", rows, self.num_envs)
         records = self._read("params", chosen)
         write_params(records, values, self.kernels.name)
         self._separate_params()
-        self._write("params", chosen, records)
+        self._write("params", chosen, self._memory.as_rows(records))
 
     def params_of(self, rows: Any = None) -> Any:
         """Return the parameters of some envs as numbers, as inputs of buffers and critics.
@@ -326,8 +451,8 @@ class CompiledVecEnv(VecEnv):
             float32 (B, P), a new array: all numbers of a record, field by field.
         """
         self._require_params()
-        chosen = read_rows("rows", rows, self.num_envs)
-        return self._result(self._stored(flat_params(self._read("params", chosen))))
+        chosen = _read_rows("rows", rows, self.num_envs)
+        return self._memory.put(flat_params(self._read("params", chosen)))
 
     # -- branches and saved states ------------------------------------------------------------
 
@@ -348,12 +473,11 @@ class CompiledVecEnv(VecEnv):
             TypeError, ValueError: Ids are wrong, or the episode of a source has ended.
             ResetNeeded, AlreadyPendingCallError: There was no reset, or an env is in flight.
         """
-        sources, targets = read_sources(source, target, self.num_envs, self.num_envs, luck)
-        over = self.episode_over
-        over = over if isinstance(over, np.ndarray) else over.cpu().numpy()
-        refuse_branches(self._calls, "copy_rows", sources, targets, over[sources])
-        own = self._params if self.has_own_params else None
-        self._put(targets, (self._states, self._runs, own), sources, luck)
+        sources, targets = self._read_copies(source, target, self.num_envs, luck)
+        self._refuse_copies("copy_rows", sources, targets)
+        shared = () if self.has_own_params else ("params",)
+        stored = {name: rows for name, rows in self._rows.items() if name not in shared}
+        self._put(targets, stored, sources, luck)
 
     def snapshot(self, rows: Any = None) -> Branch:
         """Return copies of envs in mid-episode, on the CPU, for `restore`.
@@ -364,12 +488,11 @@ class CompiledVecEnv(VecEnv):
         Raises:
             As `copy_rows`.
         """
-        found = read_rows("rows", rows, self.num_envs)
-        runs = self._read("runs", found)
-        refuse_branches(self._calls, "snapshot", found, np.unique(found), runs["episode_over"])
+        found = _read_rows("rows", rows, self.num_envs)
+        self._refuse_copies("snapshot", found, np.unique(found))
         params = self._read("params", found) if self.has_own_params else None
-        states, facts = self._read("states", found), self.described_state({})
-        return Branch(self.kernels.name, states, runs, params, facts)
+        states, runs = self._read("states", found), self._read("runs", found)
+        return Branch(self.kernels.name, states, runs, params, self.described_state({}))
 
     def restore(self, rows: Any, branch: Branch, *, luck: str = "same") -> None:
         """Write the copies of a `snapshot`, also from another vector env of this kind, into envs.
@@ -384,30 +507,66 @@ class CompiledVecEnv(VecEnv):
             TypeError, ValueError: Ids are wrong, or the branch is of another kind of env.
             ResetNeeded, AlreadyPendingCallError: There was no reset, or an env is in flight.
         """
-        params = self._params_dtype if self.has_own_params else None
-        branch = read_branch(branch, self.kernels.name, self.kernels.state_dtype, params)
-        every, count = np.arange(len(branch.states)), len(branch.states)
-        sources, targets = read_sources(every, rows, count, self.num_envs, luck)
-        refuse_branches(self._calls, "restore", targets[:0], targets, targets[:0] > 0)
+        if not isinstance(branch, Branch):
+            raise TypeError(f"branch is a {type(branch).__name__}, expected what snapshot returned")
+        own = self._dtypes["params"] if self.has_own_params else None
+        given = None if branch.params is None else branch.params.dtype
+        name = self.kernels.name
+        if (branch.name, branch.states.dtype, given) != (name, self.kernels.state_dtype, own):
+            raise ValueError(
+                f"the branch is of {branch.name}, of another kind than {name} here, or one of them "
+                "has parameters per env and the other has not"
+            )
+        count = len(branch.states)
+        sources, targets = self._read_copies(np.arange(count), rows, count, luck)
+        self._refuse_copies("restore", targets[:0], targets)
         if branch.facts:
             self.check_state(branch.facts, branch.states)
-        given = (branch.states, branch.runs, branch.params)
-        stored = [None if records is None else self._stored(records) for records in given]
+        found = {"states": branch.states, "runs": branch.runs, "params": branch.params}
+        stored = {k: self._memory.as_rows(one) for k, one in found.items() if one is not None}
         self._put(targets, stored, sources, luck)
 
-    def _put(self, targets: np.ndarray, stored: Any, sources: np.ndarray, luck: str) -> None:
-        """Copy `stored[sources]` (states, streams, and parameters or None) to envs."""
-        seeds = draw_seeds(self._read("runs", targets), targets) if luck == "fresh" else None
-        self._settle()
-        for name, records in zip(("states", "runs", "params"), stored, strict=True):
-            if records is not None:
-                self._copy(name, targets, records, sources)
-        if seeds is not None:
-            self._set_streams(targets, seeds)
+    def _read_copies(
+        self, source: Any, target: Any, num_sources: int, luck: str
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return sources and targets of copies, int64 (B,) each; one source goes to all targets."""
+        check_choice("luck", luck, ("same", "fresh"))
+        sources = _read_rows("source", source, num_sources)
+        targets = _read_rows("target", target, self.num_envs)
+        if len(sources) == 1:
+            sources = np.repeat(sources, len(targets))
+        if len(sources) != len(targets):
+            raise ValueError(
+                f"{len(sources)} sources for {len(targets)} targets, expected as many, or one "
+                "source"
+            )
+        return sources, targets
 
-    @property
-    def _params_dtype(self) -> np.dtype:
-        raise NotImplementedError
+    def _refuse_copies(self, call: str, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Raise for envs in flight, or never reset, and for sources whose episodes have ended."""
+        calls = self._calls
+        if len(targets):
+            calls.check_env_ids(targets, call)  # raises if an id comes twice
+        if len(sources) and (calls.num_in_flight or calls.unreset):
+            calls.check_env_ids(np.unique(sources), call)
+        if (over := self._memory.get(self.episode_over)[sources]).any():
+            ended = np.unique(sources[over])
+            raise ValueError(
+                f"{call} of envs {', '.join(map(str, ended[:8].tolist()))}, whose episodes have "
+                "ended: branches are of episodes that go on; take other envs, or step or reset "
+                "these first"
+            )
+
+    def _put(self, targets: np.ndarray, stored: Any, sources: np.ndarray, luck: str) -> None:
+        """Copy rows `stored[name][sources]` to envs."""
+        seeds = np.zeros(len(targets), np.uint64)
+        if luck == "fresh":
+            _draw_seeds(self._read("runs", targets).view(np.recarray), targets, seeds)
+        self._settle()
+        for name, rows in stored.items():
+            self._write(name, targets, rows[self._memory.put(sources)])
+        if luck == "fresh":
+            self._set_streams(targets, seeds)
 
     def described_state(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the arrays of a state plus entries that identify its env; here there are none."""
@@ -443,9 +602,8 @@ class CompiledVecEnv(VecEnv):
         trust.
         """
         self._calls.require_idle("load_state_dict")
-        dtypes = {"states": self.kernels.state_dtype, "runs": RUN_DTYPE}
-        if self._params is not None and (self.has_own_params or "params" in state):
-            dtypes["params"] = self._params_dtype
+        is_left_out = not self.has_own_params and "params" not in state
+        dtypes = {k: v for k, v in self._dtypes.items() if k != "params" or not is_left_out}
         found = {k: _read_array(state, k, self.num_envs, dtype) for k, dtype in dtypes.items()}
         self.check_state(state, found["states"])
         self._settle()
@@ -453,46 +611,31 @@ class CompiledVecEnv(VecEnv):
         if "params" in found:
             self._separate_params()
         for name, records in found.items():
-            self._write(name, np.arange(self.num_envs), records)
+            self._write(name, np.arange(self.num_envs), self._memory.as_rows(records))
         self._is_seeded = True
         self._calls.mark_reset()
 
 
-def _read_seeds(
-    seed: Seed, reset_mask: np.ndarray | None, num_envs: int, *, is_first: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the envs whose random streams a reset begins, int64 (B,), and their seeds, uint64.
-
-    Args:
-        seed: As given to `reset`.
-        reset_mask: bool (num_envs,), or None for all.
-        num_envs: Number of envs.
-        is_first: Whether no stream has begun: then all begin, with random seeds where none are
-            given.
+def _read_rows(name: str, rows: Any, num_envs: int) -> np.ndarray:
+    """Return the env ids of an argument, int64 (B,), given as ids, one id, a mask, or None for all.
 
     Raises:
-        ValueError: A seed is not a 64-bit number.
+        TypeError, ValueError: It is none of these.
     """
-    chosen = np.arange(num_envs) if reset_mask is None else np.flatnonzero(reset_mask)
-    if isinstance(seed, int):
-        _check_seeds(seed, seed + num_envs - 1)
-        ids, seeds = chosen, np.uint64(seed) + chosen.astype(np.uint64)
-    else:
-        given = {} if seed is None else {i: seed[i] for i in chosen.tolist() if seed[i] is not None}
-        _check_seeds(*given.values())
-        ids, seeds = np.array(list(given), np.int64), np.array(list(given.values()), np.uint64)
-    if not is_first:
-        return ids, seeds
-    every = np.arange(num_envs)
-    of_all = secrets.randbits(62) + every.astype(np.uint64)
-    of_all[ids] = seeds
-    return every, of_all
-
-
-def _check_seeds(*seeds: int | None) -> None:
-    for seed in seeds:
-        if seed is not None and not 0 <= seed <= _MAX_SEED:
-            raise ValueError(f"an env has the seed {seed}, expected one from 0 to {_MAX_SEED}")
+    if rows is None:
+        return np.arange(num_envs)
+    ids = np.asarray(rows)
+    if ids.dtype.kind == "b" and ids.shape == (num_envs,):
+        return np.flatnonzero(ids)
+    if ids.dtype.kind not in "iu" or ids.ndim > 1:
+        raise TypeError(
+            f"{name} is {ids.dtype} {ids.shape}, expected env ids, or a mask bool ({num_envs},)"
+        )
+    ids = np.atleast_1d(ids).astype(np.int64)
+    if len(ids) and not 0 <= ids.min() <= ids.max() < num_envs:
+        bad = ids[(ids < 0) | (ids >= num_envs)][0]
+        raise ValueError(f"{name} has {bad}, expected env ids from 0 to {num_envs - 1}")
+    return ids
 
 
 def _read_array(

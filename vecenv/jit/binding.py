@@ -16,15 +16,14 @@ from numba import types as numba_types
 from vecenv.core.announcing import announced
 from vecenv.core.compiling import cached_njit, fingerprint, is_jit_off, is_lasting
 from vecenv.core.function_copies import FIXED_PACKAGES
-from vecenv.core.masks import mask_width
+from vecenv.core.masks import mask_starts, mask_width
 from vecenv.jit import driver, episodes
 from vecenv.jit.driver import JOB_DTYPE
 from vecenv.jit.episodes import NO_LIMIT, RUN_DTYPE
-from vecenv.jit.failures import explain
+from vecenv.jit.errors import explain, reached, refuse_foreign_draws
 from vecenv.jit.games import GameLayout, as_njit, game_kernels
 from vecenv.jit.interpreted import interpretable
 from vecenv.jit.kernels import ARGUMENTS, EnvKernels
-from vecenv.jit.reading import reached, refuse_foreign_draws
 from vecenv.jit.trials import try_out
 
 __all__ = [
@@ -33,7 +32,6 @@ __all__ = [
     "bound_scope",
     "constants_of",
     "functions_of",
-    "play_episodes",
     "rebound",
     "uncompiled",
 ]
@@ -45,20 +43,22 @@ _KERNEL_NAMES = {
     "action_mask": "env_mask",
     "sampler": "env_sampler",
 }  # names in the templates
-_GAME_ARGUMENTS = {
-    **ARGUMENTS,
-    "step": ("state", "actions", "rng"),
-    "observe": ("state", "agent", "out"),
-    "action_mask": ("state", "agent", "out"),
-}  # kernels of a game, as its author writes them
 
 
 class Loop(NamedTuple):
-    """The loop over envs, bound to the kernels of one kind of env."""
+    """The loop over envs, bound to the kernels of one kind of env.
 
-    run_rows: Callable[..., Any] | None  # plain Python; None if it is not needed
-    attend: Any  # compiled for its only signature; None with the JIT off or for debugging
-    tried: set[Any]  # parameters of the dry runs so far
+    Attributes:
+        is_ours: Whether no kernel calls a function outside of this package.
+        run_rows: Plain Python; None if it is not needed.
+        attend: Compiled for its only signature; None with the JIT off or for debugging.
+        tried: Parameters of the dry runs so far.
+    """
+
+    is_ours: bool
+    run_rows: Any
+    attend: Any
+    tried: set[Any]
 
 
 _is_uncompiled: ContextVar[bool] = ContextVar("is_uncompiled", default=False)
@@ -109,8 +109,12 @@ def bind_loop(
         _check_arguments(kernels, params is not None)
         refuse_foreign_draws(kernels, functions)
         run_rows = bound_scope(functions, constants, lambda function: function)["run_rows"]
-        needs_python = not is_compiled or _calls_users_code(run_rows)  # our own need no trial
-        loop = Loop(interpretable(run_rows, kernels) if needs_python else None, None, set())
+        found = {(one.__module__ or "").partition(".")[0] for one in reached(run_rows)}
+        is_ours = found <= {"vecenv", *FIXED_PACKAGES}
+        in_python = None  # our own need no trial
+        if not (is_compiled and is_ours):
+            in_python = interpretable(run_rows, kernels)
+        loop = Loop(is_ours, in_python, None, set())
     tried = (None if params is None else params.tobytes(), max_episode_steps)
     if dry_run and not debug and not is_jit_off() and loop.run_rows and tried not in loop.tried:
         try_out(kernels, loop.run_rows, params, max_episode_steps)
@@ -121,31 +125,6 @@ def bind_loop(
     if not is_jit_off() and is_lasting(key[0]):
         _loops[key] = loop
     return loop
-
-
-def _calls_users_code(run_rows: Any) -> bool:
-    """Return whether the loop over envs calls any function outside this package."""
-    found = {(one.__module__ or "").partition(".")[0] for one in reached(run_rows)}
-    return not found <= {"vecenv", *FIXED_PACKAGES}
-
-
-def play_episodes(
-    kernels: EnvKernels, params: np.ndarray | None, max_episode_steps: int, seconds: float
-) -> int | None:
-    """Play whole episodes of one env in Python, which checks indices.
-
-    Returns:
-        The number of episodes that ended within `seconds`, at most NUM_EPISODES; None for kernels
-        of this package, which are not played.
-
-    Raises:
-        KernelIndexError, KernelResultError: A kernel made this mistake.
-    """
-    functions, constants = functions_of(kernels), constants_of(kernels, params)
-    run_rows = bound_scope(functions, constants, lambda function: function)["run_rows"]
-    if not _calls_users_code(run_rows):
-        return None
-    return try_out(kernels, interpretable(run_rows, kernels), params, max_episode_steps, seconds)
 
 
 def functions_of(kernels: EnvKernels) -> dict[str, Any]:
@@ -161,7 +140,9 @@ def functions_of(kernels: EnvKernels) -> dict[str, Any]:
 
 def constants_of(kernels: EnvKernels, params: np.ndarray | None) -> dict[str, Any]:
     """Return the global constants of the templates."""
-    is_masked = kernels.action_mask is not None
+    starts: tuple[int, ...] = (0, 0)
+    if kernels.action_mask is not None:
+        starts = *map(int, mask_starts(kernels.action_space)), mask_width(kernels.action_space)
     return {
         "STATE_DTYPE": kernels.state_dtype,
         "RUN_DTYPE": RUN_DTYPE,
@@ -170,7 +151,7 @@ def constants_of(kernels: EnvKernels, params: np.ndarray | None) -> dict[str, An
         "ACTION_DTYPE": kernels.action_space.dtype,
         "ACTION_SHAPE": kernels.action_space.shape,
         "PARAMS_DTYPE": None if params is None else params.dtype,
-        "NUM_MASKED_ACTIONS": mask_width(kernels.action_space) if is_masked else 0,
+        "MASK_STARTS": starts,
     }
 
 
@@ -204,19 +185,19 @@ def bound_scope(
     functions: dict[str, Any],
     constants: dict[str, Any],
     finish: Callable[[Any], Any],
-    *,
+    view: Callable[[Any, tuple[int, ...]], Any] = driver.array_maker,
     own_params: Any = episodes.own_params,
 ) -> dict[str, Any]:
     """Return the global names of the templates, bound to these kernels and constants.
 
     `finish` is called with each function between `attend` and the kernels. Numba inlines these
-    functions; else LLVM would optimize the kernels again at each call level.
+    functions; else LLVM would optimize the kernels again at each call level. `view` and
+    `own_params` do what the functions of these defaults do.
     """
+    has_params = constants["PARAMS_DTYPE"] is not None
     scope = {**vars(episodes), **vars(driver), **constants}
-    if constants["PARAMS_DTYPE"] is None:
-        scope["PARAMS_DTYPE"] = np.dtype(np.float64)
-        step_adapter, pair_adapter = episodes.step_without_params, episodes.pair_without_params
-    else:
+    step_adapter, pair_adapter = episodes.step_without_params, episodes.pair_without_params
+    if has_params:
         step_adapter, pair_adapter = episodes.step_with_params, episodes.pair_with_params
     scope["env_sampler"] = finish(rebound(episodes.keep_params, {}))
     adapters = {"step": step_adapter, "sampler": episodes.sample_params}
@@ -225,6 +206,17 @@ def bound_scope(
         scope[_KERNEL_NAMES[name]] = finish(rebound(adapters.get(name, pair_adapter), names))
     scope["obs_row"] = episodes.scalar_row if constants["OBS_SHAPE"] == () else episodes.array_row
     scope["action_row"] = episodes.array_row
+    scope["allows_something"] = njit(rebound(episodes.any_in_each_part, constants))
+    rows = {
+        "states_at": (constants["STATE_DTYPE"], ()),
+        "runs_at": (RUN_DTYPE, ()),
+        "params_at": (constants["PARAMS_DTYPE"] if has_params else np.float64, ()),
+        "actions_at": (constants["ACTION_DTYPE"], constants["ACTION_SHAPE"]),
+        "obs_at": (constants["OBS_DTYPE"], constants["OBS_SHAPE"]),
+        "masks_at": (np.bool_, (constants["MASK_STARTS"][-1],)),
+        **{f"{kind}_at": (kind, ()) for kind in ("int64", "float32", "float64", "bool")},
+    }
+    scope |= {name: view(*row) for name, row in rows.items()}
     for template in (episodes.run_rows, driver.unpack):
         scope[template.__name__] = finish(rebound(template, scope))
     return scope
@@ -240,8 +232,9 @@ def rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
 
 def _check_arguments(kernels: EnvKernels, has_params: bool) -> None:
     """Raise if a kernel, or `render`, can't be called with its arguments."""
-    known = ARGUMENTS if kernels.groups is None else _GAME_ARGUMENTS
-    for name, arguments in {**known, "render": ("state",)}.items():
+    for name, arguments in {**ARGUMENTS, "render": ("state",)}.items():
+        if kernels.groups is not None and name in ("observe", "action_mask"):
+            arguments = ("state", "agent", "out")
         expected = (*arguments, "params") if has_params else arguments
         if name == "sampler":
             expected = ("params", "rng")

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.jit.drawing import PICTURES, draw_stroke, new_picture
-from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -77,7 +76,7 @@ CARTPOLE = EnvKernels(
 )
 
 
-class CartPoleVectorEnv(JitVectorEnv):
+class CartPoleVectorEnv(BundledVectorEnv):
     """Many CartPoles; `options` as for `JitVectorEnv`.
 
     Parameters that may differ between envs: `gravity` (m/s^2), `cart_mass`, `pole_mass` (kg),
@@ -85,6 +84,4 @@ class CartPoleVectorEnv(JitVectorEnv):
     """
 
     metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
-
-    def __init__(self, num_envs: int = 1, max_episode_steps: int = 500, **options: Any) -> None:
-        super().__init__(CARTPOLE, num_envs, max_episode_steps=max_episode_steps, **options)
+    kind, length = CARTPOLE, 500

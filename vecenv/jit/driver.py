@@ -16,7 +16,7 @@ reads a record while it changes, and a late helper delays no one.
 of env and binds the global names below to its dtypes and shapes.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numba import njit
@@ -34,24 +34,17 @@ from vecenv.core.atomics import (
 from vecenv.jit.arrays import find_invalid_row
 from vecenv.jit.episodes import STEP, Batch
 
-ADDRESSES = (
+ADDRESSES = (  # 0 for what a job does not use; without `env_ids`, row i is env i
     *("states", "runs", "params", "env_ids", "actions", "obs", "rewards32", "rewards64"),
     *("terminations", "truncations", "final_obs", "masks"),
 )
-JOB_DTYPE = np.dtype(
-    [
-        ("op", np.int64),
-        ("autoreset_mode", np.int64),
-        ("max_episode_steps", np.int64),  # NO_LIMIT for none
-        ("num_envs", np.int64),
-        ("num_rows", np.int64),
-        ("num_ids", np.int64),  # 0: row i is env i
-        ("num_params", np.int64),  # 1: all envs share one record
-        ("num_parts", np.int64),  # threads that may take part
-        ("chunk_rows", np.int64),  # rows that a thread claims at a time
-        *((name, np.int64) for name in ADDRESSES),
-    ]
+NUMBERS = (
+    *("op", "autoreset_mode", "max_episode_steps", "num_envs", "num_rows"),
+    "num_params",  # 1: all envs share one record
+    "num_parts",  # threads that may take part
+    "chunk_rows",  # rows that a thread claims at a time
 )
+JOB_DTYPE = np.dtype([(name, np.int64) for name in (*NUMBERS, *ADDRESSES)])
 
 # Control words, each on its own cache line: threads that write different words don't interfere.
 LINE = 8
@@ -69,17 +62,9 @@ def control_words(num_threads: int) -> int:
     return FIRST_PART + 2 * num_threads * LINE
 
 
-# `binding` puts the loop, dtypes and shapes here.
-run_rows: Any = None
-STATE_DTYPE = RUN_DTYPE = PARAMS_DTYPE = OBS_DTYPE = ACTION_DTYPE = np.dtype(np.float64)
-OBS_SHAPE: tuple[int, ...] = ()
-ACTION_SHAPE: tuple[int, ...] = ()
-NUM_MASKED_ACTIONS = 0
-
-FLOAT32 = np.dtype(np.float32)
-FLOAT64 = np.dtype(np.float64)
-BOOL = np.dtype(np.bool_)
-INT64 = np.dtype(np.int64)
+# `binding` puts the loop here, and functions from an address and a number of rows to an array.
+run_rows = states_at = runs_at = params_at = actions_at = obs_at = masks_at = cast("Any", None)
+int64_at = float32_at = float64_at = bool_at = cast("Any", None)
 
 
 @njit
@@ -94,16 +79,8 @@ def publish(control, jobs, bounds, actions, obs, rewards, terminations, truncati
     """Check the actions, fill in the job and, if it has several parts, open it to helpers.
 
     It is compiled for each combination of dtypes and array layouts; the functions it calls are not.
-
-    Args:
-        control: Control words int64.
-        jobs: JOB_DTYPE (1,); op, counts and the arrays of all calls are set.
-        bounds: int64 (2, K) with K > 0, see `first_invalid_row`; None if any action is allowed.
-        actions: (R, ...).
-        obs: (R, ...), written by the job, as the next three.
-        rewards: float32 or float64 (R,).
-        terminations: bool (R,).
-        truncations: bool (R,).
+    In `jobs` op, counts and the arrays of all calls are set; `bounds` is None if any action is
+    allowed, else int64 (2, K) with K > 0, see `first_invalid_row`.
 
     Returns:
         A bit set of the sleeping helpers to wake (bit t is thread t), or -1 - row if the action of
@@ -190,28 +167,35 @@ def own_params(params, env):
     return params[0]
 
 
-@njit
-def unpack(job):
-    """Make the `Batch` of a job record, from the addresses in it."""
-    rows = job.num_rows
-    rows32 = rows if job.rewards32 != 0 else 0
-    rows64 = rows if job.rewards64 != 0 else 0
+def array_maker(dtype: Any, inner: tuple[int, ...], array_at: Any = array_at) -> Any:
+    """Return a function from an address and a number of rows to an array (rows, *inner)."""
+    dtype = np.dtype(dtype)
+
+    def view(address, rows):
+        return array_at(address, (rows, *inner), dtype)
+
+    return njit(view, inline="always")
+
+
+def unpack(job, op):
+    """Make the `Batch` of a job record, from the addresses in it, to do `op`."""
+    rows, num_envs = job.num_rows, job.num_envs
     return Batch(
-        job.op,
+        op,
         job.autoreset_mode,
         job.max_episode_steps,
-        array_at(job.states, (job.num_envs,), STATE_DTYPE),
-        array_at(job.runs, (job.num_envs,), RUN_DTYPE),
-        array_at(job.params, (job.num_params,), PARAMS_DTYPE),
-        array_at(job.env_ids, (job.num_ids,), INT64),
-        array_at(job.actions, (rows, *ACTION_SHAPE), ACTION_DTYPE),
-        array_at(job.obs, (rows, *OBS_SHAPE), OBS_DTYPE),
-        array_at(job.rewards32, (rows32,), FLOAT32),
-        array_at(job.rewards64, (rows64,), FLOAT64),
-        array_at(job.terminations, (rows,), BOOL),
-        array_at(job.truncations, (rows,), BOOL),
-        array_at(job.final_obs, (job.num_envs, *OBS_SHAPE), OBS_DTYPE),
-        array_at(job.masks, (rows, NUM_MASKED_ACTIONS), BOOL),
+        states_at(job.states, num_envs),
+        runs_at(job.runs, num_envs),
+        params_at(job.params, job.num_params),
+        int64_at(job.env_ids, rows if job.env_ids != 0 else 0),
+        actions_at(job.actions, rows),
+        obs_at(job.obs, rows),
+        float32_at(job.rewards32, rows if job.rewards32 != 0 else 0),
+        float64_at(job.rewards64, rows if job.rewards64 != 0 else 0),
+        bool_at(job.terminations, rows),
+        bool_at(job.truncations, rows),
+        obs_at(job.final_obs, num_envs),
+        masks_at(job.masks, rows),
     )
 
 
@@ -219,18 +203,10 @@ def unpack(job):
 def attend(control, jobs, thread, num_spins):
     """Do parts of jobs.
 
-    Thread 0, the caller of `step`, does one job, with the helpers that join. Other threads are
-    helpers: they take part in all jobs offered, until none has come for `num_spins` rounds.
-
-    Args:
-        control: Control words int64.
-        jobs: JOB_DTYPE (1,).
-        thread: 0 or the number of a helper.
-        num_spins: Rounds to wait for a job (helpers) or for the helpers inside it (thread 0).
-
-    Returns:
-        Thread 0: number of episodes that ended, or -1 if helpers are still busy (ask `settle`).
-        Helpers: 0.
+    Thread 0, the caller of `step`, does one job, with the helpers that join; returns the number of
+    episodes that ended, or -1 if helpers are still busy after `num_spins` rounds (ask `settle`).
+    Other threads are helpers: they take part in all jobs offered, until none has come for
+    `num_spins` rounds; return 0.
     """
     ticket = np.int64(-1)  # typed, as a literal would compile `join` a second time
     while True:
@@ -239,7 +215,7 @@ def attend(control, jobs, thread, num_spins):
             if ticket < 0:
                 return 0
         job = jobs[0]
-        batch = unpack(job)
+        batch = unpack(job, job.op)
         parts, rows, chunk = job.num_parts, job.num_rows, job.chunk_rows
         num_ended = 0
         for k in range(parts):  # first the thread's own part, then the rest of the others

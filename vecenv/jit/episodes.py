@@ -5,7 +5,7 @@ kernels by the global names below. `binding` copies it for each kind of env and 
 the copy is compiled as part of `driver.attend`, and also runs uncompiled.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numba import njit
@@ -60,21 +60,17 @@ class Batch(NamedTuple):
 
 
 # `binding` puts kernels here.
-env_reset: Any = None
-env_step: Any = None
-env_observe: Any = None
-env_mask: Any = None
-env_sampler: Any = None
-obs_row: Any = None
-action_row: Any = None
-kernel: Any = None
+env_reset = env_step = env_observe = env_mask = env_sampler = kernel = cast("Any", None)
+obs_row = action_row = allows_something = cast("Any", None)
+MASK_STARTS = (0, 0)  # where the parts of a mask begin, and its width
 
 
 @njit
 def run_rows(batch, start, stop):
     """Do `batch.op` for rows start <= row < stop; return how many episodes ended.
 
-    For MASK, return the number of rows without a valid action whose episode goes on.
+    For MASK, return the number of rows whose episode goes on, though some part of the action has no
+    valid value.
     """
     op, mode, params = batch.op, batch.autoreset_mode, batch.params
     num_ended = 0
@@ -87,7 +83,7 @@ def run_rows(batch, start, stop):
         if op == MASK:
             mask = batch.masks[row]
             env_mask(state, mask, params, env)
-            if not has_any(mask):
+            if not allows_something(mask):
                 if run.episode_over:  # the action does not matter
                     mask[:] = True
                 else:
@@ -186,12 +182,17 @@ def keep_params(rng, params, env):
 
 
 @njit
-def has_any(mask):
-    """Return whether any entry of a mask, bool (A,), is True."""
-    for k in range(mask.shape[0]):  # noqa: SIM110 - compiled, this is faster than a generator
-        if mask[k]:
-            return True
-    return False
+def any_in_each_part(mask):
+    """Return whether a mask, bool (A,), has a True in each part; it becomes `allows_something`."""
+    for part in range(len(MASK_STARTS) - 1):
+        has_any = False
+        for k in range(MASK_STARTS[part], MASK_STARTS[part + 1]):
+            if mask[k]:
+                has_any = True
+                break
+        if not has_any:
+            return False
+    return True
 
 
 @njit

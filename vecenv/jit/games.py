@@ -17,17 +17,15 @@ from gymnasium.vector.utils import batch_space
 from numba import njit
 from numba.extending import is_jitted
 
-from vecenv.core.compiling import cached_njit
 from vecenv.core.masks import can_be_masked, mask_width
-from vecenv.jit.episodes import array_row, scalar_row
 
 __all__ = [
     "COLUMNS",
     "AgentsOf",
     "GameLayout",
     "as_njit",
+    "check_space",
     "game_kernels",
-    "state_writer",
     "with_columns",
 ]
 
@@ -63,8 +61,8 @@ class GroupLayout(NamedTuple):
     Attributes:
         agents: Names.
         observation_space, action_space: Spaces of one agent.
-        first: Number of its first agent among all agents of the game.
-        obs_start, action_start, mask_start: Start of the group in these arrays, if they are flat.
+        agent_ids: Numbers of its agents among all agents of the game.
+        obs, actions, masks: The group's part of a flat observation, a flat action and a mask.
         obs_shape, action_shape: Shapes for one agent.
         mask_width: Width for one agent; 0 if its actions can't be masked.
     """
@@ -72,35 +70,13 @@ class GroupLayout(NamedTuple):
     agents: tuple[str, ...]
     observation_space: Space
     action_space: Space
-    first: int
-    obs_start: int
-    action_start: int
-    mask_start: int
+    agent_ids: slice
+    obs: slice
+    actions: slice
+    masks: slice
     obs_shape: tuple[int, ...]
     action_shape: tuple[int, ...]
     mask_width: int
-
-    @property
-    def agent_ids(self) -> slice:
-        """Numbers of the group's agents."""
-        return slice(self.first, self.first + len(self.agents))
-
-    @property
-    def obs(self) -> slice:
-        """The group's part of a flat observation."""
-        size = len(self.agents) * int(np.prod(self.obs_shape))
-        return slice(self.obs_start, self.obs_start + size)
-
-    @property
-    def actions(self) -> slice:
-        """The group's part of a flat action."""
-        size = len(self.agents) * int(np.prod(self.action_shape))
-        return slice(self.action_start, self.action_start + size)
-
-    @property
-    def masks(self) -> slice:
-        """The group's part of a mask."""
-        return slice(self.mask_start, self.mask_start + len(self.agents) * self.mask_width)
 
 
 class GameLayout(NamedTuple):
@@ -135,29 +111,31 @@ class GameLayout(NamedTuple):
                 f"groups must be a dict of AgentsOf by the group's name, got {groups!r}"
             )
         found: dict[str, GroupLayout] = {}
-        places: dict[str, str] = {}
+        group_of: dict[str, str] = {}
         starts = np.zeros(4, np.int64)  # of agents, observations, actions and masks
         for name, given in groups.items():
             agents = _agent_names(name, given)
             for agent in agents:
-                if agent in places:
-                    raise ValueError(f"agent {agent!r} is in {places[agent]!r} and in {name!r}")
-                places[agent] = name
+                if agent in group_of:
+                    raise ValueError(f"agent {agent!r} is in {group_of[agent]!r} and in {name!r}")
+                group_of[agent] = name
             obs_space, action_space = given.observation_space, given.action_space
-            obs_shape = _shape(name, "observation_space", obs_space)
-            action_shape = _shape(name, "action_space", action_space)
+            check_space(f"group {name!r}: observation_space", obs_space)
+            check_space(f"group {name!r}: action_space", action_space)
+            obs_shape, action_shape = obs_space.shape or (), action_space.shape or ()
             is_masked = can_be_masked(action_space) and not isinstance(action_space, MultiBinary)
             width = mask_width(action_space) if is_masked else 0
-            first, obs_start, action_start, mask_start = starts.tolist()
-            found[name] = GroupLayout(
-                agents, obs_space, action_space, first, obs_start, action_start, mask_start,
-                obs_shape, action_shape, width,
-            )  # fmt: skip
             sizes = 1, int(np.prod(obs_shape)), int(np.prod(action_shape)), width
-            starts += len(agents) * np.array(sizes)
+            ends = starts + len(agents) * np.array(sizes)
+            ids, obs, actions, masks = map(slice, starts.tolist(), ends.tolist())
+            found[name] = GroupLayout(
+                agents, obs_space, action_space, ids, obs, actions, masks, obs_shape, action_shape,
+                width,
+            )  # fmt: skip
+            starts = ends
         obs_space = _joined("observe", [(g.observation_space, g.agents) for g in found.values()])
         action_space = _joined("act in", [(g.action_space, g.agents) for g in found.values()])
-        return cls(found, len(places), obs_space, action_space)
+        return cls(found, len(group_of), obs_space, action_space)
 
 
 def _agent_names(group: str, given: Any) -> tuple[str, ...]:
@@ -180,15 +158,21 @@ def _agent_names(group: str, given: Any) -> tuple[str, ...]:
     return tuple(agents)
 
 
-def _shape(group: str, what: str, space: Any) -> tuple[int, ...]:
+def check_space(name: str, space: Any) -> None:
+    """Raise TypeError or ValueError unless a space is one that kernels can use."""
     if not isinstance(space, _SPACES):
         raise TypeError(
-            f"group {group!r}: {what} must be a Box, Discrete, MultiDiscrete or MultiBinary "
-            f"space, got {space!r}"
+            f"{name} must be a Box, Discrete, MultiDiscrete or MultiBinary space, got {space!r}"
         )
     if space.shape is None or 0 in space.shape:
-        raise ValueError(f"group {group!r}: {what} {space} has no elements")
-    return space.shape
+        raise ValueError(f"{name} {space} has no elements")
+    dtype = np.dtype(space.dtype)
+    if dtype == np.float16 or dtype.itemsize > 8 or not dtype.isnative:
+        given = dtype.name if dtype.isnative else dtype.str
+        other = "float32" if dtype.kind == "f" else dtype.name
+        raise TypeError(
+            f"{name} {space} is of {given}, which Numba can't compute with; use {other}"
+        )
 
 
 def _joined(verb: str, parts: list[tuple[Space, tuple[str, ...]]]) -> Space:
@@ -245,51 +229,32 @@ def as_njit(function: Any) -> Any:
 def game_kernels(layout: GameLayout, own: Mapping[str, Any]) -> dict[str, Any]:
     """Return the kernels `reset`, `step`, `observe` and `action_mask` of one env that plays a game.
 
-    Args:
-        layout: Layout of the game.
-        own: The author's kernels by these names; `observe` and `action_mask` may be dicts by group,
-            and `action_mask` may be None.
+    `own` has the author's kernels by these names, for `observe` and `action_mask` also by group.
     """
-    groups = list(layout.groups.items())
+    groups = layout.groups
 
-    def of_group(kernel: Any, name: str) -> Any:
-        return as_njit(kernel[name] if isinstance(kernel, Mapping) else kernel)
+    def written(kernels: Any, part: str, field: str, empty: int) -> Any:
+        """Return a kernel that calls the author's kernels for the agents of all groups."""
+        writers = []
+        for name, group in groups.items():
+            kernel = as_njit(kernels[name] if isinstance(kernels, Mapping) else kernels)
+            shape = (group.mask_width,) if part == "masks" else group.obs_shape or (1,)
+            first, start = group.agent_ids.start, getattr(group, part).start
+            writers.append(_writer(kernel, len(group.agents), first, start, shape, field, empty))
+        return _all_of(writers)
 
-    observers = [
-        (_flat_observer if layout.is_flat else _observer)(of_group(own["observe"], name), group)
-        for name, group in groups
-    ]
-    masks: Callable[..., Any] | None = None
-    if own["action_mask"] is not None:
-        maskers = [_masker(of_group(own["action_mask"], name), group) for name, group in groups]
-        masks = _all_of(maskers)
-    split = _splitter([group for _, group in groups]) if layout.is_flat else _as_it_is
+    masks = own["action_mask"]
     return {
         "reset": _reset(as_njit(own["reset"]), layout.num_agents),
-        "step": _step(as_njit(own["step"]), split, layout.num_agents),
-        "observe": _all_of(observers),
-        "action_mask": masks,
+        "step": _step(
+            as_njit(own["step"]),
+            _splitter(list(groups.values())) if layout.is_flat else _as_it_is,
+            layout.num_agents,
+        ),
+        "observe": written(own["observe"], "obs", "observes", 0),
+        # The actions of agents that are not alive do not matter.
+        "action_mask": None if masks is None else written(masks, "masks", "alive", 1),
     }
-
-
-def state_writer(central_state: Any, *, has_params: bool, debug: bool) -> Callable[..., None]:
-    """Return a function that writes the central states of games.
-
-    It takes records (B,), an array (B, *state_shape) and, if the kernels take parameters, their
-    records (B,), or (1,) for all. With `debug` it is plain Python.
-    """
-    own = getattr(central_state, "py_func", central_state) if debug else as_njit(central_state)
-
-    def write_states(states, out):
-        for k in range(len(states)):
-            own(states[k], out[k])
-
-    def write_with_params(states, out, params):
-        for k in range(len(states)):
-            own(states[k], out[k], params[k if len(params) > 1 else 0])
-
-    write = write_with_params if has_params else write_states
-    return write if debug else cached_njit(write)
 
 
 def _reset(own_reset: Any, num_agents: int) -> Callable[..., None]:
@@ -340,50 +305,32 @@ def _step(own_step: Any, split: Any, num_agents: int) -> Callable[..., tuple[flo
     return step
 
 
-def _observer(observe: Any, group: GroupLayout) -> Callable[..., None]:
-    """Return a kernel that observes for a game's only group; `out` is (A, *obs_shape)."""
-    count = len(group.agents)
-    row = scalar_row if group.obs_shape == () else array_row
+def _writer(
+    kernel: Any,
+    count: int,
+    first: int,
+    start: int,
+    shape: tuple[int, ...],
+    field: str,
+    empty: int,
+) -> Any:
+    """Return a kernel that calls another one for `count` agents, from number `first` on.
 
-    def observe_group(state, out, *params):
+    The agents' outputs, of this shape, begin at `start` of the flat output. Those of agents that
+    are not in the column `field` are filled with `empty`.
+    """
+    size = int(np.prod(shape))
+
+    def write_group(state, out, *params):
+        flat = out.reshape(out.size)
         for k in range(count):
-            if state.observes[k] != 0:
-                observe(state, k, row(out, k), *params)
+            row = flat[start + k * size : start + (k + 1) * size]
+            if state[field][first + k] != 0:
+                kernel(state, first + k, row.reshape(shape), *params)
             else:
-                row(out, k)[:] = 0
+                row[:] = empty
 
-    return as_njit(observe_group)
-
-
-def _flat_observer(observe: Any, group: GroupLayout) -> Callable[..., None]:
-    """Return a kernel that observes for one of several groups; `out` is flat, for all groups."""
-    count, first, start = len(group.agents), group.first, group.obs_start
-    shape, size = group.obs_shape or (1,), int(np.prod(group.obs_shape))
-
-    def observe_group(state, out, *params):
-        for k in range(count):
-            rows = out[start + k * size : start + (k + 1) * size]
-            if state.observes[first + k] != 0:
-                observe(state, first + k, rows.reshape(shape), *params)
-            else:
-                rows[:] = 0
-
-    return as_njit(observe_group)
-
-
-def _masker(mask: Any, group: GroupLayout) -> Callable[..., None]:
-    count, first = len(group.agents), group.first
-    start, width = group.mask_start, group.mask_width
-
-    def mask_group(state, out, *params):
-        for k in range(count):
-            row = out[start + k * width : start + (k + 1) * width]
-            if state.alive[first + k] != 0:
-                mask(state, first + k, row, *params)
-            else:
-                row[:] = True  # the agent's action does not matter
-
-    return as_njit(mask_group)
+    return as_njit(write_group)
 
 
 def _all_of(kernels: list[Any]) -> Any:

@@ -8,10 +8,12 @@ constants as wide numbers, and NumPy with functions that return wide numbers.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
+import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,20 +24,26 @@ from vecenv.jit.episodes import Batch
 from vecenv.jit.errors import KernelResultError, Place
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["WideArray", "checked_in_trials", "here", "interpretable"]
+__all__ = ["WideArray", "checked_in_trials", "interpretable", "trial"]
 
 
-class Here(threading.local):
-    """How kernels run in this thread.
+class _Here(threading.local):
+    """How kernels run in this thread: `end` is when a trial must end, 0.0 outside of trials."""
 
-    Attributes:
-        is_trial: Whether `checked_in_trials` checks results.
-    """
-
-    is_trial = False
+    end = 0.0
 
 
-here = Here()
+_here = _Here()
+
+
+@contextlib.contextmanager
+def trial(seconds: float) -> Iterator[None]:
+    """Let `checked_in_trials` check results, and reads raise TimeoutError after some seconds."""
+    _here.end = time.perf_counter() + seconds
+    try:
+        yield
+    finally:
+        _here.end = 0.0
 
 
 def _widened(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,6 +118,8 @@ def _is_narrow(array: np.ndarray) -> bool:
 
 def _wide(value: Any) -> Any:
     """Return an element or a field as compiled code sees it."""
+    if _here.end and time.perf_counter() > _here.end:
+        raise TimeoutError("the trial was stopped")
     if isinstance(value, np.ndarray):
         return value.view(WideArray)
     if isinstance(value, np.void):
@@ -166,7 +176,7 @@ def interpretable(run_rows: Any, kernels: EnvKernels | None = None) -> Callable[
             return _checked(copy, own_step, step_problem)
         if (check := getattr(found, "check_in_trials", None)) is not None:
             checked = _checked(copy, *check)
-            return lambda *args: (checked if here.is_trial else copy)(*args)  # noqa: PLW0108  # asked anew
+            return lambda *args: (checked if _here.end else copy)(*args)  # noqa: PLW0108  # asked anew
         return copy
 
     loop = Copies(remake, convert=_wide_constant, with_plain=True).copy(run_rows)
@@ -203,10 +213,9 @@ def checked_in_trials(author: Any, problem: Callable[..., str | None]) -> Any:
 def _checked(
     call: Callable[..., Any], author: types.FunctionType, problem: Callable[..., str | None]
 ) -> Callable[..., Any]:
-    """Return a function that raises for results with a problem.
+    """Return a function that raises KernelResultError for results with a problem.
 
-    Raises:
-        KernelResultError: The problem, with the line of `author` that returned the result.
+    To find the line that returned such a result, it calls `author` again under a profile.
     """
 
     def checked(*args: Any) -> Any:
@@ -219,8 +228,19 @@ def _checked(
         for record, kept in zip(records, before, strict=True):
             for field in kept.dtype.names:
                 record._void[field] = kept[field]
-        place = Place.of(author, _returning_line(author.__code__, call, *args))
-        raise KernelResultError.at(place, text)
+        lines = [author.__code__.co_firstlineno]
+
+        def note(frame: types.FrameType, event: str, _: Any) -> None:
+            if event == "return" and frame.f_code is author.__code__:
+                lines.append(frame.f_lineno)
+
+        outer = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            call(*args)
+        finally:
+            sys.setprofile(outer)
+        raise KernelResultError.at(Place.of(author, lines[-1]), text)
 
     return checked
 
@@ -241,23 +261,6 @@ def _is_step_result(result: Any) -> bool:
     if isinstance(reward, bool | np.bool_):
         return all(is_flag)
     return are_whole and isinstance(reward, int | float | np.number)
-
-
-def _returning_line(code: types.CodeType, function: Callable[..., Any], *args: Any) -> int:
-    """Call a function again; return the line of this code, inside of it, that returns."""
-    lines = [code.co_firstlineno]
-
-    def note(frame: types.FrameType, event: str, _: Any) -> None:
-        if event == "return" and frame.f_code is code:
-            lines.append(frame.f_lineno)
-
-    outer = sys.getprofile()
-    sys.setprofile(note)
-    try:
-        function(*args)
-    finally:
-        sys.setprofile(outer)
-    return lines[-1]
 
 
 def _wide_constant(value: Any) -> Any:

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from gymnasium import Space
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from vecenv.core.masks import mask_width
 from vecenv.core.rows import aligned_zeros
 from vecenv.jit.episodes import NEXT_STEP, NO_LIMIT, RESET, RUN_DTYPE, Batch
-from vecenv.jit.games import AgentsOf, GameLayout, with_columns
+from vecenv.jit.games import AgentsOf, GameLayout, check_space, with_columns
 
 __all__ = ["ARGUMENTS", "EnvKernels", "as_record", "draw", "empty_batch", "pack_record"]
 
@@ -27,7 +27,6 @@ ARGUMENTS = {
 }  # arguments of the kernels; all but a sampler take the parameters last
 _PER_AGENT = ("observe", "action_mask")  # groups may have kernels of their own for these
 _LEFT_OUT: Any = None  # omitted by a game, which has groups instead, or by mistake
-_ARRAY_SPACES = (Box, Discrete, MultiBinary, MultiDiscrete)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +103,8 @@ class EnvKernels:
             object.__setattr__(self, "params", as_record(self.params))
         if self.groups is not None:
             self._lay_out(GameLayout.of(self.groups))
-        _check_space("observation_space", self.observation_space)
-        _check_space("action_space", self.action_space)
+        check_space("observation_space", self.observation_space)
+        check_space("action_space", self.action_space)
         for name in ("reset", "step", "observe", "action_mask", "sampler", "render"):
             self._check_function(name, is_optional=name in ("action_mask", "sampler", "render"))
         if self.action_mask is not None and not isinstance(
@@ -170,42 +169,29 @@ def _state_dtype(fields: Any) -> np.dtype:
         raise TypeError(
             f"state_dtype must have named fields, e.g. [('x', np.float64)], got {fields!r}"
         )
-    for name in dtype.names:
-        base = dtype[name].base
-        if base.hasobject or base.kind not in "biufcV":
-            raise TypeError(
-                f"state_dtype field {name!r} has dtype {dtype[name]}; "
-                "expected numbers, bools, arrays of numbers, or records"
-            )
-        if _has_bool_array(dtype[name]):
-            raise TypeError(
-                f"state_dtype field {name!r} has dtype {dtype[name]}: arrays of bools inside of "
-                "records can't be compiled; use np.int8"
-            )
+    _check_fields("state_dtype field", dtype)
     return dtype
 
 
-def _has_bool_array(dtype: np.dtype) -> bool:
-    """Return whether this field has an array of bools, for which Numba has no type."""
-    if dtype.subdtype is not None and dtype.base.kind == "b":
-        return True
-    return any(_has_bool_array(dtype.base[name]) for name in dtype.base.names or ())
+def _check_fields(what: str, dtype: np.dtype) -> None:
+    """Raise TypeError for fields of records that can't be compiled."""
 
+    def has_bool_array(field: np.dtype) -> bool:
+        inner = [field.base[name] for name in field.base.names or ()]
+        return (field.ndim > 0 and field.base.kind == "b") or any(map(has_bool_array, inner))
 
-def _check_space(name: str, space: Any) -> None:
-    if not isinstance(space, _ARRAY_SPACES):
-        raise TypeError(
-            f"{name} must be a Box, Discrete, MultiDiscrete or MultiBinary space, got {space!r}"
-        )
-    if space.shape is None or 0 in space.shape:
-        raise ValueError(f"{name} {space} has no elements")
-    dtype = np.dtype(space.dtype)
-    if dtype == np.float16 or dtype.itemsize > 8 or not dtype.isnative:
-        given = dtype.name if dtype.isnative else dtype.str
-        other = "float32" if dtype.kind == "f" else dtype.name
-        raise TypeError(
-            f"{name} {space} is of {given}, which Numba can't compute with; use {other}"
-        )
+    for name in dtype.names or ():
+        field = dtype[name]
+        if field.hasobject or field.base.kind not in "biufcV" or 0 in field.shape:
+            raise TypeError(
+                f"{what} {name!r} has dtype {field}; "
+                "expected numbers, bools, arrays of numbers, or records"
+            )
+        if has_bool_array(field):
+            raise TypeError(
+                f"{what} {name!r} has dtype {field}: arrays of bools inside of records can't be "
+                "compiled; use np.int8"
+            )
 
 
 def pack_record(**fields: Any) -> np.record:
@@ -224,19 +210,10 @@ def pack_record(**fields: Any) -> np.record:
         (np.float64(9.8), (2,))
     """
     arrays = {name: np.asarray(value) for name, value in fields.items()}
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biufcV" or 0 in array.shape:
-            raise TypeError(
-                f"field {name!r} must be a number or a non-empty array of numbers, "
-                f"got {type(fields[name]).__name__} of dtype {array.dtype}, shape {array.shape}"
-            )
-        if array.ndim and array.dtype.kind == "b":
-            raise TypeError(
-                f"field {name!r} is an array of bools, which can't be compiled inside of a record; "
-                "pass it .astype(np.int8)"
-            )
     layout = [(name, array.dtype, array.shape) for name, array in arrays.items()]
-    record = np.zeros(1, np.dtype(layout, align=True)).view(np.recarray)
+    dtype = np.dtype(layout, align=True)
+    _check_fields("field", dtype)
+    record = np.zeros(1, dtype).view(np.recarray)
     for name, array in arrays.items():
         record[name] = array
     return record[0]

@@ -95,6 +95,15 @@ def seed_streams(streams, env_ids, seeds):
 
 
 @njit
+def draw_seeds(streams, env_ids, out):
+    """Write new seeds of envs int64 (B,), each from the env's number and its stream, of (B,)."""
+    for k in range(env_ids.shape[0]):
+        stream = streams[k]
+        word = word_of(stream.key, ~stream.counter)  # far from the words that the stream draws
+        out[k] = mix(word ^ seed_key(np.uint64(env_ids[k])))
+
+
+@njit
 def word_of(key, counter):
     """Word uint64 number `counter` uint64 of the stream `key` uint64."""
     start = (key << _HALF) | (key >> _HALF)

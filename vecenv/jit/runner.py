@@ -68,8 +68,7 @@ class Runner:
     ) -> None:
         self.is_python = loop.attend is None
         self.num_threads = 1 if self.is_python else min(num_threads, MAX_THREADS)
-        self._plain_run: Any = loop.run_rows if self.is_python else loop.attend
-        self._run = self._plain_run
+        self._run: Any = loop.run_rows if self.is_python else loop.attend
         self._note_cut = note_cut
         self._kept = batch  # the job record has the addresses of its arrays
         self._bounds = bounds if bounds.shape[1] else None
@@ -124,10 +123,6 @@ class Runner:
         """End the helper threads; later jobs are done by the calling thread alone."""
         self.num_threads, self._described, self._helpers = 1, None, None
 
-    def stamp(self, note: Callable[[int, int], None] | None) -> None:
-        """Call `note` with the start and end of every job from now on; None ends it."""
-        self._run = self._plain_run if note is None else _stamped(self._plain_run, note)
-
     def _interpret(self, batch: Batch, num_rows: int, actions: np.ndarray, outputs: Outputs) -> int:
         """Do a job as plain Python."""
         if batch.op == STEP and self._bounds is not None:
@@ -156,8 +151,7 @@ class Runner:
         record = self._job
         record["op"] = batch.op
         record["num_rows"] = num_rows
-        record["num_ids"] = len(env_ids)
-        record["env_ids"] = env_ids.ctypes.data
+        record["env_ids"] = env_ids.ctypes.data if len(env_ids) else 0
         record["masks"] = batch.masks.ctypes.data
         record["num_params"] = 0 if params is None else len(params)
         record["params"] = 0 if params is None else params.ctypes.data
@@ -169,7 +163,7 @@ class Runner:
         """Do the described job with helpers."""
         helpers = self._helpers
         if helpers is None or helpers.pid != os.getpid():  # a forked process has no other threads
-            helpers = _Helpers(self._plain_run, self._jobs, self._kept, self.num_threads)
+            helpers = _Helpers(self._run, self._jobs, self._kept, self.num_threads)
         self._helpers = None  # if the wait below is interrupted, too, these are not used again
         helpers.kept[0] = batch, actions, outputs  # helpers only have their addresses
         try:
@@ -243,27 +237,10 @@ class SplitChoice:
         return is_new
 
 
-def _stamped(job: Any, note: Callable[[int, int], None]) -> Callable[..., Any]:
-    """Return a function that does a job and notes its start and end, also if the job raises."""
-
-    def run(*args: Any) -> Any:
-        begin_ns = time.perf_counter_ns()
-        try:
-            return job(*args)
-        finally:
-            note(begin_ns, time.perf_counter_ns())
-
-    return run
-
-
 class _Helpers:
     """The threads that take part in the jobs of one runner; they end when this is deleted.
 
-    Args:
-        attend: Compiled `driver.attend`.
-        jobs: The job record.
-        kept: An object that the threads keep alive while they run.
-        num_threads: Number of threads, the caller included.
+    They keep `kept` alive while they run; `num_threads` includes the caller.
 
     Attributes:
         pid: The process that has these threads.

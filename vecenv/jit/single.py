@@ -13,7 +13,7 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.errors import ActionError, ActionTypeError
+from vecenv.core.errors import ActionError
 from vecenv.jit.env import JitVectorEnv
 
 __all__ = ["JitEnv"]
@@ -97,9 +97,6 @@ class JitEnv(Env[Any, Any]):
         The arrays can be stored with `numpy.savez`. Copies (`copy.deepcopy`) and pickles of an env,
         wrapped or not, continue likewise. The stream of `action_space.sample` is not part of the
         state, but copies and pickles include it.
-
-        Raises:
-            ResetNeeded: The env was never reset.
         """
         return self._envs.state_dict()
 
@@ -143,29 +140,15 @@ class JitEnv(Env[Any, Any]):
             ActionError: The action is not one of `action_space`. Nothing was stepped.
             ResetNeeded: Before the first `reset`, or the episode is over.
         """
-        actions = self._as_row(action)
+        space, row = self.action_space, np.asarray(action)
+        if isinstance(space, Discrete) and not space.contains(row):  # vector envs tell of rows
+            low, high = space.start, space.start + space.n - 1
+            raise ActionError(f"action is {action!r}, expected an integer from {low} to {high}")
         if self._envs.episode_over[0]:
             raise ResetNeeded("the episode is over; call reset() before the next step")
-        obs, rewards, terminations, truncations, infos = self._envs.step(actions)
+        obs, rewards, terminations, truncations, infos = self._envs.step(row[None])
         ended = bool(terminations[0]), bool(truncations[0])
         return obs[0], float(rewards[0]), *ended, _of_first(infos)
-
-    def _as_row(self, action: Any) -> np.ndarray:
-        """Return the action as a batch of one, checked here: messages about rows would mislead."""
-        space = self.action_space
-        if not isinstance(space, Discrete):
-            return np.asarray(action)[None]
-        try:
-            number = np.asarray(action)
-        except ValueError as error:
-            raise ActionTypeError(f"action is {action!r}, expected one integer") from error
-        low, high = int(space.start), int(space.start + space.n) - 1
-        expected = f"expected an integer from {low} to {high}"
-        if number.shape != () or number.dtype.kind not in "iu":
-            raise ActionTypeError(f"action is {action!r}, {expected}")
-        if not low <= number <= high:
-            raise ActionError(f"action is {action!r}, {expected}")
-        return number[None]
 
     def render(self) -> Any:
         """Return a picture or a text, as `render_mode` says; None without one."""

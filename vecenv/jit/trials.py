@@ -8,30 +8,26 @@ was left unwritten.
 
 from __future__ import annotations
 
-import ctypes
+import copy
 import linecache
 import logging
 import re
 import sys
-import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-from gymnasium.spaces import Box, Discrete
 
 from vecenv.core.masks import sample_actions
 from vecenv.jit import interpreted
 from vecenv.jit.episodes import MASK, RESET, STEP, Batch
-from vecenv.jit.errors import KernelIndexError, KernelResultError, Place
+from vecenv.jit.errors import KernelIndexError, KernelResultError, Place, reads
 from vecenv.jit.games import COLUMNS, GameLayout
-from vecenv.jit.interpreted import here
 from vecenv.jit.kernels import EnvKernels, empty_batch
-from vecenv.jit.reading import reads
 
 __all__ = ["Trial", "try_out"]
 
@@ -41,7 +37,6 @@ _MIN_STEPS = 8
 NUM_EPISODES = 3  # whole episodes to play
 _TRIAL_SECONDS = 0.02  # a dry run with enough steps ends after this time
 _LIMIT_SECONDS = 2.0  # any dry run is stopped after this time
-_STOP_SECONDS = 1.5  # wait for a stopped thread; then it is abandoned
 _MOST = 12345  # fills memory, where the type has room; few loops are that long
 _SHOWN = {
     "obs": "the observation",
@@ -67,18 +62,16 @@ class Trial:
         repeats: Actions to take; None to draw actions.
         actions: The actions taken.
         results: Step (0 is the reset), name and value of each output.
-        unset: Fields that the first reset left as filled, each with its first such element.
         error: The error that ended the trial early, or None.
         num_episodes: Number of episodes that ended.
     """
 
-    fields: Sequence[str] = ()
+    fields: tuple[str, ...] = ()
     fills_out: bool = False
     repeats: list[np.ndarray] | None = None
     actions: list[np.ndarray] = field(default_factory=list)
     results: list[tuple[int, str, np.ndarray]] = field(default_factory=list)
-    unset: dict[str, str] | None = None
-    error: BaseException | None = None
+    error: Exception | None = None
     num_episodes: int = 0
 
     def play(
@@ -93,7 +86,8 @@ class Trial:
 
         See `try_out`; if `seconds` is given, no results are noted.
         """
-        space, rng = kernels.action_space, np.random.default_rng(0)
+        space, rng = copy.deepcopy(kernels.action_space), np.random.default_rng(0)
+        space.seed(0)
         batch = empty_batch(kernels, 1)._replace(
             max_episode_steps=limit, params=None if params is None else params.copy()
         )
@@ -102,8 +96,6 @@ class Trial:
         for name in self.fields:
             _fill(batch.states[name])
         self._call(loop, batch, RESET, 0)
-        places = ((name, _untouched(batch.states[0][name], name)) for name in self.fields)
-        self.unset = {name: place for name, place in places if place is not None}
         end = time.perf_counter() + (_TRIAL_SECONDS if seconds is None else seconds)
         num_steps = _NUM_STEPS if seconds is None else sys.maxsize
         for step in range(1, 1 + (num_steps if self.repeats is None else len(self.repeats))):
@@ -122,7 +114,7 @@ class Trial:
             elif kernels.action_mask is not None:
                 batch.actions[0] = sample_actions(space, batch.masks, rng)[0]
             else:
-                batch.actions[0] = _sample(space, rng)
+                batch.actions[0] = space.sample()
             self.actions.append(batch.actions[0].copy())
             self._call(loop, batch, STEP, step)
             if given is not None and batch.params.tobytes() != given:
@@ -173,15 +165,11 @@ def try_out(
     """
 
     def play(trial: Trial) -> Trial:
-        def run() -> None:
-            here.is_trial = True
-            try:
+        try:
+            with interpreted.trial(_LIMIT_SECONDS + (seconds or 0.0)):
                 trial.play(kernels, loop, params, max_episode_steps, seconds)
-            except BaseException as error:
-                trial.error = error
-
-        if not _ends_in_time(run, _LIMIT_SECONDS + (seconds or 0.0)):
-            trial.error = TimeoutError("the trial was stopped")
+        except Exception as error:
+            trial.error = error
         return trial
 
     clean = play(Trial())  # the others start with foreign numbers in memory
@@ -195,37 +183,6 @@ def try_out(
     if error is not None:
         _logger.debug("%s: the trial in Python ended early: %r", kernels.name, error)
     return clean.num_episodes
-
-
-def _ends_in_time(run: Callable[[], None], seconds: float) -> bool:
-    """Call a function in a thread; raise TimeoutError inside it after some time."""
-    thread = threading.Thread(target=run, name="vecenv-jit-trial", daemon=True)
-    is_late = True
-    try:
-        thread.start()
-        thread.join(seconds)
-        is_late = thread.is_alive()
-    finally:  # also after Ctrl-C
-        if thread.is_alive():
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TimeoutError)
-            )
-            thread.join(_STOP_SECONDS)
-    return not is_late
-
-
-def _sample(space: Any, rng: np.random.Generator) -> Any:
-    """Draw an action without using the space's own random stream."""
-    if isinstance(space, Discrete):
-        return space.start + rng.integers(space.n)
-    if hasattr(space, "nvec"):
-        return space.start + rng.integers(space.nvec)
-    if not isinstance(space, Box):
-        return rng.integers(0, 2, space.shape)
-    low, high = (np.clip(bound.astype(float), -1e3, 1e3) for bound in (space.low, space.high))
-    if np.dtype(space.dtype).kind == "f":
-        return rng.uniform(low, high)
-    return rng.integers(low.astype(np.int64), high.astype(np.int64), endpoint=True)
 
 
 def _raise_index_error(kernels: EnvKernels, error: IndexError) -> None:
@@ -258,9 +215,7 @@ def _raise_index_error(kernels: EnvKernels, error: IndexError) -> None:
 class _Difference(NamedTuple):
     step: int  # 0 for the reset
     name: str  # key of `_SHOWN`; "" if an error was raised
-    first: tuple[int, ...]  # index of the first element that differs
-    num: int  # number of elements that differ
-    size: int
+    first: tuple[int, ...] = ()  # index of the first element that differs
 
     @property
     def moment(self) -> str:
@@ -286,33 +241,29 @@ def _find_leftovers(kernels: EnvKernels, clean: Trial, play: Callable[[Trial], T
         return
 
     def found(*fields: str, fills_out: bool) -> _Difference | None:
-        return _difference(play(Trial(fields, fills_out=fills_out, repeats=clean.actions)), clean)
+        return _difference(play(Trial(fields, fills_out, clean.actions)), clean)
 
     columns = COLUMNS if kernels.groups is not None else ()
     fields = [name for name in kernels.state_dtype.names if name not in columns]
-    both = play(Trial(fields, fills_out=True, repeats=clean.actions))
-    if _difference(both, clean) is None:
+    if found(*fields, fills_out=True) is None:
         return
-    suspects = both.unset
-    if suspects is None:  # the reset raised: it may have left any field unset
-        suspects = dict(zip(fields, fields, strict=True))
     if (other := found(fills_out=False)) is not None:
-        function, _ = _writer(kernels, _KERNELS.get(other.name, "step"), other.first)
         _refuse(
             kernels,
-            function,
+            _writer(kernels, _KERNELS.get(other.name, "step"), other.first)[0],
             f"{other} differs when the same seed and actions are played again: a kernel reads "
             "something besides its arguments, such as a clock, or a global that changes",
         )
     if (other := found(fills_out=True)) is not None:
         _refuse_out(kernels, other)
-    for name, place in suspects.items():
+    for name in fields:
         if (other := found(name, fills_out=False)) is not None:
+            part = "all of " if kernels.state_dtype[name].shape else ""
             _refuse(
                 kernels,
                 _author(kernels.reset),
-                f"kernel reset does not set state.{place}, and {other} depends on it: it would be "
-                "what the last episode left there. Set every field in `reset`",
+                f"kernel reset does not set {part}state.{name}, and {other} depends on it: it "
+                "would be what the last episode left there. Set every field in `reset`",
             )
 
 
@@ -331,32 +282,15 @@ def _fill(array: np.ndarray) -> None:
         array[...] = True if array.dtype.kind == "b" else _MOST + 0.5
 
 
-def _untouched(found: Any, path: str) -> str | None:
-    """Return the path of the first element that still has the filling, or None."""
-    array = np.asarray(found)
-    if array.dtype.names:
-        for index in np.ndindex(array.shape):
-            for name in array.dtype.names:
-                place = _untouched(array[index][name], f"{path}{_text(index)}.{name}")
-                if place is not None:
-                    return place
-        return None
-    filled = np.empty_like(array)
-    _fill(filled)
-    places = np.argwhere(array == filled)
-    return path + _text(tuple(places[0])) if len(places) else None
-
-
 def _difference(trial: Trial, clean: Trial) -> _Difference | None:
     """Return the first difference between a trial and the clean one."""
     for (step, name, one), (_, _, other) in zip(trial.results, clean.results, strict=False):
         places = np.argwhere((one != other) & ((one == one) | (other == other)))
         if len(places):
-            index = tuple(map(int, places[0]))
-            return _Difference(step, name, index, len(places), int(np.size(one)))
+            return _Difference(step, name, tuple(map(int, places[0])))
     if trial.error is None or isinstance(trial.error, TimeoutError):  # this proves nothing
         return None
-    return _Difference(len(trial.actions), "", (), 1, 1)
+    return _Difference(len(trial.actions), "")
 
 
 def _refuse_out(kernels: EnvKernels, found: _Difference) -> None:
@@ -377,13 +311,11 @@ def _refuse_out(kernels: EnvKernels, found: _Difference) -> None:
             line = one.line
             break
         last = one
-    place = f"{out}{_text(index or (0,))}"
-    more = f" (and {found.num - 1} of {found.size} entries more)" if found.num > 1 else ""
     _refuse(
         kernels,
         function,
-        f"kernel {name} leaves {place}{more} as it was before, or reads it, after {found.moment}"
-        f"{hint}. `{out}` holds anything before: write all of it",
+        f"kernel {name} leaves {out}{list(index or (0,))} as it was before, or reads it, after "
+        f"{found.moment}{hint}. `{out}` holds anything before: write all of it",
         line,
     )
 
@@ -400,25 +332,23 @@ def _refuse(
 
 
 def _writer(
-    kernels: EnvKernels, name: str, index: tuple[int, ...]
+    kernels: EnvKernels, name: str, index: Any
 ) -> tuple[types.FunctionType, tuple[int, ...]]:
     """Return the author's function that writes an entry, and the entry's index in its `out`."""
-    function = getattr(kernels, name)
-    for group, part in GameLayout.of(kernels.groups).groups.items() if kernels.groups else ():
-        whole, shape = part.masks, (part.mask_width,)
+    function: Any = getattr(kernels, name)
+    if kernels.groups is None or not index:
+        return _author(function), index
+    for group, part in GameLayout.of(kernels.groups).groups.items():
+        whole, inner = part.masks, (part.mask_width,)
         if name == "observe":
-            whole, shape = part.obs, part.obs_shape or (1,)
-            if len(kernels.groups or ()) == 1:
-                return _author(function[group] if isinstance(function, Mapping) else function), (
-                    index[1:]  # behind the agent's index
-                )
-        if whole.start <= index[0] < whole.stop:
-            offset = (index[0] - whole.start) % int(np.prod(shape))
-            index = tuple(map(int, np.unravel_index(offset, shape)))
+            whole, inner = part.obs, part.obs_shape
+        place = index[0]  # in an array for all groups, which is flat
+        if len(index) > 1:  # of the only group
+            place = int(np.ravel_multi_index(index, (len(part.agents), *inner)))
+        if whole.start <= place < whole.stop:
+            shape = inner or (1,)
+            found = np.unravel_index((place - whole.start) % int(np.prod(shape)), shape)
+            index = tuple(map(int, found))
             function = function[group] if isinstance(function, Mapping) else function
             break
     return _author(function), index
-
-
-def _text(index: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, index))}]" if index else ""

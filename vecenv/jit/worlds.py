@@ -39,9 +39,10 @@ def read_params(
                 f"params must be one record, as `pack_record` makes, or several: {kernels.name} "
                 f"has no defaults that a {type(params).__name__} could change"
             )
-        given = {} if params is None else params
-        is_many = any(_is_per_env(own, name, value, num_envs) for name, value in given.items())
-        found = _repeated(own, num_envs if is_many or per_env else 1)
+        given, fields = params or {}, own.dtype
+        names = given.keys() & set(fields.names or ())  # `write_params` refuses others
+        per_env = per_env or any(np.ndim(given[k]) > fields[k].ndim for k in names)
+        found = _repeated(own, num_envs if per_env else 1)
         write_params(found, given, kernels.name)
         return found
     records = np.asarray(params)
@@ -68,32 +69,11 @@ def _repeated(record: np.ndarray, count: int) -> np.ndarray:
     return found
 
 
-def _is_per_env(own: np.ndarray, name: str, value: Any, num_envs: int) -> bool:
-    """Return whether a value has an additional first axis, which must be that of the envs."""
-    if name not in (own.dtype.names or ()):
-        return False  # `write_params` raises for it
-    shape, expected = np.shape(value), own.dtype[name].shape
-    if len(shape) != len(expected) + 1:
-        return False
-    if shape[0] != num_envs:
-        raise ValueError(
-            f"params[{name!r}] has shape {shape}, expected {expected} for all envs, or "
-            f"{(num_envs, *expected)}: one value per env"
-        )
-    return True
-
-
 def write_params(records: np.ndarray, values: Any, name: str) -> None:
-    """Write parameters into records (B,) of envs.
+    """Write parameters into records (B,) of envs of the kind `name`.
 
-    Args:
-        records: (B,), written.
-        values: A mapping of field names to values, for all rows or one per row; or records of the
-            same dtype.
-        name: Name of the kind of env, for messages.
-
-    Raises:
-        TypeError, ValueError: A name, dtype or shape is wrong.
+    Values are a mapping of field names to values, for all rows or one per row; or records of the
+    same dtype. Raises TypeError or ValueError if a name, dtype or shape is wrong.
     """
     if not isinstance(values, Mapping):
         given = np.asarray(values)
@@ -130,16 +110,11 @@ def flat_params(records: np.ndarray) -> np.ndarray:
 
 
 def as_sampler(kernels: EnvKernels, sampler: Any) -> Callable[..., Any]:
-    """Return a kernel `(params, rng)` for a sampler that may be a dict of ranges.
+    """Return a kernel `(params, rng)` for a sampler.
 
-    Args:
-        kernels: The kind of env, which names its parameters.
-        sampler: Such a kernel; or a mapping of field names to (lowest, highest): each episode draws
-            a float uniformly between them, or an integer including both; or a list of texts,
-            "gravity 5 15".
-
-    Raises:
-        TypeError, ValueError: A range is invalid, or there is no such parameter.
+    A sampler is such a kernel; or a mapping of field names to (lowest, highest): each episode draws
+    a float uniformly between them, or an integer including both; or a list of texts, "gravity 5
+    15". Raises TypeError or ValueError if a range is invalid, or there is no such parameter.
     """
     if isinstance(sampler, tuple | list) and all(isinstance(text, str) for text in sampler):
         sampler = {words[0]: words[1:] for text in sampler if (words := text.split())}

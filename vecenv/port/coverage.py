@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vecenv.jit.errors import reached
 from vecenv.jit.kernels import ARGUMENTS, EnvKernels
-from vecenv.jit.reading import reached
 
 __all__ = ["Coverage", "is_kernel_file", "is_own_file", "line_text", "source_tree"]
 

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import pickle
@@ -118,8 +119,11 @@ class within:  # a context manager
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and hasattr(signal, "setitimer"):
             self._is_armed = True
+            # Ticks, as time in which the process is stopped must not count: it gives one of them.
+            self._ticks_left = math.ceil(self._seconds)
+            tick_s = self._seconds / self._ticks_left
             self._handler = signal.signal(signal.SIGALRM, self._on_alarm)
-            self._timer = signal.setitimer(signal.ITIMER_REAL, self._seconds, 1.0)
+            self._timer = signal.setitimer(signal.ITIMER_REAL, tick_s, tick_s)
 
     def __exit__(self, *_: Any) -> None:
         if self._is_armed:
@@ -130,7 +134,10 @@ class within:  # a context manager
             clock.write(f"the work after {self._what}", _BETWEEN)
 
     def _on_alarm(self, _: int, frame: types.FrameType | None) -> None:
-        """Raise StuckError with the innermost line of the users' code."""
+        """Raise StuckError with the innermost line of the users' code, if no tick is left."""
+        self._ticks_left -= 1
+        if self._ticks_left > 0:
+            return
         told = f"{self._what} did not return within {self._seconds:g} s"
         while frame not in (None, self._caller) and not is_kernel_file(frame.f_code.co_filename):
             frame = frame.f_back
@@ -157,8 +164,10 @@ def guarded(work: Callable[[], int], on_end: Callable[[str, str, Any], int]) -> 
     interrupts: list[float] = []
     old = signal.signal(signal.SIGINT, lambda *_: interrupts.append(time.monotonic()))
     try:
-        ending, pid = "", 0
+        ending, pid, seen_s, stopped_s = "", 0, time.monotonic(), 0.0
         while not ending:
+            stopped_s += max(time.monotonic() - seen_s - 1.0, 0.0)  # both processes, by Ctrl-Z
+            seen_s = time.monotonic()
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid and os.WIFEXITED(status):
                 return os.WEXITSTATUS(status)
@@ -166,7 +175,7 @@ def guarded(work: Callable[[], int], on_end: Callable[[str, str, Any], int]) -> 
                 ending = f"ended the process with {signal.Signals(os.WTERMSIG(status)).name}"
             elif interrupts and time.monotonic() > interrupts[0] + _GRACE:
                 ending = INTERRUPTED
-            elif clock.time_left() < 0.0:
+            elif clock.time_left() + stopped_s < 0.0:
                 ending = "did not return in time"
             else:
                 time.sleep(_PAUSE)

@@ -332,9 +332,9 @@ class KernelSide:
             for group in self.layout.groups.values():
                 rows = obs[group.obs] if self.layout.is_flat else obs
                 rows = rows.reshape(len(group.agents), *group.obs_shape)
-                for k, name in enumerate(group.agents, group.first):
+                for k, name in enumerate(group.agents, group.agent_ids.start):
                     if state["observes"][k]:
-                        seen[f"observation of {name}"] = rows[k - group.first].copy()
+                        seen[f"observation of {name}"] = rows[k - group.agent_ids.start].copy()
                     if reward is not None and state["valid"][k]:
                         seen[f"reward of {name}"] = state["rewards"][k]
                         seen[f"terminated of {name}"] = state["terminations"][k].astype(bool)

@@ -365,8 +365,6 @@ def test_what_is_not_there_is_said():
         device.state()
     with pytest.raises(ValueError, match="one by one on the CPU; compiled games"):
         make_vec_agents(WALK, GAMES, device="cuda", backend="async")
-    with pytest.raises(ValueError, match="results is 'lists'"):
-        make_vec_agents(WALK, GAMES, device="cuda", vector_kwargs={"results": "lists"})
     given = []
 
     def in_python(device):  # an argument of its own

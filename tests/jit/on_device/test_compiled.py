@@ -12,7 +12,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 from jit.on_device.bundled import MAKERS, ZOO
 
-from vecenv.agents.on_device import state_kernels
+from vecenv.agents.compiled import state_kernels
 from vecenv.core import cuda
 from vecenv.jit import EnvKernels, KernelCompileError
 from vecenv.jit.binding import uncompiled

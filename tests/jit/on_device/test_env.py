@@ -15,7 +15,7 @@ from vecenv import StepSlot
 from vecenv.core import cuda as cuda_code
 from vecenv.core.errors import ActionError, ActionTypeError, NoActionMaskError, SlotError
 from vecenv.jit import EnvKernels, JitVectorEnv
-from vecenv.jit.cuda import devices
+from vecenv.jit.cuda import device as devices
 from vecenv.jit.cuda.env import CudaVectorEnv
 
 MODES = ("NextStep", "SameStep", "Disabled")

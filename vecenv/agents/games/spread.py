@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from numba import njit
 
 from vecenv.core.arguments import read_count, take_options
-from vecenv.jit.drawing import PICTURES
+from vecenv.jit.bundled import PICTURES
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import AgentsOf
 from vecenv.jit.kernels import EnvKernels, pack_record

@@ -11,23 +11,24 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import config, from_dtype, njit
+from numba import config, njit
 from numba import types as numba_types
 
-from vecenv.core import cuda
+from vecenv.core import atomics, cuda
 from vecenv.core.announcing import announced
 from vecenv.core.compiling import fingerprint, fresh_njit, is_lasting
 from vecenv.files import whole_file
 from vecenv.jit import copying
+from vecenv.jit import driver as host_driver
 from vecenv.jit.arrays import element_bounds
 from vecenv.jit.binding import bound_scope, constants_of, functions_of, rebound
 from vecenv.jit.cuda import driver
 from vecenv.jit.episodes import run_rows
-from vecenv.jit.failures import explain
+from vecenv.jit.errors import explain
 from vecenv.jit.games import as_njit
 from vecenv.jit.interpreted import interpretable
 from vecenv.jit.kernels import EnvKernels
@@ -113,28 +114,28 @@ def _overload_write_bits(numba_cuda: Any) -> None:
 
 
 # Functions that are bound to the kernels.
-_OWN = (driver.run_thread, run_rows, *driver.CHECKS)
-_OWN += tuple(Path(file).read_bytes() for file in (__file__, cuda.__file__))
-_programs: dict[str, cuda.Lowered] = {}
+_OWN = (driver.run_thread, driver.action_is_allowed, run_rows)
+_OWN += tuple(Path(one.__file__).read_bytes() for one in (atomics, cuda, host_driver))
+_OWN += (Path(__file__).read_bytes(),)
 
 
 def lower(kernels: EnvKernels, params: np.ndarray | None) -> cuda.Lowered:
-    """Lower the driver with these kernels.
-
-    Args:
-        kernels: The kind of env.
-        params: (1,) parameter record, or None.
+    """Lower the driver with these kernels and a parameter record (1,), or None.
 
     Raises:
         ModuleNotFoundError: numba-cuda is not installed.
         KernelCompileError: A kernel uses what devices lack; names file and line.
     """
-    key = _key(kernels, params)
-    if not is_lasting(key):
-        return _lower(kernels, params)
-    if key not in _programs:
-        _programs[key] = _lower(kernels, params)
-    return _programs[key]
+    main = bound_driver(kernels, params, _prepare(), _device_view)
+    # A fresh function, because Numba remembers the globals of compiled ones.
+    function = fresh_njit(main).py_func
+    arguments = numba_types.StarArgTuple.from_types((numba_types.int64,) * len(driver.ARGUMENTS))
+    try:
+        return cuda.lower(kernels.name, function, (arguments,), ENTRY)
+    except Exception as error:
+        compiled = {name: as_njit(function) for name, function in functions_of(kernels).items()}
+        constants = constants_of(kernels, params)
+        explain(kernels, compiled, constants, error, cuda.signature_of, " for a CUDA device")
 
 
 def _key(kernels: EnvKernels, params: np.ndarray | None) -> str:
@@ -145,27 +146,6 @@ def _key(kernels: EnvKernels, params: np.ndarray | None) -> str:
     return fingerprint([*functions, *constants.values(), bounds, _OWN, cuda.versions()])
 
 
-def _lower(kernels: EnvKernels, params: np.ndarray | None) -> cuda.Lowered:
-    main = bound_driver(kernels, params, _prepare(), _device_view)
-    # A fresh function, because Numba remembers the globals of compiled ones.
-    function, arguments = fresh_njit(main).py_func, (numba_types.int64,) * len(driver.ARGUMENTS)
-    try:
-        return cuda.lower(kernels.name, function, arguments, ENTRY)
-    except Exception as error:
-        _explain(kernels, params, error)
-
-
-def _explain(kernels: EnvKernels, params: np.ndarray | None, error: Exception) -> NoReturn:
-    """Raise KernelCompileError for the kernel at fault, by compiling each with numba-cuda."""
-
-    def compile_one(kernel: Any, given: tuple[Any, ...]) -> Any:
-        return cuda.signature_of(kernel.py_func, given)
-
-    compiled = {name: as_njit(function) for name, function in functions_of(kernels).items()}
-    constants = constants_of(kernels, params)
-    explain(kernels, compiled, constants, error, compile_one=compile_one, where="for a CUDA device")
-
-
 def bound_driver(
     kernels: EnvKernels,
     params: np.ndarray | None,
@@ -174,83 +154,32 @@ def bound_driver(
     *,
     is_compiled: bool = True,
 ) -> Any:
-    """Return `run_thread` with its global names bound to these kernels.
+    """Return `run_thread` with its global names bound to these kernels, compiled or plain Python.
 
-    Args:
-        kernels: The kind of env.
-        params: (1,) parameter record, or None.
-        threads: Has `grid(1)`, the number of the thread.
-        view: Takes the dtype and shape of a row; returns a function from an address and a number of
-            rows to an array.
-        is_compiled: Whether the kernels are compiled; else they run as plain Python.
+    `threads` has `grid(1)`, the number of the thread; `view` is as `driver.array_maker`.
     """
-    functions = functions_of(kernels)
-    constants = constants_of(kernels, params)
+    functions, constants = functions_of(kernels), constants_of(kernels, params)
     if is_compiled:
         functions = {name: as_njit(function) for name, function in functions.items()}
-        scope = bound_scope(functions, constants, lambda one: njit(one, inline="always"))
+        scope = bound_scope(functions, constants, lambda one: njit(one, inline="always"), view)
     else:
-        scope = bound_scope(functions, constants, lambda one: one)
+        scope = bound_scope(functions, constants, lambda one: one, view)
         scope["run_rows"] = interpretable(scope["run_rows"])
-    num_bounds = element_bounds(kernels.action_space).shape[1]
-    obs_dtype, obs_shape = constants["OBS_DTYPE"], constants["OBS_SHAPE"]
-    action_dtype, action_shape = constants["ACTION_DTYPE"], constants["ACTION_SHAPE"]
-    if num_bounds == 0:
-        is_float = np.dtype(action_dtype).kind == "f"
-        check = driver.has_no_nan if is_float else driver.any_is_allowed
-    else:
-        check = driver.array_is_allowed if action_shape else driver.number_is_allowed
-    scope |= {
-        "cuda": threads,
-        "NUM_BOUNDS": num_bounds,
-        "BAD_ACTION": driver.BAD_ACTION,
-        "IS_OVER": driver.IS_OVER,
-        "BAD_MASK": driver.BAD_MASK,
-        "FAULT_SHIFT": driver.FAULT_SHIFT,
-        "states_at": view(constants["STATE_DTYPE"], ()),
-        "runs_at": view(constants["RUN_DTYPE"], ()),
-        "params_at": view(scope["PARAMS_DTYPE"], ()),
-        "ids_at": view(np.int64, ()),
-        "actions_at": view(action_dtype, action_shape),
-        "obs_at": view(obs_dtype, obs_shape),
-        "floats_at": view(np.float32, ()),
-        "doubles_at": view(np.float64, ()),
-        "bools_at": view(np.bool_, ()),
-        "masks_at": view(np.bool_, (constants["NUM_MASKED_ACTIONS"],)),
-    }
-    scope["is_allowed"] = rebound(check, scope)
-    if is_compiled:
-        scope["is_allowed"] = njit(scope["is_allowed"])
+    own = {name: value for name, value in vars(driver).items() if value is not None}
+    scope = {**own, **scope, "cuda": threads}
+    scope["elements_at"] = view(constants["ACTION_DTYPE"], ())
+    scope["NUM_ELEMENTS"] = int(np.prod(constants["ACTION_SHAPE"]))
+    scope["NUM_BOUNDS"] = element_bounds(kernels.action_space).shape[1]
+    check = rebound(driver.action_is_allowed, scope)
+    scope["is_allowed"] = njit(check) if is_compiled else check
     return rebound(driver.run_thread, scope)
 
 
 def _device_view(dtype: Any, inner: tuple[int, ...]) -> Any:
     """Return a device function from an address and a number of rows to an array."""
-    numba_cuda = _prepare()
-    cgutils, intrinsic = numba_cuda.cgutils, numba_cuda.extending.intrinsic
-
-    dtype = np.dtype(dtype)
-    array_type = numba_types.Array(from_dtype(dtype), 1 + len(inner), "C")
-
-    @intrinsic
-    def view(typingctx, address, count):
-        def codegen(context, builder, signature, args):
-            array = context.make_array(array_type)(context, builder)
-            strides = dtype.itemsize * np.cumprod((1, *inner[::-1]))[::-1]
-            numbers = [context.get_constant(numba_types.intp, int(n)) for n in (*inner, *strides)]
-            context.populate_array(
-                array,
-                data=builder.inttoptr(args[0], array.data.type),
-                shape=cgutils.pack_array(builder, [args[1], *numbers[: len(inner)]]),
-                strides=cgutils.pack_array(builder, numbers[len(inner) :]),
-                itemsize=context.get_constant(numba_types.intp, dtype.itemsize),
-                meminfo=None,
-            )
-            return array._getvalue()
-
-        return array_type(numba_types.int64, numba_types.int64), codegen
-
-    return view
+    return host_driver.array_maker(
+        dtype, inner, _prepare().extending.intrinsic(atomics.make_array_at)
+    )
 
 
 def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[int, int]) -> bytes:

@@ -7,8 +7,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
-from vecenv.jit.drawing import PICTURES, draw_stroke, new_picture
-from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -120,7 +119,7 @@ ACROBOT = EnvKernels(
 )
 
 
-class AcrobotVectorEnv(JitVectorEnv):
+class AcrobotVectorEnv(BundledVectorEnv):
     """Many acrobots; `options` as for `JitVectorEnv`.
 
     Parameters that may differ between envs: `gravity` (m/s^2), and of the upper and the lower link
@@ -128,6 +127,4 @@ class AcrobotVectorEnv(JitVectorEnv):
     """
 
     metadata: dict[str, Any] = {**PICTURES, "render_fps": 15}
-
-    def __init__(self, num_envs: int = 1, max_episode_steps: int = 500, **options: Any) -> None:
-        super().__init__(ACROBOT, num_envs, max_episode_steps=max_episode_steps, **options)
+    kind, length = ACROBOT, 500

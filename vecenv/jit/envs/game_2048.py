@@ -1,13 +1,10 @@
 """2048 as a compiled environment: slide tiles on a board of 4 x 4, equal ones merge."""
 
-from typing import Any
-
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
-from vecenv.jit.drawing import PICTURES, draw_stroke, enlarge
-from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.bundled import BundledVectorEnv, draw_stroke, enlarge
 from vecenv.jit.kernels import EnvKernels
 from vecenv.jit.random import integers, uniform
 
@@ -145,16 +142,13 @@ GAME_2048 = EnvKernels(
 )
 
 
-class Game2048VectorEnv(JitVectorEnv):
+class Game2048VectorEnv(BundledVectorEnv):
     """Many games; `options` as for `JitVectorEnv`.
 
     Set `max_episode_steps`: a policy that only makes moves without effect never ends a game.
     """
 
-    metadata: dict[str, Any] = PICTURES
-
-    def __init__(self, num_envs: int = 1, max_episode_steps: int = 10_000, **options: Any) -> None:
-        super().__init__(GAME_2048, num_envs, max_episode_steps=max_episode_steps, **options)
+    kind, length = GAME_2048, 10_000
 
     def get_action_meanings(self) -> list[str]:
         """Return the names of the actions, as Atari's envs do."""

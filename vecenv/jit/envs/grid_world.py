@@ -13,7 +13,7 @@ from gymnasium.spaces import Box, Discrete
 from numba import njit
 
 from vecenv.core.arguments import read_count
-from vecenv.jit.drawing import PICTURES, draw_stroke, enlarge
+from vecenv.jit.bundled import PICTURES, draw_stroke, enlarge
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import integers

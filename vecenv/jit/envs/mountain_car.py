@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.jit.drawing import PICTURES, draw_stroke, new_picture
-from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -96,6 +95,7 @@ MOUNTAIN_CAR = EnvKernels(
     step=step,
     observe=observe,
     render=draw,
+    params=pack_record(goal_velocity=0.0),
 )
 MOUNTAIN_CAR_CONTINUOUS = dataclasses.replace(
     MOUNTAIN_CAR,
@@ -106,36 +106,17 @@ MOUNTAIN_CAR_CONTINUOUS = dataclasses.replace(
 )
 
 
-class MountainCarVectorEnv(JitVectorEnv):
-    """Many cars; `goal_velocity` is the least speed at the goal; `options` as of `JitVectorEnv`."""
+class MountainCarVectorEnv(BundledVectorEnv):
+    """Many cars; `options` as for `JitVectorEnv`.
+
+    Parameter that may differ between envs: `goal_velocity`, the least speed at the goal.
+    """
 
     metadata: dict[str, Any] = {**PICTURES, "render_fps": 30}
-
-    def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        goal_velocity: float = 0.0,
-        max_episode_steps: int = 200,
-        **options: Any,
-    ) -> None:
-        kernels = MOUNTAIN_CAR.having(params=pack_record(goal_velocity=float(goal_velocity)))
-        super().__init__(kernels, num_envs, max_episode_steps=max_episode_steps, **options)
+    kind, length = MOUNTAIN_CAR, 200
 
 
-class MountainCarContinuousVectorEnv(JitVectorEnv):
+class MountainCarContinuousVectorEnv(MountainCarVectorEnv):
     """Likewise, with a continuous force."""
 
-    metadata: dict[str, Any] = {**PICTURES, "render_fps": 30}
-
-    def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        goal_velocity: float = 0.0,
-        max_episode_steps: int = 999,
-        **options: Any,
-    ) -> None:
-        own = pack_record(goal_velocity=float(goal_velocity))
-        kernels = MOUNTAIN_CAR_CONTINUOUS.having(params=own)
-        super().__init__(kernels, num_envs, max_episode_steps=max_episode_steps, **options)
+    kind, length = MOUNTAIN_CAR_CONTINUOUS, 999

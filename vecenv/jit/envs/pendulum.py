@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 
-from vecenv.jit.drawing import PICTURES, draw_stroke, new_picture
-from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -64,19 +63,15 @@ PENDULUM = EnvKernels(
     step=step,
     observe=observe,
     render=draw,
+    params=pack_record(g=10.0, mass=1.0, length=1.0),
 )
 
 
-class PendulumVectorEnv(JitVectorEnv):
-    """Many pendulums; `g` is the acceleration of gravity, `options` as for `JitVectorEnv`.
+class PendulumVectorEnv(BundledVectorEnv):
+    """Many pendulums; `options` as for `JitVectorEnv`.
 
     Parameters that may differ between envs: `g` (m/s^2), `mass` (kg) and `length` (m).
     """
 
     metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
-
-    def __init__(
-        self, num_envs: int = 1, *, g: float = 10.0, max_episode_steps: int = 200, **options: Any
-    ) -> None:
-        kernels = PENDULUM.having(params=pack_record(g=float(g), mass=1.0, length=1.0))
-        super().__init__(kernels, num_envs, max_episode_steps=max_episode_steps, **options)
+    kind, length = PENDULUM, 200

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box
 
-from vecenv.jit.drawing import PICTURES, draw_stroke, new_picture
-from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -89,7 +88,7 @@ QUADROTOR = EnvKernels(
 )
 
 
-class Quadrotor2DVectorEnv(JitVectorEnv):
+class Quadrotor2DVectorEnv(BundledVectorEnv):
     """Many quadrotors; `options` as for `JitVectorEnv`.
 
     Parameters that may differ between envs: `gravity` (m/s^2), `mass` (kg), `arm` (m) and `inertia`
@@ -97,6 +96,4 @@ class Quadrotor2DVectorEnv(JitVectorEnv):
     """
 
     metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
-
-    def __init__(self, num_envs: int = 1, max_episode_steps: int = 250, **options: Any) -> None:
-        super().__init__(QUADROTOR, num_envs, max_episode_steps=max_episode_steps, **options)
+    kind, length = QUADROTOR, 250

@@ -16,8 +16,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
 from gymnasium.envs.toy_text.taxi import TaxiEnv
 from gymnasium.spaces import Discrete
 
-from vecenv.jit.drawing import PICTURES, draw_stroke, enlarge
-from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.bundled import BundledVectorEnv, draw_stroke, enlarge
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -134,24 +133,21 @@ def read_table(env: Any) -> dict[str, np.ndarray]:
     }
 
 
-class TableVectorEnv(JitVectorEnv):
+class TableVectorEnv(BundledVectorEnv):
     """Many toy texts of Gymnasium; the base class of those below."""
 
-    metadata: dict[str, Any] = PICTURES
     env_class: Any
     draw: Callable[..., Any]
 
-    def __init__(
-        self, num_envs: int = 1, max_episode_steps: int | None = None, **options: Any
-    ) -> None:
+    def __init__(self, num_envs: int = 1, **options: Any) -> None:
         known = set(inspect.signature(self.env_class).parameters) - {"render_mode"}
         table = self.world(**{name: options.pop(name) for name in known & options.keys()})
         name = self.env_class.__name__.removesuffix("Env")
         kernels = table_kernels(name, *table["up_to"].shape[:2], type(self).draw)
         if "masks" in (table.dtype.names or ()):
             kernels = dataclasses.replace(kernels, action_mask=action_mask)
-        kernels = kernels.having(params=table)
-        super().__init__(kernels, num_envs, max_episode_steps=max_episode_steps, **options)
+        self.kind = kernels.having(params=table)
+        super().__init__(num_envs, **options)
 
     @classmethod
     def world(cls, **options: Any) -> np.record:
@@ -183,11 +179,7 @@ class FrozenLakeVectorEnv(TableVectorEnv):
 
     env_class = FrozenLakeEnv
     draw = staticmethod(draw_lake)
-
-    def __init__(
-        self, num_envs: int = 1, max_episode_steps: int | None = 100, **options: Any
-    ) -> None:
-        super().__init__(num_envs, max_episode_steps, **options)
+    length = 100
 
     @staticmethod
     def _extras(env: Any) -> dict[str, np.ndarray]:
@@ -222,16 +214,15 @@ class TaxiVectorEnv(TableVectorEnv):
 
     env_class = TaxiEnv
     draw = staticmethod(draw_taxi)
+    length = 200
 
-    def __init__(
-        self, num_envs: int = 1, max_episode_steps: int | None = 200, **options: Any
-    ) -> None:
+    def __init__(self, num_envs: int = 1, **options: Any) -> None:
         if options.get("fickle_passenger"):
             raise ValueError(
                 "the compiled Taxi has no fickle_passenger; make Gymnasium's, by "
                 "make_vec('Taxi-v4', fickle_passenger=True)"
             )
-        super().__init__(num_envs, max_episode_steps, **options)
+        super().__init__(num_envs, **options)
 
     @staticmethod
     def _extras(env: Any) -> dict[str, np.ndarray]:

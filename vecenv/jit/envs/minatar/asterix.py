@@ -134,5 +134,5 @@ ASTERIX = game_kernels(
 class AsterixVectorEnv(MinAtarVectorEnv):
     """Many games of Asterix; actions: stay, left, up, right, down."""
 
-    game = ASTERIX
+    kind = ASTERIX
     actions = "stay", "left", "up", "right", "down"

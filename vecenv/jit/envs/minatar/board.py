@@ -6,8 +6,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
-from vecenv.jit.drawing import PICTURES, enlarge
-from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.bundled import BundledVectorEnv, enlarge
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -67,44 +66,26 @@ def game_kernels(
         observation_space=Box(0, 255, (SIZE, SIZE, len(channels)), np.uint8),
         action_space=Discrete(num_actions),
         render=draw,
+        params=pack_record(sticky_action_prob=0.1, difficulty_ramping=True),
         **kernels,
     )
 
 
-class MinAtarVectorEnv(JitVectorEnv):
+class MinAtarVectorEnv(BundledVectorEnv):
     """Many games of one kind.
 
     Observations are pictures, uint8 (10, 10, channels), 255 where MinAtar's are True. Actions are
-    MinAtar's minimal set, in its order.
-
-    Args:
-        num_envs: Number of envs.
-        sticky_action_prob: Probability that the previous action is done again.
-        difficulty_ramping: Whether games get harder with time.
-        **options: As for `JitVectorEnv`.
+    MinAtar's minimal set, in its order. Parameters that may differ between envs:
+    `sticky_action_prob`, the probability that the previous action is done again, and
+    `difficulty_ramping`, whether games get harder with time.
     """
 
-    metadata: dict[str, Any] = PICTURES
-    game: EnvKernels
     actions: tuple[str, ...]
 
-    def __init__(
-        self,
-        num_envs: int = 1,
-        *,
-        sticky_action_prob: float = 0.1,
-        difficulty_ramping: bool = True,
-        **options: Any,
-    ) -> None:
-        if not 0 <= sticky_action_prob <= 1:
-            raise ValueError(
-                f"sticky_action_prob is {sticky_action_prob!r}, expected a probability"
-            )
-        params = pack_record(
-            sticky_action_prob=float(sticky_action_prob),
-            difficulty_ramping=bool(difficulty_ramping),
-        )
-        super().__init__(self.game, num_envs, params=params, **options)
+    def __init__(self, num_envs: int = 1, **options: Any) -> None:
+        if not 0 <= (given := options.get("sticky_action_prob", 0.1)) <= 1:
+            raise ValueError(f"sticky_action_prob is {given!r}, expected a probability")
+        super().__init__(num_envs, **options)
 
     def get_action_meanings(self) -> list[str]:
         """Return the names of the actions, as Atari's envs do."""

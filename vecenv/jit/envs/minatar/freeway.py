@@ -92,5 +92,5 @@ FREEWAY = game_kernels(
 class FreewayVectorEnv(MinAtarVectorEnv):
     """Many games of Freeway; actions: stay, up, down."""
 
-    game = FREEWAY
+    kind = FREEWAY
     actions = "stay", "up", "down"

@@ -297,5 +297,5 @@ SEAQUEST = game_kernels(
 class SeaquestVectorEnv(MinAtarVectorEnv):
     """Many games of Seaquest; actions: stay, left, up, right, down, fire."""
 
-    game = SEAQUEST
+    kind = SEAQUEST
     actions = "stay", "left", "up", "right", "down", "fire"

@@ -177,5 +177,5 @@ SPACE_INVADERS = game_kernels(
 class SpaceInvadersVectorEnv(MinAtarVectorEnv):
     """Many games of Space Invaders; actions: stay, left, right, fire."""
 
-    game = SPACE_INVADERS
+    kind = SPACE_INVADERS
     actions = "stay", "left", "right", "fire"

@@ -1,13 +1,45 @@
-"""Pictures of bundled envs: strokes and cells, drawn with NumPy alone."""
+"""What bundled envs share: their class; and pictures of strokes and cells, by NumPy alone."""
+
+from typing import Any
 
 import numpy as np
 
-__all__ = ["PICTURES", "WHITE", "draw_stroke", "enlarge", "new_picture"]
+from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.kernels import EnvKernels
+from vecenv.jit.worlds import write_params
+
+__all__ = ["PICTURES", "WHITE", "BundledVectorEnv", "draw_stroke", "enlarge", "new_picture"]
 
 WHITE = (255, 255, 255)
 PICTURES = {"render_modes": ["rgb_array"], "render_fps": 10}  # metadata of envs drawn here
 Point = tuple[float, float]  # x to the right, y downwards, in pixels
 Color = tuple[int, int, int]
+
+
+class BundledVectorEnv(JitVectorEnv):
+    """Many envs of one bundled kind.
+
+    Args:
+        num_envs: Number of envs.
+        **options: Parameters of the kind by name, for all envs; and those of `JitVectorEnv`.
+
+    Attributes:
+        kind: The kernels, whose `params` are the defaults.
+        length: The usual limit of episodes.
+    """
+
+    metadata: dict[str, Any] = PICTURES
+    kind: EnvKernels
+    length: int | None = None
+
+    def __init__(self, num_envs: int = 1, **options: Any) -> None:
+        kind = self.kind
+        if (params := kind.params) is not None:
+            names = options.keys() & set(params.dtype.names)
+            params = params.copy()
+            write_params(params, {name: options.pop(name) for name in names}, kind.name)
+            kind = kind.having(params=params)
+        super().__init__(kind, num_envs, **{"max_episode_steps": self.length, **options})
 
 
 def new_picture(height: int, width: int, color: Color = WHITE) -> np.ndarray:
