@@ -46,7 +46,7 @@ _ENVS = ("tests/workers", "tests/wrappers", "tests/test_*.py")
 _JIT = ("tests/jit", "tests/test_backends.py", "tests/test_sends.py")
 TARGETS = {
     "vecenv/core/autoreset.py": _ENVS,
-    "vecenv/core/faults.py": _ENVS,
+    "vecenv/core/errors.py": _ENVS,
     "vecenv/core/masks.py": _ENVS,
     "vecenv/core/protocol.py": _ENVS,
     "vecenv/workers/chunk.py": (*_ENVS, "tests/timing"),

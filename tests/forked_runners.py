@@ -18,7 +18,7 @@ class ForkedProcess:
 
     def __init__(self, args, *, stdin, stdout, stderr, pass_fds, env, start_new_session):
         (file,) = pass_fds
-        self.returncode, caller = None, os.getpid()
+        self.returncode = None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads
             self.pid = os.fork()
@@ -28,7 +28,7 @@ class ForkedProcess:
                 for number in (1, 2):
                     os.dup2(stdout.fileno(), number)
                 sys.stdout = sys.stderr = open(1, "w", buffering=1)  # noqa: SIM115  # for as long as the process
-                serve(file, caller, True)
+                serve(file)
             os._exit(0)
 
     def poll(self):

@@ -163,7 +163,7 @@ def test_envs_without_masks_are_told_what_is_missing():
         envs.action_masks()
     envs.close()
     wrapped = SyncVectorEnv([lambda: MaskInfos(CounterEnv())])
-    with pytest.raises(NoActionMaskError, match=r"gives no action mask; an env that has them"):
+    with pytest.raises(NoActionMaskError, match=r"give no action masks; an env that has them"):
         wrapped.reset()
     with pytest.raises(EnvCreationError, match="only Discrete"):
         make_vec("Pendulum-v1", 2, backend="sync", mask_infos=True)
@@ -187,13 +187,10 @@ def test_other_things_of_the_name_are_no_masks():
         def _result(self):
             return self.space.sample(), {}
 
-    for env, message in [
-        (Taxi, "the envs give no action masks"),
-        (Board, r"the part 'action_mask' of the observations has shape \(4,\), so is no mask; an"),
-    ]:
+    for env in (Taxi, Board):
         envs = SyncVectorEnv([env] * 2)
         envs.reset()
-        with pytest.raises(NoActionMaskError, match=message):
+        with pytest.raises(NoActionMaskError, match="the envs give no action masks"):
             envs.action_masks()
         envs.close()
 

@@ -21,15 +21,12 @@ def run(env, seed, actions):
     return steps
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [((4,), np.float32), (3, np.float64), ((8, 8, 3), np.uint8), ((2, 1), np.int64), ((), "f4")],
-)
-def test_keeps_the_rules_of_gymnasium(shape, dtype):
-    env = SyntheticEnv(obs_shape=shape, obs_dtype=dtype, episode_length=5)
+@pytest.mark.parametrize("shape", [(4,), 3, (8, 8, 3), ()])
+def test_keeps_the_rules_of_gymnasium(shape):
+    env = SyntheticEnv(obs_shape=shape, episode_length=5)
     check_env(env, skip_render_check=True)
     obs, _ = env.reset(seed=0)
-    assert obs.dtype == dtype
+    assert obs.dtype == np.float32
     assert env.observation_space.contains(obs)
 
 
@@ -115,11 +112,8 @@ def test_waits_have_the_mean_and_the_tail_that_were_asked_for(options, p99):
         ({"obs_shape": (3, 0)}, ValueError, r"obs_shape\[1\] is 0"),
         ({"obs_shape": "big"}, ValueError, r"obs_shape\[0\] is 'b'"),
         ({"obs_shape": (2.5,)}, ValueError, r"obs_shape\[0\] is 2.5"),
-        ({"obs_dtype": "colour"}, TypeError, "'colour' not understood"),
-        ({"obs_dtype": "U3"}, ValueError, "obs_dtype is 'U3'"),
         ({"episode_length": 0}, ValueError, "episode_length is 0"),
         ({"episode_length": 1.5}, ValueError, "episode_length is 1.5"),
-        ({"num_actions": 1}, ValueError, "num_actions is 1"),
     ],
 )
 def test_wrong_arguments_are_named(options, error, words):
@@ -127,12 +121,10 @@ def test_wrong_arguments_are_named(options, error, words):
         SyntheticEnv(**options)
 
 
-def test_wrong_actions_options_and_calls_are_refused():
+def test_wrong_actions_and_calls_are_refused():
     env = SyntheticEnv()
     with pytest.raises(ResetNeeded):
         env.step(0)
-    with pytest.raises(ValueError, match="options has"):
-        env.reset(options={"level": 3})
     env.reset(seed=0)
-    with pytest.raises(ValueError, match="action is 2, expected an integer from 0 to 1"):
+    with pytest.raises(ValueError, match="action is 2, expected 0 or 1"):
         env.step(2)

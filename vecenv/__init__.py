@@ -13,13 +13,15 @@ from vecenv.core.errors import (
     ActionTypeError,
     EnvCreationError,
     EnvStateError,
+    EnvStepError,
     ForkedEnvError,
     InfoError,
     NoActionMaskError,
     ObservationError,
     SlotError,
+    StepTimeoutError,
+    WorkerDiedError,
 )
-from vecenv.core.faults import EnvStepError, StepTimeoutError, WorkerDiedError
 from vecenv.core.masks import MaskInfos, mask_width, sample_actions
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.spaces import Discrete
 
-from vecenv.core.faults import EnvStepError, StepTimeoutError, WorkerDiedError
+from vecenv.core.errors import EnvStepError, StepTimeoutError, WorkerDiedError
 from vecenv.core.random_actions import RandomActions
 from vecenv.machine import pss_bytes, usable_cores
 from vecenv.timing.advice import duration

@@ -1,4 +1,4 @@
-"""Processors and processes as Linux reports them: usable cores, load, memory.
+"""Processors and processes as Linux reports them: usable cores, load, memory, libraries' threads.
 
 The number of cores is that of the affinity mask and the cgroup quota, not of the machine.
 """
@@ -6,17 +6,23 @@ The number of cores is that of the affinity mask and the cgroup quota, not of th
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from time import perf_counter_ns
+from typing import Any
 
 __all__ = [
     "OthersLoad",
     "cgroup_quota",
+    "forked_with_one_openblas_thread",
     "is_portable",
+    "limit_threads",
+    "limited_environment",
     "loaded_libraries",
     "machine_cpu_ns",
     "num_threads",
@@ -27,6 +33,10 @@ __all__ = [
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _STATES = 8  # of a processor: user, nice, system, idle, iowait, irq, softirq, steal
+_OPENBLAS = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"}
+_TORCH = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+_VARIABLES = (*sorted(_OPENBLAS | _TORCH), "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_VARIABLES += ("NUMEXPR_NUM_THREADS",)
 
 
 def is_portable() -> bool:
@@ -158,3 +168,55 @@ def loaded_libraries() -> dict[str, str]:
 def num_threads() -> int:
     """Return the number of threads of this process, those of libraries too."""
     return len(os.listdir("/proc/self/task"))
+
+
+# -- threads of libraries: PyTorch, BLAS, OpenMP and Numba start one per core in every process -----
+
+
+def limited_environment() -> dict[str, str]:
+    """Return this process's environment variables, with limits of libraries' threads added.
+
+    Variables that the user has set win; OpenBLAS, MKL and PyTorch also follow OMP_NUM_THREADS.
+    """
+    names = () if "OMP_NUM_THREADS" in os.environ else _VARIABLES
+    return {**dict.fromkeys((*names, "NUMBA_NUM_THREADS"), "1"), **os.environ}
+
+
+def limit_threads() -> None:
+    """Let libraries use one thread in this process.
+
+    What factories set later wins. If OpenBLAS is loaded already, the caller has limited it.
+    """
+    given, limits = set(os.environ), limited_environment()
+    config: Any = getattr(sys.modules.get("numba"), "config", None)
+    if config is not None and "NUMBA_NUM_THREADS" not in given:
+        del limits["NUMBA_NUM_THREADS"]  # after its import this would reset all of Numba's settings
+        if config.NUMBA_NUM_THREADS == config.NUMBA_DEFAULT_NUM_THREADS:
+            config.NUMBA_NUM_THREADS = 1
+    os.environ.update(limits)
+    torch: Any = sys.modules.get("torch")
+    if given.isdisjoint(_TORCH) and hasattr(torch, "set_num_threads"):
+        torch.set_num_threads(1)
+
+
+@contextlib.contextmanager
+def forked_with_one_openblas_thread() -> Iterator[None]:
+    """Let each copy of OpenBLAS have one thread in processes that are forked in this context.
+
+    OpenBLAS ends its threads before a fork. Setting the number in a fork starts them again, and
+    they spin for a while. So the number is set in this process, and set back afterwards.
+    """
+    told = []
+    paths = [path for name, path in loaded_libraries().items() if "openblas" in name]
+    is_given = not _OPENBLAS.isdisjoint(os.environ)
+    for path, prefix, suffix in product(() if is_given else paths, ("", "scipy_"), ("", "64_")):
+        library, form = ctypes.CDLL(path), f"{prefix}openblas_%s_num_threads{suffix}"
+        if hasattr(library, form % "set") and (number := library[form % "get"]()) > 1:
+            told.append((library[form % "set"], number))
+    try:
+        for tell, _ in told:
+            tell(1)
+        yield
+    finally:
+        for tell, number in told:
+            tell(number)

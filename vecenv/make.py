@@ -210,8 +210,7 @@ def _decide(source: _Source, backend: str | None, device: Any, env: Any) -> tupl
         backend = "cuda" if is_on_device(backend, device) else "jit"
         source.options.update({"device": device} if backend == "cuda" else {})
     may_be_compiled = backend in (None, "auto") or BACKENDS[backend].takes != "factories"
-    is_kit = (may_be_compiled or not source.has_single_envs) and _is_compiled(source, backend)
-    is_compiled = is_kit and not source.wrappers
+    is_compiled = may_be_compiled and not source.wrappers and _is_compiled(source, backend)
     choice = Choice(backend or "", {}, "it is named")
     if backend in (None, "auto"):
         if named := sorted(_of_workers() & source.options.keys()):
@@ -232,11 +231,9 @@ def _decide(source: _Source, backend: str | None, device: Any, env: Any) -> tupl
     is_compiled = is_compiled and takes != "factories"
     given = f"{len(source.wrappers)} wrappers"
     if not source.has_single_envs and not is_compiled:
-        what = "is compiled, has no single envs" if is_kit else "has a vector env only"
-        advice = "backend='jit'" if is_kit else "gymnasium.make_vec"
         raise ValueError(
-            f"{source.name} {what}, and got backend {name!r} and {given}; use {advice} and "
-            "vector wrappers"
+            f"{source.name} has no single envs, and got backend {name!r} and {given}; use "
+            "backend='jit' if it is compiled, else gymnasium.make_vec, and vector wrappers"
         )
     if takes == "compiled" and not is_compiled:
         advice = "backend='sync'"
@@ -262,16 +259,16 @@ def _of_workers() -> set[str]:
     return _parameters("async") - _parameters("sync")
 
 
-def has_compiled_envs(env: str | EnvSpec, env_kwargs: Mapping[str, Any]) -> bool:
-    """Whether `make_vec(env, backend="jit", **env_kwargs)` can make something."""
-    return _is_compiled(_read_source(env, 1, dict(env_kwargs), ()), "jit")
+def has_compiled_envs(env: str | EnvSpec) -> bool:
+    """Whether `make_vec(env)` makes compiled envs."""
+    return _is_compiled(_read_source(env, 1, {}, ()), None)
 
 
 def _is_compiled(source: _Source, backend: str | None) -> bool:
-    """Whether the vector env of a spec is a `JitVectorEnv`.
+    """Whether the vector env of a spec is a `JitVectorEnv`; none is made to see.
 
-    A class, or the return annotation of a function, tells. For any other function one env is made
-    to see, if "jit" is requested or there are no single envs.
+    A class, or the return annotation of a function, tells. Any other function is taken for one that
+    makes compiled envs if "jit" is requested or there are no single envs.
     """
     if source.kernels is not None:
         return True
@@ -287,12 +284,8 @@ def _is_compiled(source: _Source, backend: str | None) -> bool:
             with contextlib.suppress(Exception):  # names that exist for type checkers only
                 made = typing.get_type_hints(creator).get("return")
             if not isinstance(made, type) or made in (Any, *jit_class.__mro__[1:]):
-                made = None  # which tells nothing
-        if made is None and is_needed:
-            envs = _compiled_maker(source, source.options)(num_envs=1)
-            made = type(envs.unwrapped)
-            envs.close()
-        return made is not None and issubclass(made, jit_class)
+                return is_needed
+        return issubclass(made, jit_class)
     except Exception as error:
         if is_needed:
             raise
@@ -308,6 +301,12 @@ def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:
     backend, num_envs, options = BACKENDS[name], len(source.factories), source.options
     if name == "jit":
         envs = _compiled_maker(source, options)(num_envs=num_envs)
+        if not isinstance(envs.unwrapped, BACKENDS["jit"].load()):
+            envs.close()
+            raise ValueError(
+                f"the vector env of {source.name}, a {type(envs).__name__}, has no compiled "
+                "kernels; use gymnasium.make_vec"
+            )
     elif not is_compiled:
         envs = backend.load()(source.wrapped_factories(), **options)
     elif name == "cuda":

@@ -15,10 +15,18 @@ from vecenv.core.arguments import read_autoreset_mode
 from vecenv.core.autoreset import EnvGroup, blame
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.ending import close_at_exit
-from vecenv.core.env_state import SavedEnv, dump_env, load_env, pack_envs, unpack_envs
 from vecenv.core.errors import EnvCreationError
 from vecenv.core.infos import keep_info
-from vecenv.core.replacing import MissingEnv, raise_creation_errors, remade
+from vecenv.core.replacing import (
+    MissingEnv,
+    SavedEnv,
+    dump_env,
+    load_env,
+    pack_envs,
+    raise_creation_errors,
+    remade,
+    unpack_envs,
+)
 from vecenv.core.rows import StepRows
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.spaces import ObservationMode, batch_env_spaces, require_new_env, take_row
@@ -126,7 +134,7 @@ class SyncVectorEnv(GymVecEnv):
         except Exception as error:
             # Some envs have been stepped and others not: give up all in flight.
             self._sent.clear()
-            self._calls.give_up(RuntimeError(f"{type(error).__name__}: {error}"))
+            self._calls.give_up(f"{type(error).__name__}: {error}")
             raise
         return self._batch_of(np.array(indices, dtype=np.int64), infos)
 

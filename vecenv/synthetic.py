@@ -22,6 +22,7 @@ _MOST_P99 = math.exp(_P99**2 / 2)  # largest p99 over mean of a lognormal distri
 _MOVING = 8  # most numbers of the observation that change in a step
 _MEMORY = 0.9  # part of a moving number that a step keeps
 _NOISE = math.sqrt(1 - _MEMORY**2)  # keeps its variance at 1
+_MOST_OBS = 10.0  # ten standard deviations: nothing needs clipping
 
 
 class SyntheticEnv(Env[np.ndarray, np.int64]):
@@ -29,10 +30,9 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
 
     A step computes for `cpu_ms` by the clock of its own thread, so waiting for the processor does
     not shorten the work, and then sleeps. Without `cpu_ms` it computes for a few microseconds. The
-    results depend on the seed and the actions only: the first eight numbers
-    of the observation follow a random walk that the actions push (0 down, 1 up, others nothing);
-    the others are drawn at random for each episode. The reward is the first number, or minus that
-    with action 0. An episode is truncated after `episode_length` steps.
+    results depend on the seed and the actions only: the first eight numbers of the observation
+    follow a random walk that the actions push (0 down, 1 up); the others are drawn at random for
+    each episode. The reward is the first number, or minus that with action 0.
 
     Args:
         cpu_ms: Milliseconds of computing per step.
@@ -40,10 +40,8 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
         wait_distribution: "constant", "exponential" or "lognormal" around that mean.
         wait_p99_ms: 99th percentile of the lognormal distribution: above the mean, and at
             most 14.96 times the mean.
-        obs_shape: Shape of the observation; an integer for one axis.
-        obs_dtype: Dtype of the observation: floating, or integer (around the middle of its range).
-        episode_length: Number of steps of an episode.
-        num_actions: Number of actions, at least 2.
+        obs_shape: Shape of the observation, float32; an integer for one axis.
+        episode_length: Number of steps after which an episode is truncated.
 
     Raises:
         TypeError, ValueError: An argument is invalid; the message names it.
@@ -58,6 +56,7 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
+    action_space = Discrete(2)
 
     def __init__(
         self,
@@ -67,43 +66,24 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
         wait_distribution: str = "constant",
         wait_p99_ms: float | None = None,
         obs_shape: int | Sequence[int] = (4,),
-        obs_dtype: Any = np.float32,
         episode_length: int = 100,
-        num_actions: int = 2,
     ) -> None:
         self._cpu_ns = round(1e6 * _checked_ms("cpu_ms", cpu_ms))
         self._wait_ms = _checked_ms("wait_ms", wait_ms)
         check_choice("wait_distribution", wait_distribution, _DISTRIBUTIONS)
         self._distribution = wait_distribution
-        if wait_distribution == "lognormal":
-            if wait_p99_ms is None:
-                raise ValueError("wait_p99_ms is None, expected milliseconds for 'lognormal'")
-            self._lognormal = _lognormal(self._wait_ms, _checked_ms("wait_p99_ms", wait_p99_ms))
-        elif wait_p99_ms is not None:
+        if (wait_p99_ms is not None) != (wait_distribution == "lognormal"):
             raise ValueError(
-                f"wait_p99_ms is {wait_p99_ms!r}, but wait_distribution is {wait_distribution!r}; "
-                "only 'lognormal' takes a 99th percentile"
+                f"wait_p99_ms is {wait_p99_ms!r} and wait_distribution {wait_distribution!r}: "
+                "'lognormal' needs a 99th percentile, the others take none"
             )
+        if wait_p99_ms is not None:
+            self._lognormal = _lognormal(self._wait_ms, _checked_ms("wait_p99_ms", wait_p99_ms))
         self._length = read_count("episode_length", episode_length)
-        self.action_space = Discrete(read_count("num_actions", num_actions, 2))  # type: ignore[assignment]  # narrower than Env's
         lengths = (obs_shape,) if isinstance(obs_shape, int | np.integer) else tuple(obs_shape)
         shape = tuple(read_count(f"obs_shape[{k}]", length) for k, length in enumerate(lengths))
-        dtype = np.dtype(obs_dtype)
-        if dtype.kind not in "fiu":
-            raise ValueError(f"obs_dtype is {obs_dtype!r}, expected a floating or integer dtype")
-        # Ten standard deviations: nothing needs clipping. Integers are around the middle of their
-        # range; of wide ones, only a part is used, in which floats lose no digits.
-        self._limits, self._middle, self._scale = (-10.0, 10.0), 0.0, 1.0
-        if dtype.kind != "f":
-            limits = np.iinfo(dtype)
-            low, high = max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)
-            self._limits, self._middle, self._scale = (
-                (low, high),
-                (low + high) / 2,
-                (high - low) / 8,
-            )
-        self.observation_space = Box(*self._limits, shape, dtype)
-        self._obs = np.zeros(shape, dtype)
+        self.observation_space = Box(-_MOST_OBS, _MOST_OBS, shape)
+        self._obs = np.zeros(shape, np.float32)
         self._moving = np.zeros(min(_MOVING, self._obs.size))
         self._left = 0
 
@@ -111,29 +91,23 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
         """Begin an episode; `options` are ignored, and no time is spent on purpose."""
-        if options:
-            raise ValueError(f"options has {sorted(options)}, but this env knows none")
         super().reset(seed=seed)
-        drawn = self.np_random.standard_normal(self._obs.shape, np.float32)
-        self._obs[...] = self._converted(drawn)
+        self._obs[...] = self.np_random.standard_normal(self._obs.shape, np.float32)
         self._moving[:] = self.np_random.standard_normal(len(self._moving))
         self._left = self._length
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Compute, wait, and move on; `action` is an integer from 0 to `num_actions` - 1."""
+        """Compute, wait, and move on; `action` is 0 or 1."""
         begin_ns = time.thread_time_ns()
         if not self.action_space.contains(action):
-            expected = f"expected an integer from 0 to {self.action_space.n - 1}"  # type: ignore[attr-defined]  # a Discrete, see above
-            raise ValueError(f"action is {action!r}, {expected}")
+            raise ValueError(f"action is {action!r}, expected 0 or 1")
         if self._left == 0:
             raise ResetNeeded("no episode is under way; call reset() before the next step")
         self._left -= 1
         noise = self.np_random.standard_normal(len(self._moving))
         self._moving *= _MEMORY
-        self._moving += _NOISE * noise
-        if action < 2:
-            self._moving += 0.2 * action - 0.1
+        self._moving += _NOISE * noise + (0.2 * action - 0.1)
         reward = float(self._moving[0]) if action != 0 else -float(self._moving[0])
         obs = self._observation()
         wait_s = self._draw_wait(self.np_random)
@@ -153,15 +127,8 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
 
     def _observation(self) -> np.ndarray:
         """Return a fresh copy of the observation, with the current moving numbers."""
-        self._obs.reshape(-1)[: len(self._moving)] = self._converted(self._moving)
+        self._obs.reshape(-1)[: len(self._moving)] = self._moving
         return self._obs.copy()
-
-    def _converted(self, values: np.ndarray) -> np.ndarray:
-        """Map numbers around 0 to the range of the dtype."""
-        if self._obs.dtype.kind == "f":
-            return values
-        scaled = np.rint(self._middle + self._scale * values)
-        return np.clip(scaled, *self._limits).astype(self._obs.dtype)
 
 
 def _lognormal(mean: float, p99: float) -> tuple[float, float]:

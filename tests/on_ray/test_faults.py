@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from workers.faulty_envs import DIE, FINE, HANG, RAISE, FaultyEnv, actions, opener, wait_until_gone
 
 from vecenv import EnvCreationError, RayVectorEnv, StepTimeoutError, WorkerDiedError
-from vecenv.core.faults import RemoteTraceback
+from vecenv.core.errors import RemoteTraceback
 from vecenv.jit.cartpole import CartPoleVectorEnv
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]

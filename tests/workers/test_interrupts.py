@@ -7,7 +7,7 @@ import pytest
 
 
 def test_handlers_that_waited_are_called_once():
-    from vecenv.core.interrupts import interrupts_later
+    from vecenv.core.ending import interrupts_later
 
     before = signal.getsignal(signal.SIGINT)
     loop, told = asyncio.new_event_loop(), []

@@ -19,7 +19,7 @@ from workers.started_envs import Spy, Threads, hang
 
 from vecenv import AsyncVectorEnv
 from vecenv.choose import try_out
-from vecenv.core.faults import EnvStepError, StepTimeoutError, WorkerDiedError
+from vecenv.core.errors import EnvStepError, StepTimeoutError, WorkerDiedError
 from vecenv.workers import starting
 from vecenv.workers.starting import why_fresh, why_not_fork
 

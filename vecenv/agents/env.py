@@ -33,7 +33,6 @@ from vecenv.core.masks import (
     MASK_KEY,
     LatestMasks,
     can_be_masked,
-    has_mask_part,
     mask_sizes,
     mask_width,
 )
@@ -126,13 +125,10 @@ class GroupMasks(LatestMasks):
     source: Callable[[np.ndarray], np.ndarray] | None = None
 
     def __init__(self, members: Members, num_games: int) -> None:
-        super().__init__(num_games * len(members.agents), members.action_space)
-        self._members = members
-        self._can_be_masked = can_be_masked(members.action_space)
-        self._width = mask_width(members.action_space) if self._can_be_masked else 0
-        self._is_observed = self._can_be_masked and has_mask_part(
-            members.observation_space, self._width
+        super().__init__(
+            num_games * len(members.agents), members.action_space, members.observation_space
         )
+        self._members = members
         self._observed: np.ndarray | None = None  # (num_rows, width), of the latest observations
 
     def name(self, row: int) -> str:
@@ -143,8 +139,8 @@ class GroupMasks(LatestMasks):
     @property
     def is_there(self) -> bool:
         """Whether there are masks; for masks in infos this is known after the first reset."""
-        has_source = self._is_observed or self.values is not None or self.source is not None
-        return self._can_be_masked and (has_source or self._members.allowed is not None)
+        has_source = self.source is not None or self._members.allowed is not None
+        return super().is_there or (self._can_be and has_source)
 
     def note_rows(self, obs: Any, infos: dict[str, Any], rows: Any, alive: np.ndarray) -> None:
         """Record the masks of a batch of results.
@@ -155,8 +151,8 @@ class GroupMasks(LatestMasks):
             rows: The rows: int64 (B,), or the slice of all.
             alive: bool (num_rows,), which agents act next.
         """
-        if not self._is_observed:
-            if self._can_be_masked:
+        if not self.is_observed:
+            if self._can_be:
                 self.note(infos, rows)
             return
         part = obs[MASK_KEY].reshape(-1, self._width)
@@ -187,7 +183,7 @@ class GroupMasks(LatestMasks):
         values: Any = np.ones((len(ids), self._width), np.int8)
         if self.source is not None:
             values = self.source(ids)
-        elif self._is_observed and self._observed is not None:
+        elif self.is_observed and self._observed is not None:
             values = self._observed[ids]
         elif self.values is not None:
             values, is_given = self.values[ids], self._is_given[ids]
@@ -377,11 +373,11 @@ class AgentGroup:
 
     def slot(self, out: Any) -> AgentSlot:
         """Check the caller's slot; return its arrays as plain ones."""
-        rows = slot_rows(out, self._rows, self.num_envs)
+        slot = slot_rows(out, self._rows)
         valid = getattr(out, "valid", None)
         if valid is not None:
             valid = check_slot_array("valid", valid, (self.num_envs,), FLAG_DTYPES)
-        return AgentSlot(rows.obs.batch(), rows.rewards, rows.terminations, rows.truncations, valid)
+        return AgentSlot(*slot, valid)
 
     def take(self, columns: dict[str, Any], infos: dict[str, Any], rows: Any) -> None:
         """Record who acted in these rows, who acts next, and with which masks."""

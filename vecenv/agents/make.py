@@ -138,7 +138,7 @@ def _compiled(
     if isinstance(env, str):
         env = find_spec(env)
         env.vector_entry_point = _vector_class(env)
-        if not has_compiled_envs(env, kwargs):
+        if not has_compiled_envs(env):
             raise TypeError(f"{env.id} has no groups of agents: make it with make_vec")
     games: Any = make_vec(
         env,

@@ -14,7 +14,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from vecenv.make import COMPILED_TWINS, find_spec, has_compiled_envs, make_vec
+from vecenv.make import COMPILED_TWINS, has_compiled_envs, make_vec
 
 __all__ = ["list_envs"]
 
@@ -60,7 +60,7 @@ def _cells(spec: EnvSpec) -> list[str]:
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            is_compiled = has_compiled_envs(find_spec(spec.id), {})
+            is_compiled = has_compiled_envs(spec.id)
             with uncompiled() if is_compiled else contextlib.nullcontext():  # compiling takes long
                 envs = make_vec(spec.id, 1, backend="jit" if is_compiled else "sync")
             spaces = envs.single_observation_space, envs.single_action_space

@@ -183,7 +183,7 @@ def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = (
         return Chosen(own, env_id, "the env has a trainer of its own")
     given = zip(env_kwargs[::2], env_kwargs[1::2], strict=False)
     kwargs = {**source.kwargs, **{name: read_value(word) for name, word in given}}
-    backend = "jit" if has_compiled_envs(env_id, kwargs) else "sync"
+    backend = "jit" if has_compiled_envs(env_id) else "sync"
     envs = make_vec(env_id, 1, backend=backend, **kwargs)
     try:
         obs_space, action_space = envs.single_observation_space, envs.single_action_space

@@ -246,7 +246,7 @@ def _make_drawn(source: EnvSource, render_mode: str) -> VecEnv:
     if source.spec is None:
         assert source.factory is not None
         return make_vec(functools.partial(source.factory, **kwargs), backend="sync")
-    backend = "jit" if has_compiled_envs(source.spec, kwargs) else "sync"
+    backend = "jit" if has_compiled_envs(source.spec) else "sync"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)
         return make_vec(source.spec, backend=backend, **kwargs)

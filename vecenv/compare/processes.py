@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from multiprocessing.connection import Pipe
 from time import monotonic
 from typing import Any
 
 from vecenv.compare.serving import OK, UNAVAILABLE
-from vecenv.core.faults import describe_exit
+from vecenv.core.ending import Watcher
+from vecenv.core.errors import describe_exit
 
 __all__ = ["RunnerError", "RunnerProcess"]
 
@@ -39,8 +39,7 @@ class RunnerProcess:
         self._connection, theirs = Pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         serve = "from vecenv.compare.serving import serve"
-        is_main = threading.current_thread() is threading.main_thread()
-        script = f"{serve}; serve({theirs.fileno()}, {os.getpid()}, {is_main})"
+        script = f"{serve}; serve({theirs.fileno()})"
         places = os.pathsep.join(place or os.getcwd() for place in sys.path)
         self._process = subprocess.Popen(
             [sys.executable, "-c", script],
@@ -52,6 +51,9 @@ class RunnerProcess:
             start_new_session=True,
         )
         theirs.close()
+        self._watcher = Watcher()
+        self._watcher.start()
+        self._watcher.tell("+", self._process.pid)
 
     def call(self, name: str, *args: Any, timeout: float) -> Any:
         """Return the result of a method of the process's `Runner`.
@@ -110,5 +112,6 @@ class RunnerProcess:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_CLOSE_S)
         self.kill()
+        self._watcher.close()
         self._connection.close()
         self._output.close()

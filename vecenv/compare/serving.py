@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from vecenv.backends import BACKENDS, TIMED, Backend
 from vecenv.compare.source import BackendUnavailableError, EnvSource, read_source
 from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper
-from vecenv.core.ending import end_with_caller
 from vecenv.core.masks import METHODS, MaskInfos, can_be_masked
 from vecenv.machine import tree_memory_bytes
 from vecenv.timing.report import TimingReport
@@ -203,13 +202,12 @@ def _with_mask_infos(env_fn: Callable[[], Any]) -> Any:
     return MaskInfos(env) if has_method else env
 
 
-def serve(file_number: int, caller_pid: int, is_child_of_main_thread: bool) -> None:
+def serve(file_number: int) -> None:
     """Answer the caller's requests over a connection, until it is closed.
 
     A request is the name of a method of `Runner` with its arguments. The answer is OK with the
     result, or UNAVAILABLE or FAILED with the reason in one line.
     """
-    end_with_caller(caller_pid, is_child_of_main_thread=is_child_of_main_thread)
     connection, runner = Connection(file_number), Runner()
     while True:
         try:

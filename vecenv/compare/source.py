@@ -70,7 +70,7 @@ class EnvSource(NamedTuple):
             raise BackendUnavailableError(
                 f"{self.name} is a factory of single envs; compiled ones have ids or are EnvKernels"
             )
-        is_it = has_compiled_envs(self.spec, self.kwargs)
+        is_it = has_compiled_envs(self.spec)
         if not (compiled := self.spec.id if is_it else COMPILED_TWINS.get(self.spec.id)):
             raise BackendUnavailableError(
                 f"{self.spec.id} is not compiled; docs/compiled_envs.md says how to write one"

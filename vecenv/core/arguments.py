@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any, TypeVar
@@ -9,7 +10,14 @@ from typing import Any, TypeVar
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-__all__ = ["check_choice", "read_autoreset_mode", "read_count", "read_timeout", "take_options"]
+__all__ = [
+    "Deadline",
+    "check_choice",
+    "read_autoreset_mode",
+    "read_count",
+    "read_timeout",
+    "take_options",
+]
 
 _Options = TypeVar("_Options")
 
@@ -81,3 +89,36 @@ def take_options(
 ) -> _Options:
     """Make `kind` from the options that are its fields, and remove them from `options`."""
     return kind(**{name: options.pop(name) for name in fields if name in options})
+
+
+class Deadline:
+    """A point in time; with timeout None it never comes.
+
+    Attributes:
+        timeout: Seconds from now.
+        is_limit: Whether an env that takes longer is at fault. Else only the wait is over.
+    """
+
+    def __init__(self, timeout: float | None, *, is_limit: bool = False) -> None:
+        self.timeout = timeout
+        self.is_limit = is_limit
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    @staticmethod
+    def of_call(timeout: float | None, limit: float | None) -> Deadline:
+        """Return the deadline of a call: its own timeout, which only ends the wait, or a limit."""
+        if timeout is not None:
+            return Deadline(timeout)
+        return _NEVER if limit is None else Deadline(limit, is_limit=True)
+
+    def left(self) -> float:
+        """Return the seconds left, at least 0; infinity if it never comes."""
+        return float("inf") if self._end is None else max(0.0, self._end - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed."""
+        return self._end is not None and time.monotonic() >= self._end
+
+
+_NEVER = Deadline(None, is_limit=True)

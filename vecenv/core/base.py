@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,14 +17,8 @@ from vecenv.core.actions import ActionBatcher
 from vecenv.core.arguments import read_autoreset_mode, read_timeout
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
 from vecenv.core.masks import (
-    MASK_KEY,
-    METHODS,
     LatestMasks,
-    as_objects,
-    can_be_masked,
-    has_mask_part,
     mask_width,
-    no_masks,
 )
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.replacing import read_reopened
@@ -31,7 +27,6 @@ from vecenv.core.rows import (
     StepSlot,
     aligned_zeros,
     check_slot_array,
-    copy_batch,
     slot_rows,
 )
 from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
@@ -427,25 +422,26 @@ class GymVecEnv(VecEnv):
         """Set the rows for results."""
         self._rows = rows
         if not hasattr(self, "_masks"):  # lazy vector envs call this twice
-            self._masks = LatestMasks(self.num_envs, self.single_action_space)
-        self._mask_method: str | None = None  # of the single envs, once it has been found
+            spaces = self.single_action_space, self.single_observation_space
+            me = weakref.ref(self)  # a cycle would keep a dropped vector env open
+            self._masks = LatestMasks(self.num_envs, *spaces, lambda *args: me().call(*args))  # type: ignore[union-attr]  # it is alive
 
     def _is_over(self, env_ids: np.ndarray | slice = _ALL) -> np.ndarray:
         """Return whose latest result has ended the episode, bool (B,); False after a reset."""
         return self._rows.terminations[env_ids] | self._rows.truncations[env_ids]
 
-    def _slot(self, out: Any) -> StepRows | None:
-        """Check `out` of a step before anything is stepped; return its rows."""
-        return None if out is None else slot_rows(out, self._rows.obs, self.num_envs)
+    def _slot(self, out: Any) -> StepSlot | None:
+        """Check `out` of a step before anything is stepped; return its arrays as plain ones."""
+        return None if out is None else slot_rows(out, self._rows.obs)
 
     def _observations(self) -> Any:
         """Return the observations in the rows."""
         rows = self._rows.obs
         if rows.array is not None:
             return rows.array.copy() if self.copy else rows.array
-        return copy_batch(rows.batch()) if self.copy else rows.batch()
+        return deepcopy(rows.batch()) if self.copy else rows.batch()
 
-    def _results(self, out: Any, slot: StepRows | None, infos: dict[str, Any]) -> StepResult:
+    def _results(self, out: Any, slot: StepSlot | None, infos: dict[str, Any]) -> StepResult:
         """Return the results of `step`; copy them to `out`, whose rows are `slot`, if given."""
         rows = self._rows
         self._masks.note(infos)
@@ -468,62 +464,25 @@ class GymVecEnv(VecEnv):
         self._rows.terminations[env_ids] = self._rows.truncations[env_ids] = False
         self._masks.note_reset(infos, env_ids)
 
-    @cached_property
-    def _observes_masks(self) -> bool:
-        """Whether masks are a part of the observations."""
-        return has_mask_part(self.single_observation_space, self._mask_width)
-
     @property
     def has_action_masks(self) -> bool:
         """See `VecEnv.has_action_masks`."""
-        return can_be_masked(self.single_action_space) and (
-            self._observes_masks
-            or self._masks.values is not None
-            or self._find_mask_method() is not None
-        )
+        return self._masks.is_there
 
     def _action_masks(self, env_ids: np.ndarray | None, out: np.ndarray | None) -> np.ndarray:
-        rows = _ALL if env_ids is None else env_ids
-        masks, is_over = self._masks, self._is_over(rows)
-        if self._observes_masks:
-            found = masks.checked(self._rows.obs.batch()[MASK_KEY][rows], rows, is_over)
-        elif masks.values is not None:
-            found = masks.read(rows, is_over)
-        else:
-            ids = np.arange(self.num_envs)[rows]
-            found = masks.checked(self._masks_of_envs(ids), rows, is_over)
-        if out is None:
-            return found
-        out[...] = found
-        return out
-
-    def _find_mask_method(self) -> str | None:
-        """Return the name of the method, or attribute, that gives the masks of all envs."""
-        if self._mask_method is None:
-            found = (name for name in METHODS if all(self.call("has_wrapper_attr", name)))
-            self._mask_method = next(found, None)
-        return self._mask_method
-
-    def _masks_of_envs(self, env_ids: np.ndarray) -> np.ndarray:
-        """Ask the envs for their masks; return their answers, objects (B,)."""
-        in_flight = self._calls.num_in_flight
-        if in_flight:
+        rows, in_flight = _ALL if env_ids is None else env_ids, self._calls.num_in_flight
+        if in_flight and self._masks.is_asked_for:
             raise AlreadyPendingCallError(
                 f"`action_masks` has to ask the envs for their masks, and {in_flight} of them are "
                 "in flight since `send`; `recv` them first, or let masks come with the results: "
                 "wrap each env in vecenv.MaskInfos (make_vec(..., mask_infos=True))",
                 "send",
             )
-        if (name := self._find_mask_method()) is None:
-            raise no_masks(self._mask_width, self.single_observation_space)
-        try:
-            masks = self.call(name)
-        except TypeError as error:
-            if name == METHODS[0]:
-                raise
-            # A method that wants arguments, such as Taxi's, is something else.
-            raise no_masks(self._mask_width, self.single_observation_space) from error
-        return as_objects([masks[env_id] for env_id in env_ids.tolist()])
+        found = self._masks.read(rows, self._is_over(rows), self._rows.obs.batch())
+        if out is None:
+            return found
+        out[...] = found
+        return out
 
     def _notes(self) -> tuple[Any, ...]:
         """Return what the state needs beside observations, for `_take_notes`."""

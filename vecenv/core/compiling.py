@@ -30,8 +30,8 @@ from numba import NumbaExperimentalFeatureWarning, config, njit
 from numba import types as types_of_numba
 from numba.extending import is_jitted
 
+from vecenv.core.ending import interrupts_later
 from vecenv.core.function_copies import FIXED_PACKAGES, Copies, closed_over, python_function
-from vecenv.core.interrupts import interrupts_later
 from vecenv.core.private_numba import (
     CAN_LINK,
     CAN_NUMBER,

@@ -1,8 +1,8 @@
-"""Close vector envs and end their workers, and what envs have started, however a program ends.
+"""How programs end: signals that wait, vector envs that are closed, workers that are ended.
 
-Open vector envs are closed when the program ends. If a caller is gone, the kernel kills its
-workers, or a thread of theirs where it can't. What envs start (game servers, say) belongs to the
-worker's process group. The caller ends that group; if it is gone, a small watcher process does.
+Open vector envs are closed when the program ends. If it is killed, its workers see the end of
+their channels. A small watcher process ends those that are at work, and what envs have started
+(game servers, say), which belongs to the worker's process group.
 """
 
 from __future__ import annotations
@@ -16,16 +16,12 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import IO, Any
 
-from vecenv.core.interrupts import interrupts_later
-from vecenv.machine import is_portable
+__all__ = ["Watcher", "close_all", "close_at_exit", "end_group", "interrupts_later"]
 
-__all__ = ["Watcher", "close_all", "close_at_exit", "end_group", "end_with_caller"]
-
-_PR_SET_PDEATHSIG = 1
 _GROUP_S = 0.2  # seconds between SIGTERM and SIGKILL
-_LOOK_S = 0.25  # seconds between checks whether the caller lives, where these must be polled
 _WATCHER = """
 import os, signal, sys, time
 groups = set()
@@ -41,7 +37,35 @@ for number in (signal.SIGTERM, 0, signal.SIGKILL):
         if groups and not number:
             time.sleep(0.01)
 """
+# Ctrl-C, requests to end, and timers, which programs use for limits of time; Windows has no timer.
+_SIGNALS = [getattr(signal, n) for n in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, n)]
+
 _open: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@contextlib.contextmanager
+def interrupts_later() -> Iterator[None]:
+    """Call the handlers of SIGINT, SIGTERM and SIGALRM at the end of this context, each once.
+
+    Numba does not survive an exception in the midst of a compilation: later ones fail. The owner of
+    a new process must know of it, or nobody ends it. Elsewhere an interrupted call simply ends;
+    docs/trust.md says what an object promises afterwards.
+
+    Only the main thread runs handlers; in other threads this does nothing.
+    """
+    came: dict[int, Any] = {}  # signal number: frame in which it first came
+    is_main = threading.current_thread() is threading.main_thread()
+    found = [(number, signal.getsignal(number)) for number in _SIGNALS]
+    handlers: dict[int, Any] = {n: one for n, one in found if callable(one) and is_main}
+    try:
+        for number in handlers:
+            signal.signal(number, came.setdefault)  # the handler keeps the first frame
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in came.items():
+            handlers[number](number, frame)
 
 
 def close_at_exit(envs: Any) -> None:
@@ -65,7 +89,8 @@ if hasattr(os, "register_at_fork"):
 class Watcher:
     """Ends the process groups of this process's workers when this process is gone.
 
-    It is a small process of its own, as nothing else is left then. Processes that begin a session
+    It is a small process of its own, as nothing else is left then. It sends SIGTERM, which workers
+    ignore as they close their envs, and half a second later SIGKILL. Processes that begin a session
     of their own (`start_new_session=True`) are not ended.
     """
 
@@ -113,38 +138,3 @@ def end_group(pid: int) -> None:
             time.sleep(0.005)
             os.killpg(pid, 0)  # raises once the group is gone
         os.killpg(pid, signal.SIGKILL)
-
-
-def end_with_caller(caller_pid: int, *, is_child_of_main_thread: bool) -> None:
-    """Arrange that this process is killed when process `caller_pid` ends.
-
-    Args:
-        caller_pid: Process id of the caller.
-        is_child_of_main_thread: Whether the caller's main thread started this process itself. Linux
-            then signals the end of the parent; for other threads it would signal the thread's end.
-    """
-    if is_child_of_main_thread and not is_portable():
-        import ctypes
-
-        if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) == 0:
-            if os.getppid() != caller_pid:  # it ended before this call, so there is no signal
-                signal.raise_signal(signal.SIGKILL)
-            return
-    threading.Thread(target=_watch, args=(caller_pid,), daemon=True, name="caller-watch").start()
-
-
-def _watch(caller_pid: int) -> None:
-    """Wait for the caller's end and kill this process."""
-    if sys.platform == "win32":
-        import multiprocess
-
-        caller = multiprocess.parent_process()  # type: ignore[attr-defined]  # multiprocess has no types
-        if caller is not None:
-            caller.join()
-    else:
-        is_child = os.getppid() == caller_pid  # then no other process can get its number unnoticed
-        with contextlib.suppress(ProcessLookupError):
-            while not is_child or os.getppid() == caller_pid:
-                os.kill(caller_pid, 0)
-                time.sleep(_LOOK_S)
-    os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))

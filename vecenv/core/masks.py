@@ -8,8 +8,8 @@ int8, which `sample(mask=)` of Gymnasium's spaces takes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +25,12 @@ __all__ = [
     "LatestMasks",
     "MaskInfos",
     "allow_something",
-    "as_objects",
+    "call_single",
     "can_be_masked",
     "flat_mask",
-    "has_mask_part",
     "mask_sizes",
     "mask_starts",
     "mask_width",
-    "no_masks",
     "none_allowed",
     "sample_actions",
 ]
@@ -145,9 +143,8 @@ class MaskInfos(Wrapper):
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        self._width = mask_width(env.action_space)
-        self._is_observed = has_mask_part(env.observation_space, self._width)
-        self._method: str | None = None
+        self._width, call = mask_width(env.action_space), partial(call_single, env)
+        self._masks = LatestMasks(1, env.action_space, env.observation_space, call)
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the env; the info contains its mask."""
@@ -166,16 +163,15 @@ class MaskInfos(Wrapper):
 
     def _with_mask(self, obs: Any, info: dict[str, Any]) -> dict[str, Any]:
         mask: Any = info.get(MASK_KEY)
-        if mask is None and self._is_observed:
-            mask = obs[MASK_KEY]
-        elif mask is None:
-            if self._method is None:
-                self._method = next((n for n in METHODS if self.env.has_wrapper_attr(n)), None)
-            if self._method is None:
-                raise NoActionMaskError(f"{self.env} gives no action mask; {_how_to(self._width)}")
-            found: Any = self.env.get_wrapper_attr(self._method)
-            mask = found() if callable(found) else found
+        if mask is None:
+            mask = obs[MASK_KEY] if self._masks.is_observed else self._masks.ask()[0]
         return {**info, MASK_KEY: flat_mask(mask, self._width, self.env.action_space)}
+
+
+def call_single(env: Env, name: str, *args: Any) -> list[Any]:
+    """Call a method of an env, or read an attribute, as `VectorEnv.call` of a single one."""
+    found: Any = env.get_wrapper_attr(name)
+    return [found(*args) if callable(found) else found]
 
 
 def _how_to(width: int) -> str:
@@ -217,22 +213,53 @@ def flat_mask(mask: Any, width: int, space: Space) -> np.ndarray:
 
 
 class LatestMasks:
-    """The masks that came with the infos of each env's latest reset or step.
+    """The masks that came with each env's latest reset or step, or that the envs are asked for.
+
+    Args:
+        num_envs: Number of envs, or of other rows.
+        space: Space of one action.
+        observation_space: Space of one observation.
+        call: Calls a method of every env, as `VectorEnv.call`; None if envs are not asked.
 
     Attributes:
+        is_observed: Whether masks are a part of the observations.
         is_apart: Whether infos are unbatched, as `InfosApart`.
         values: Masks (num_envs, ...) as the infos had them; None if there have been none.
     """
 
-    def __init__(self, num_envs: int, space: Space) -> None:
-        self._num_envs, self._space = num_envs, space
+    def __init__(
+        self,
+        num_envs: int,
+        space: Space,
+        observation_space: Space,
+        call: Callable[..., Sequence[Any]] | None = None,
+    ) -> None:
+        self._num_envs, self._space, self._call = num_envs, space, call
+        self._can_be = can_be_masked(space)
+        self._width = mask_width(space) if self._can_be else 0
+        self.is_observed = self._can_be and _has_mask_part(observation_space, self._width)
         self.is_apart = False
         self.values: np.ndarray | None = None
         self._is_given = np.zeros(num_envs, np.bool_)
 
-    @cached_property
-    def _width(self) -> int:
-        return mask_width(self._space)
+    @property
+    def is_there(self) -> bool:
+        """Whether there are masks; for masks in infos this is known after the first reset."""
+        is_known = self.is_observed or self.values is not None
+        return self._can_be and (is_known or self._method is not None)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether masks do not come with the results."""
+        return not self.is_observed and self.values is None
+
+    @property
+    def _method(self) -> str | None:
+        """The method, or attribute, that gives the masks of all envs, once it has been found."""
+        if (found := vars(self).get("_found")) is None and self._call is not None:
+            each = (name for name in METHODS if all(self._call("has_wrapper_attr", name)))
+            found = self._found = next(each, None)
+        return found
 
     def name(self, row: int) -> str:
         """Return the name of a row in errors."""
@@ -243,7 +270,7 @@ class LatestMasks:
         if self.is_apart:
             each = [infos.get(row, {}).get(MASK_KEY) for row in range(len(self._is_given[rows]))]
             given: Any = np.array([mask is not None for mask in each])
-            found = as_objects(each) if given.any() else None
+            found = _as_objects(each) if given.any() else None
         else:
             found, given = infos.get(MASK_KEY), infos.get(_GIVEN_KEY)
         values = self.values
@@ -252,11 +279,11 @@ class LatestMasks:
                 self._is_given[rows] = False
             return
         if not isinstance(found, np.ndarray):  # masks that are dicts are batched as one
-            found = as_objects([found] * len(self._is_given[rows]))
+            found = _as_objects([found] * len(self._is_given[rows]))
         if values is None:
             values = np.zeros((self._num_envs, *found.shape[1:]), found.dtype)
         elif values.dtype != found.dtype or values.shape[1:] != found.shape[1:]:
-            values, found = as_objects(list(values)), as_objects(list(found))
+            values, found = _as_objects(list(values)), _as_objects(list(found))
         self.values = values
         values[rows], self._is_given[rows] = found, given
 
@@ -278,33 +305,52 @@ class LatestMasks:
         """Restore what `state` returned, for the same number of envs."""
         self.values, self._is_given[:] = values, is_given
 
-    def read(self, rows: Any, is_over: np.ndarray) -> np.ndarray:
-        """Return the masks of these envs, see `checked`."""
-        assert self.values is not None
-        return self.checked(self.values[rows], rows, is_over, self._is_given[rows])
-
-    def checked(
-        self,
-        values: np.ndarray,
-        rows: Any,
-        is_over: np.ndarray,
-        is_given: np.ndarray | None = None,
-        allowed: np.ndarray | None = None,
+    def read(
+        self, rows: Any, is_over: np.ndarray, obs: Any = None, allowed: Any = None
     ) -> np.ndarray:
-        """Return masks int8 (B, width) from what envs gave, (B, ...) or objects (B,).
+        """Return the masks int8 (B, width) of these envs.
 
         Where an episode has ended and the env will be reset, whatever the action, a mask that is
         wrong, missing or allows nothing becomes one that allows everything.
 
         Args:
-            values: Masks as the envs gave them.
-            rows: Which envs these are: int64 (B,), or a slice.
+            rows: Which envs: int64 (B,), or a slice.
             is_over: bool (B,), whose episode has ended.
-            is_given: bool (B,), which envs gave a mask; None if all did.
+            obs: The latest observations of all envs, for masks in them.
             allowed: bool (B, width), what a mask can allow at all; None for everything.
 
         Raises:
+            NoActionMaskError: The envs give none.
             ActionMaskError: A mask does not fit the action space, or is missing; names the env.
+        """
+        if self.is_observed:
+            return self.checked(obs[MASK_KEY][rows], rows, is_over, None, allowed)
+        if self.values is not None:
+            return self.checked(self.values[rows], rows, is_over, self._is_given[rows], allowed)
+        asked = self.ask()
+        values = _as_objects([asked[env_id] for env_id in np.arange(self._num_envs)[rows].tolist()])
+        return self.checked(values, rows, is_over, None, allowed)
+
+    def ask(self) -> Sequence[Any]:
+        """Ask all envs for their masks."""
+        name = self._method
+        if name is not None and self._call is not None:
+            try:
+                return self._call(name)
+            except TypeError:
+                # Another method `action_mask` that wants arguments, such as Taxi's, is no mask.
+                if name == METHODS[0]:
+                    raise
+        raise NoActionMaskError(
+            f"the envs give no action masks; {_how_to(mask_width(self._space))}"
+        )
+
+    def checked(
+        self, values: np.ndarray, rows: Any, is_over: np.ndarray, is_given: Any, allowed: Any
+    ) -> np.ndarray:
+        """Return what `read` does from masks that envs gave, (B, ...) or objects (B,).
+
+        `is_given`, bool (B,), says which envs gave one; None if all did.
         """
         width, space = self._width, self._space
         env_ids = np.arange(self._num_envs)[rows]
@@ -332,7 +378,7 @@ class LatestMasks:
         is_empty = ~(allow_something(bits, mask_starts(space)) & found)
         if len(live := np.flatnonzero(is_empty & ~is_over)):
             raise none_allowed(self.name(int(env_ids[live[0]])))
-        bits[is_empty] = True
+        bits[is_empty] = True if allowed is None else allowed[is_empty]
         return bits.view(np.int8)
 
 
@@ -344,16 +390,7 @@ def none_allowed(name: str) -> ActionMaskError:
     )
 
 
-def no_masks(width: int, observation_space: Space) -> NoActionMaskError:
-    """Return the error for single envs that give no masks."""
-    problem = "the envs give no action masks"
-    if isinstance(observation_space, Dict) and MASK_KEY in observation_space.spaces:
-        shape = observation_space[MASK_KEY].shape
-        problem = f"the part 'action_mask' of the observations has shape {shape}, so is no mask"
-    return NoActionMaskError(f"{problem}; {_how_to(width)}")
-
-
-def has_mask_part(observation_space: Space, width: int) -> bool:
+def _has_mask_part(observation_space: Space, width: int) -> bool:
     """Whether observations have a part that is the action mask, as PettingZoo's do."""
     if not isinstance(observation_space, Dict) or MASK_KEY not in observation_space.spaces:
         return False
@@ -361,7 +398,7 @@ def has_mask_part(observation_space: Space, width: int) -> bool:
     return shape is not None and int(np.prod(shape)) == width
 
 
-def as_objects(items: Sequence[Any]) -> np.ndarray:
+def _as_objects(items: Sequence[Any]) -> np.ndarray:
     """Return an object array (B,) of these items, which may be arrays."""
     array = np.full(len(items), None, dtype=object)
     for row, item in enumerate(items):

@@ -39,8 +39,8 @@ class CallProtocol:
         in_flight, num_in_flight: bool (num_envs,), envs between `send` and `recv`; their number.
         has_reset: Whether all envs have been reset, and their state is known since.
         unreset: Ids of envs that were reopened and have not been reset since.
-        fault: The first error since the last reset that made a reset or a new vector env
-            necessary, or None; every call that is refused because of it quotes it.
+        fault: What has made a reset or a new vector env necessary since the last reset, in a line;
+            empty for nothing. Every call that is refused because of it quotes it.
         parent_pid: In a fork, the process that the envs belong to, or None.
         is_started: Whether the envs exist; before, only `reset` starts them.
         unfinished: Brings the envs in flight up to date if an exception from elsewhere, such as
@@ -56,7 +56,7 @@ class CallProtocol:
         self.pending: str | None = None
         self.in_flight = np.zeros(num_envs, dtype=np.bool_)
         self.num_in_flight = 0
-        self.fault: BaseException | None = None
+        self.fault = ""
         self.unfinished: Callable[[], None] | None = None
         self.parent_pid: int | None = None
 
@@ -79,14 +79,18 @@ class CallProtocol:
         """Record that the reset has ended, and that all envs have been reset at least once."""
         mask, self._reset_mask = self._reset_mask, None
         self.unreset = {k for k in self.unreset if mask is not None and not mask[k]}
-        self.fault, self.has_reset = None, True
+        self.fault, self.has_reset = "", True
 
-    def forget_reset(self, fault: BaseException | None = None) -> None:
+    def forget_reset(self, fault: BaseException | str = "") -> None:
         """Require a new `reset`: after an env's exception its state is unknown."""
-        self.fault = self.fault or fault
+        self.note_fault(fault)
         self.has_reset = False
 
-    def give_up(self, fault: BaseException | None = None) -> None:
+    def note_fault(self, fault: BaseException | str) -> None:
+        """Keep what happened, unless something happened before."""
+        self.fault = self.fault or (fault if isinstance(fault, str) else told(fault))
+
+    def give_up(self, fault: BaseException | str = "") -> None:
         """Record that nothing is in flight any more, as a step failed, and require a `reset`."""
         self.in_flight[:], self.num_in_flight = False, 0
         self.forget_reset(fault)
@@ -120,11 +124,11 @@ class CallProtocol:
                 "belongs to; make a vector env of its own in the fork, or call it there"
             )
         if self.is_closed:
-            because = "" if self.fault is None else f" It is closed because: {told(self.fault)}"
+            because = f" It is closed because: {self.fault}" if self.fault else ""
             raise ClosedEnvironmentError(
                 f"Trying to operate on a vector env after a call to `close()`: `{call}` came after "
                 f"`close`; make a new vector env.{because}"
-            ) from self.fault
+            )
         self.settle()
 
     def require_idle(self, call: str) -> None:
@@ -146,12 +150,12 @@ class CallProtocol:
                 f"`{call}` came after envs {sorted(self.unreset)} were reopened; reset these "
                 "first, with reset(options={'reset_mask': mask}), bool (num_envs,)"
             )
-        if self.fault is None:
+        if not self.fault:
             raise ResetNeeded(f"`{call}` was called before the first `reset`; call `reset` first")
         raise ResetNeeded(
             f"`{call}` was called after a fault, in what state the envs are is not known; call "
-            f"`reset` first. What happened: {told(self.fault)}"
-        ) from self.fault
+            f"`reset` first. What happened: {self.fault}"
+        )
 
     def _refuse_pending(self, call: str) -> NoReturn:
         if not self.is_started:
@@ -239,7 +243,7 @@ class CallProtocol:
         """Return how many envs a `recv` waits for, and how many it may return; see there."""
         self.require_open("recv")
         if self.num_in_flight == 0:
-            if self.fault is not None:  # what was in flight has been given up
+            if self.fault:  # what was in flight has been given up
                 self._ask_for_reset("recv")
             raise NoAsyncCallError("`recv` was called without a pending `send`", "recv")
         there = self.num_in_flight
@@ -252,7 +256,7 @@ class CallProtocol:
         return least, most
 
 
-def told(fault: BaseException | None) -> str:
+def told(fault: BaseException) -> str:
     """Return an error and its notes in one line."""
     text = " ".join([str(fault), *getattr(fault, "__notes__", ())]).strip()
     return f"{type(fault).__name__}{': ' if text else ''}{text}"

@@ -14,18 +14,8 @@ from gymnasium.spaces import Box, Dict, MultiDiscrete
 from gymnasium.vector import VectorEnv
 
 from vecenv.core.base import VecEnv
-from vecenv.core.errors import ActionMaskError
-from vecenv.core.masks import (
-    MASK_KEY,
-    METHODS,
-    allow_something,
-    can_be_masked,
-    flat_mask,
-    has_mask_part,
-    mask_starts,
-    mask_width,
-    sample_actions,
-)
+from vecenv.core.errors import ActionMaskError, NoActionMaskError
+from vecenv.core.masks import MASK_KEY, LatestMasks, call_single, can_be_masked, sample_actions
 
 __all__ = ["RandomActions"]
 
@@ -71,14 +61,16 @@ class RandomActions:
         self._rng = np.random.default_rng(seed)
         # Spaces of actions and observations, per group of a game, or of the only kind of action.
         self._groups = _groups(self._action_space, obs_space)
-        self._kinds = self._groups or {"": (self._action_space, obs_space)}
-        self._masks: dict[str, np.ndarray] = {}  # latest masks, bool (num_envs, width), by kind
-        self._padding: dict[str, Any] = {}  # what masks of a group can allow at all
+        kinds = self._groups or {"": (self._action_space, obs_space)}
+        self._kinds = {name: LatestMasks(self._num_envs, *pair) for name, pair in kinds.items()}
+        if not self._groups:
+            self._kinds[""] = LatestMasks(self._num_envs, *kinds[""], self._call)
+        self._spaces = {name: space for name, (space, _) in kinds.items()}
+        self._observed: dict[str, dict[str, np.ndarray]] = {}  # latest masks in observations
+        self._padding: dict[str, np.ndarray] = {}  # what masks of a group can allow at all
         if self._groups:
             with contextlib.suppress(Exception):  # games that are laid out differently
                 self._padding = self._call("padding")[0]
-        for name, allowed in self._padding.items():
-            self._masks[name] = np.tile(allowed, (self._num_envs, 1))
 
     def see(self, obs: Any, infos: Any, env_ids: np.ndarray | None = None) -> None:
         """Record the results of the latest reset or step; `VecEnv`s are asked for masks instead.
@@ -88,31 +80,27 @@ class RandomActions:
             infos: Infos.
             env_ids: Envs of these results, int64 (B,); None for all envs in order.
         """
-        for name, (space, obs_space) in self._kinds.items() if self._asked is None else ():
-            if not can_be_masked(space):
-                continue
-            width, given = mask_width(space), None
+        rows = slice(None) if env_ids is None else env_ids
+        for name, masks in self._kinds.items() if self._asked is None else ():
             own_obs, own = (obs[name][_AGENTS_OBS], infos.get(name)) if name else (obs, infos)
-            if isinstance(own, dict) and own.get(MASK_KEY) is not None:
-                values, given = own[MASK_KEY], own.get(f"_{MASK_KEY}")
-            elif has_mask_part(obs_space, width):
-                values = own_obs[MASK_KEY]
-            elif not name and self._method is not None:
-                values = self._call(self._method)
-                values = values[0] if self._is_single else values
-            else:
-                continue
-            masks = self._masks.setdefault(name, np.ones((self._num_envs, width), np.bool_))
-            rows = range(self._num_envs) if env_ids is None else env_ids
-            values = [values] if self._is_single else values
-            for k, (row, mask) in enumerate(zip(rows, values, strict=True)):
-                if given is None or self._is_single or given[k]:
-                    masks[row] = _as_bits(mask, space) & self._padding.get(name, True)
+            if masks.is_observed:
+                part = np.asarray(own_obs[MASK_KEY])[None if self._is_single else ...]
+                known = self._observed.setdefault(name, {MASK_KEY: part.copy()})
+                known[MASK_KEY][rows] = part
+            elif isinstance(own, dict):
+                mask = own.get(MASK_KEY)
+                if self._is_single and mask is not None:
+                    given = np.array([None])
+                    given[0] = mask
+                    own = {MASK_KEY: given, f"_{MASK_KEY}": True}
+                masks.note(own, rows)
 
     @cached_property
     def are_masked(self) -> bool:
         """Whether there are masks; known once `see` has got the results of the first reset."""
-        return bool(self._masks) if self._asked is None else self._asked.has_action_masks
+        if self._asked is not None:
+            return self._asked.has_action_masks
+        return bool(self._padding) or any(masks.is_there for masks in self._kinds.values())
 
     def __call__(self, env_ids: np.ndarray | None = None) -> Any:
         """Draw an action for each env, or, for envs with masks, for those of `env_ids`, (B,)."""
@@ -124,14 +112,24 @@ class RandomActions:
     def _draw(self, name: str, drawn: Any, env_ids: np.ndarray | None) -> Any:
         """Return allowed actions; without masks, `drawn`, which are for all envs."""
         rows = slice(None) if env_ids is None or self._is_single else env_ids
-        masks = self._masks[name][rows] if name in self._masks else None
-        with contextlib.suppress(ActionMaskError, ResetNeeded):
-            if self._asked is not None and self.are_masked:
-                masks = self._asked.action_masks(env_ids)
-            if masks is not None:
-                actions = sample_actions(self._kinds[name][0], masks, self._rng)
+        if self.are_masked:
+            with contextlib.suppress(ActionMaskError, NoActionMaskError, ResetNeeded):
+                masks = self._masks_of(name, rows, env_ids)
+                actions = sample_actions(self._spaces[name], masks, self._rng)
                 return actions[0] if self._is_single else actions
         return drawn if self._is_single or env_ids is None else drawn[rows]
+
+    def _masks_of(self, name: str, rows: Any, env_ids: np.ndarray | None) -> np.ndarray:
+        """Return the masks of these envs; what is wrong with one makes it allow everything."""
+        if self._asked is not None:
+            return self._asked.action_masks(env_ids)
+        count, allowed = len(np.arange(self._num_envs)[rows]), self._padding.get(name)
+        if allowed is not None:
+            allowed = np.tile(allowed, (count, 1))
+            if not self._kinds[name].is_there:
+                return allowed
+        masks, observed = self._kinds[name], self._observed.get(name)
+        return masks.read(rows, np.ones(count, np.bool_), observed, allowed)
 
     @cached_property
     def _asked(self) -> VecEnv | None:
@@ -142,21 +140,16 @@ class RandomActions:
         is_it = isinstance(whole, VecEnv) and whole.single_action_space == self._action_space
         return whole if is_it and can_be_masked(self._action_space) else None
 
-    @cached_property
-    def _method(self) -> str | None:
-        """The method, or attribute, that gives the masks of single envs."""
-        for name in METHODS:
-            with contextlib.suppress(Exception):  # vector envs without `call`, and others' errors
-                if np.all(self._call("has_wrapper_attr", name)):
-                    return name
-        return None
-
     def _call(self, name: str, *args: Any) -> Any:
         """Call a method of the single envs; return a list with the result of each."""
-        if not self._is_single:
+        if self._is_single:
+            return call_single(self._env, name, *args)
+        try:
             return self._env.unwrapped.call(name, *args)
-        found = self._env.get_wrapper_attr(name)
-        return [found(*args) if callable(found) else found]
+        except Exception:  # vector envs without `call`, and others' errors
+            if name != "has_wrapper_attr":
+                raise
+            return [False]
 
 
 def _groups(actions: Space, observations: Space) -> dict[str, tuple[Space, Space]]:
@@ -175,12 +168,3 @@ def _groups(actions: Space, observations: Space) -> dict[str, tuple[Space, Space
                 space = MultiDiscrete(high - low + 1, dtype=space.dtype.type, start=low)
         found[name] = space, columns[_AGENTS_OBS]
     return found
-
-
-def _as_bits(mask: Any, space: Space) -> np.ndarray:
-    """Return a mask as bool (width,); one that is wrong or allows nothing becomes all True."""
-    with contextlib.suppress(ActionMaskError):
-        bits = flat_mask(mask, mask_width(space), space).view(np.bool_)
-        if allow_something(bits[None], mask_starts(space)).all():
-            return bits
-    return np.ones(mask_width(space), np.bool_)

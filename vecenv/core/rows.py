@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import Space
 
 from vecenv.core.errors import ObservationError, SlotError
-from vecenv.core.spaces import ARRAY_SPACES, by_space, parts_of, short
+from vecenv.core.spaces import ARRAY_SPACES, by_space, leaves, parts_of, short
 
 __all__ = [
     "FLAG_DTYPES",
@@ -31,7 +31,6 @@ __all__ = [
     "aligned_zeros",
     "check_slot_array",
     "checked_layout",
-    "copy_batch",
     "rows_of",
     "slot_arrays",
     "slot_outputs",
@@ -83,15 +82,6 @@ def aligned_zeros(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray
     return pages[start : start + size_bytes].view(dtype).reshape(shape)
 
 
-def copy_batch(batch: Any) -> Any:
-    """Return a copy of batched observations that shares no memory with them."""
-    if isinstance(batch, np.ndarray) and not batch.dtype.hasobject:
-        return batch.copy()
-    if type(batch) is dict:
-        return {key: copy_batch(part) for key, part in batch.items()}
-    return tuple(map(copy_batch, batch)) if type(batch) is tuple else deepcopy(batch)
-
-
 def rows_of(env_ids: range | np.ndarray) -> slice | np.ndarray:
     """Return an index of these rows; for a range it gives views."""
     return slice(env_ids.start, env_ids.stop) if isinstance(env_ids, range) else env_ids
@@ -109,38 +99,23 @@ class ObservationRows:
     assignment checks dtype and length and copies, in a third less time than NumPy's.
 
     Attributes:
+        space: Space of one observation.
         target: Object for `target[key] = obs`.
         keys: One key per env.
         array: The array, (num_envs, *shape), of a space that is one leaf of fixed shape, else None.
         leaves: The rows of each leaf of the space.
     """
 
-    def __init__(
-        self, space: Space, num_envs: int, allocate: Allocate = aligned_zeros, leaves: Any = None
-    ) -> None:
-        self._space, self.num_envs = space, num_envs
-        self.leaves: list[_ArrayLeaf | _ObjectLeaf] = leaves or []
-        if leaves is not None:  # of `over`: whole batches are put, no rows are written
-            return
-
-        def add(part: Space) -> None:
-            if isinstance(part, ARRAY_SPACES):
-                array = allocate((num_envs, *(part.shape or ())), part.dtype)
-                self.leaves.append(_ArrayLeaf(part, array))
-            else:
-                self.leaves.append(_ObjectLeaf(part, num_envs))
-
-        by_space(add, space)
-        self._parts = [
-            (path, leaf, leaf.target, leaf.keys)
-            for path, leaf in zip(_paths(space), self.leaves, strict=True)
-        ]
+    def __init__(self, space: Space, num_envs: int, allocate: Allocate = aligned_zeros) -> None:
+        self.space, self.leaves = space, list[_Leaf]()
+        by_space(lambda part: self.leaves.append(_Leaf(part, num_envs, allocate)), space)
+        self._parts = list(zip(_paths(space), self.leaves, strict=True))
         self.target: Any = self
         self.keys: Sequence[Any] = range(num_envs)
         self.array: Any = None
         if parts_of(space) is None:
-            ((_, leaf, self.target, self.keys),) = self._parts
-            self.array = leaf.array
+            (leaf,) = self.leaves
+            self.target, self.keys, self.array = leaf.target, leaf.keys, leaf.array
 
     @property
     def is_fixed(self) -> bool:
@@ -148,12 +123,12 @@ class ObservationRows:
         return all(leaf.array is not None for leaf in self.leaves)
 
     def __setitem__(self, index: int, obs: Any) -> None:
-        for path, leaf, target, keys in self._parts:
+        for path, leaf in self._parts:
             part = obs
             for key in path:
                 part = part[key]
             try:
-                target[keys[index]] = part
+                leaf.target[leaf.keys[index]] = part
             except NEEDS_CONVERSION:
                 leaf.write(index, part)
 
@@ -170,35 +145,24 @@ class ObservationRows:
         except (KeyError, IndexError, TypeError) as error:
             raise ObservationError(
                 f"returned {type(obs).__name__} without part {error}, "
-                f"expected an observation of {self._space}",
+                f"expected an observation of {self.space}",
                 index,
             ) from error
 
     def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
         """Write a batch of observations, one per entry of `env_ids`; a range is one block."""
-        left = iter(self.leaves)
-        by_space(lambda _, part: next(left).put(env_ids, part), self._space, batch)
+        for leaf, part in zip(self.leaves, leaves(batch, self.space), strict=True):
+            leaf.put(env_ids, part)
 
     def batch(self) -> Any:
         """Return the batch in the form of the observation space: views, until the next write."""
         left = iter(self.leaves)
-        return by_space(lambda _: next(left).batch(), self._space)
+        return by_space(lambda _: next(left).batch(), self.space)
 
     def take(self, env_ids: np.ndarray) -> Any:
         """Return a batch of the rows `env_ids`, int64 (B,): copies, in this order."""
         left = iter(self.leaves)
-        return by_space(lambda _: next(left).take(env_ids), self._space)
-
-    def over(self, batch: Any) -> ObservationRows:
-        """Return rows to `put` batches into the caller's `batch`; raise SlotError if it misfits."""
-        left, leaves = iter(self.leaves), []
-        try:
-            by_space(lambda _, part: leaves.append(next(left).over(part)), self._space, batch)
-        except (LookupError, TypeError) as error:
-            raise SlotError(
-                f"out.obs is {short(batch)}, expected the parts of {self._space}: {error!r}"
-            ) from None
-        return ObservationRows(self._space, self.num_envs, leaves=leaves)
+        return by_space(lambda _: next(left).take(env_ids), self.space)
 
 
 def _paths(space: Space) -> list[tuple[Any, ...]]:
@@ -208,36 +172,36 @@ def _paths(space: Space) -> list[tuple[Any, ...]]:
     return [(key, *path) for key, part in parts.items() for path in _paths(part)]
 
 
-class _ArrayLeaf:
-    """Rows of one array, (num_envs, *shape); with `is_whole` only batches are put."""
+class _Leaf:
+    """Rows of one leaf of a space: an array (num_envs, *shape), or a list of objects."""
 
-    target: Any
-    keys: Sequence[Any]
-
-    def __init__(self, space: Space, array: np.ndarray, *, is_whole: bool = False) -> None:
-        self._space, self.array = space, array
-        if is_whole:
+    def __init__(self, space: Space, num_envs: int, allocate: Allocate) -> None:
+        self._space, self.array = space, None
+        self.target: Any = [None] * num_envs
+        self.keys: Sequence[Any] = range(num_envs)
+        if not isinstance(space, ARRAY_SPACES):
             return
-        num_envs, *shape = array.shape
-        self._row_shape, width = tuple(shape), math.prod(shape)
-        self._slices = [slice(i * width, (i + 1) * width) for i in range(num_envs)]
+        self._row_shape = shape = space.shape or ()
+        self.array: Any = allocate((num_envs, *shape), space.dtype)
+        self.target = self
         # Memoryviews can't assign items of other dtypes, and can't be cast if they are empty.
-        is_simple = array.dtype.char in _MEMORYVIEW_FORMATS and array.dtype.isnative and array.size
-        flat: Any = memoryview(array.reshape(-1)) if is_simple else None  # type: ignore[arg-type]  # typeshed before 3.12
-        self._flat = flat
-        self.keys = self._slices if flat is not None and len(shape) == 1 else range(num_envs)
-        self.target = self if flat is None or len(shape) > 1 else flat
+        is_simple = self.array.dtype.char in _MEMORYVIEW_FORMATS and self.array.dtype.isnative
+        if is_simple and self.array.size and len(shape) <= 1:
+            self.target = memoryview(self.array.reshape(-1))
+            if shape:
+                self.keys = [slice(i * shape[0], (i + 1) * shape[0]) for i in range(num_envs)]
 
     def __setitem__(self, index: int, obs: Any) -> None:
         """Write an observation of two or more dimensions, or of a dtype unknown to memoryviews."""
-        if obs.shape != self._row_shape or (self._flat is None and obs.dtype != self.array.dtype):
+        if obs.shape != self._row_shape or obs.dtype != self.array.dtype:
             raise ValueError("needs the checks of write()")  # caught: the caller uses `write`
-        if self._flat is None:
-            self.array[index] = obs
-        else:
-            self._flat[self._slices[index]] = obs.ravel()  # the view refuses other dtypes
+        self.array[index] = obs
 
     def write(self, index: int, obs: Any) -> None:
+        """Write an observation, with conversion within the same kind of dtype."""
+        if self.array is None:
+            self.target[index] = obs
+            return
         value, dtype = np.asarray(obs), self.array.dtype
         if value.shape != self._row_shape or not np.can_cast(value.dtype, dtype, "same_kind"):
             raise ObservationError(
@@ -249,46 +213,22 @@ class _ArrayLeaf:
         self.array[index] = value
 
     def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
-        self.array[rows_of(env_ids)] = batch
+        """Write one observation per entry of `env_ids`."""
+        if self.array is not None:
+            self.array[rows_of(env_ids)] = batch
+        else:
+            for env_id, item in zip(env_ids, batch, strict=True):
+                self.target[env_id] = item
 
-    def batch(self) -> np.ndarray:
-        return self.array
+    def batch(self) -> Any:
+        """Return all rows: a view, or a tuple of objects."""
+        return tuple(self.target) if self.array is None else self.array
 
-    def take(self, env_ids: np.ndarray) -> np.ndarray:
-        return self.array[env_ids]
-
-    def over(self, batch: Any) -> _ArrayLeaf:
-        batch = check_slot_array("obs", batch, self.array.shape, (self.array.dtype,))
-        return _ArrayLeaf(self._space, batch, is_whole=True)
-
-
-class _ObjectLeaf:
-    """Rows of a space without fixed shape: a list with one observation per env."""
-
-    array = None
-
-    def __init__(self, space: Space, num_envs: int) -> None:
-        self._space = space
-        self.keys: Sequence[Any] = range(num_envs)
-        self.target: list[Any] = [None] * num_envs
-
-    def write(self, index: int, obs: Any) -> None:
-        self.target[index] = obs
-
-    def put(self, env_ids: range | np.ndarray, batch: Any) -> None:
-        for env_id, item in zip(env_ids, batch, strict=True):
-            self.target[env_id] = item
-
-    def batch(self) -> tuple[Any, ...]:
-        return tuple(self.target)
-
-    def take(self, env_ids: np.ndarray) -> tuple[Any, ...]:
-        return tuple(copy_batch(self.target[index]) for index in env_ids)
-
-    def over(self, batch: Any) -> _ObjectLeaf:
-        raise SlotError(
-            f"`out` needs observations of fixed shape; {self._space} has none, step without `out`"
-        )
+    def take(self, env_ids: np.ndarray) -> Any:
+        """Return copies of some rows."""
+        if self.array is not None:
+            return self.array[env_ids]
+        return tuple(deepcopy(self.target[index]) for index in env_ids)
 
 
 # -- the results of a step -------------------------------------------------------------------------
@@ -343,6 +283,20 @@ class StepSlot(NamedTuple):
     terminations: Any
     truncations: Any
 
+    def put(self, env_ids: range | np.ndarray, results: Sequence[Any]) -> None:
+        """Copy the first four results of a step of these envs into their rows."""
+        for target, batch in zip(self, results, strict=False):
+            _put_rows(target, rows_of(env_ids), batch)
+
+
+def _put_rows(target: Any, rows: slice | np.ndarray, batch: Any) -> None:
+    """Copy a batch into rows of the arrays of `target`, which may be nested."""
+    if isinstance(target, dict | tuple):
+        for key in target if isinstance(target, dict) else range(len(target)):
+            _put_rows(target[key], rows, batch[key])
+    else:
+        target[rows] = batch
+
 
 Outputs = StepSlot  # its name in `vecenv.jit`
 
@@ -388,10 +342,24 @@ def slot_outputs(
     return StepSlot(check("obs", obs, obs_shape, obs_dtypes), *others)
 
 
-def slot_rows(out: Any, own: ObservationRows, num_envs: int) -> StepRows:
-    """Check a slot, see `slot_arrays`, and return its rows; `own` are rows of the same space."""
-    obs, *others = slot_arrays(out, num_envs)
-    return StepRows(own.over(obs), *others)
+def slot_rows(out: Any, own: ObservationRows) -> StepSlot:
+    """Return a slot's arrays as plain ones, see `slot_arrays`; `own` are rows of its space."""
+    num_envs, found = len(own.keys), slot_arrays(out, len(own.keys))
+
+    def check(space: Space, part: Any) -> np.ndarray:
+        if not isinstance(space, ARRAY_SPACES):
+            raise SlotError(
+                f"`out` needs observations of fixed shape; {space} has none, step without `out`"
+            )
+        shape = num_envs, *(space.shape or ())
+        return check_slot_array("obs", part, shape, (np.dtype(space.dtype),))
+
+    try:
+        return found._replace(obs=by_space(check, own.space, found.obs))
+    except (LookupError, TypeError) as error:
+        raise SlotError(
+            f"out.obs is {short(found.obs)}, expected the parts of {own.space}: {error!r}"
+        ) from None
 
 
 def check_slot_array(

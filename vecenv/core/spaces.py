@@ -149,11 +149,11 @@ def batch_env_spaces(
             "Invalid `observation_mode`, expected: 'same' or 'different' or tuple of single and "
             f"batch observation space, actual got {observation_mode}"
         )
-    told = f"{owner}(..., observation_mode='{{}}') however the sub-environments observation spaces "
+    named, broken = "different' or 'custom space", "do not share shape and dtype"
     if observation_mode == "same":
-        told = told.format("same") + "are not equivalent (observation_mode='different' allows it). "
-    else:
-        told = told.format("different' or 'custom space") + "do not share shape and dtype. "
+        named, broken = "same", "are not equivalent (observation_mode='different' allows it)"
+    told = f"{owner}(..., observation_mode='{named}') however the sub-environments observation "
+    told += f"spaces {broken}. "
     seen: set[tuple[int, int]] = set()  # a worker's envs often share one object
     for index, spaces in enumerate(zip(observation_spaces, action_spaces, strict=True)):
         if (ids := (id(spaces[0]), id(spaces[1]))) not in seen:

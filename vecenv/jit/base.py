@@ -314,7 +314,7 @@ class CompiledVecEnv(VecEnv):
 
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         """Step the first `count` envs in the order of sending."""
-        cut = RuntimeError("a `recv` was interrupted, and its results are lost")
+        cut = "a `recv` was interrupted, and its results are lost"
         self._calls.unfinished = partial(self._calls.give_up, cut)
         ids = self._sent_ids()[:count]
         outputs = self._new_outputs(count)
@@ -607,7 +607,7 @@ class CompiledVecEnv(VecEnv):
         found = {k: _read_array(state, k, self.num_envs, dtype) for k, dtype in dtypes.items()}
         self.check_state(state, found["states"])
         self._settle()
-        self._calls.forget_reset(RuntimeError("`load_state_dict` did not come to its end"))
+        self._calls.forget_reset("`load_state_dict` did not come to its end")
         if "params" in found:
             self._separate_params()
         for name, records in found.items():

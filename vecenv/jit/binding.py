@@ -170,7 +170,6 @@ def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[st
     try:
         with announced(
             kernels.name,
-            functions.values(),
             is_compiling=lambda: bool(attend.stats.cache_misses),
             is_kept=lambda: attend._cache.cache_path is not None,
         ):

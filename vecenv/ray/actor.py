@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -12,11 +13,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.base import StepSlot, VecEnv
-from vecenv.core.faults import EnvFault
+from vecenv.core.errors import EnvFault
 from vecenv.core.infos import InfosApart
 from vecenv.core.pickling import load_registry, loads
 from vecenv.core.replacing import with_restarts
-from vecenv.core.rows import StepRows, copy_batch, rows_of, slot_rows
+from vecenv.core.rows import StepRows, rows_of, slot_rows
 from vecenv.core.spaces import leaf_by_leaf, take_row, take_rows
 from vecenv.sync import SyncVectorEnv
 from vecenv.workers.chunk import EnvSpaces, close_envs, make_envs
@@ -292,7 +293,7 @@ class EnvActor:
             ids = self._every if env_ids is None else env_ids
             results = successors.step(envs._actions.check(actions, env_ids), ids)
             if out is not None:
-                slot_rows(out, self._rows.obs, envs.num_envs).put(ids, results)
+                slot_rows(out, self._rows.obs).put(ids, results)
             return results
         if env_ids is None:
             *results, infos = envs.step(actions) if out is None else envs.step(actions, out=out)
@@ -322,7 +323,7 @@ class EnvActor:
         fragment = Fragment.of(envs, num_steps)
         obs, to_env = self._rows.obs.batch(), getattr(policy, "to_env", None)
         for t in range(num_steps):
-            given = copy_batch(obs), *(rows[t].copy() for rows in inputs)  # which it may keep
+            given = deepcopy(obs), *(rows[t].copy() for rows in inputs)  # which it may keep
             actions, fields = self._split(policy.act(*given))
             fragment.record(t, fields)
             if to_env is not None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from vecenv.core.deadline import Deadline
+from vecenv.core.arguments import Deadline
 
 __all__ = ["ActorGoneError", "Cluster", "Demand", "about_here"]
 

@@ -13,14 +13,12 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import check_choice, read_autoreset_mode, read_timeout
+from vecenv.core.arguments import Deadline, check_choice, read_autoreset_mode, read_timeout
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult, VecEnv
-from vecenv.core.deadline import Deadline
-from vecenv.core.errors import InfoError
-from vecenv.core.faults import StepTimeoutError, WorkerDiedError, raise_faults, retold
+from vecenv.core.errors import InfoError, StepTimeoutError, WorkerDiedError, raise_faults
 from vecenv.core.infos import add_info
 from vecenv.core.replacing import mixed_seed
-from vecenv.core.rows import StepRows, slot_rows
+from vecenv.core.rows import StepRows, StepSlot, slot_rows
 from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.spaces import (
     ObservationMode,
@@ -195,7 +193,7 @@ class RayVectorEnv(GymVecEnv):
         self._pool.forget()
         self._ready.clear()
         told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
-        self._calls.give_up(RuntimeError(told) if error is None else retold(error))
+        self._calls.give_up(told if error is None else error)
 
     def _reset(
         self, seed: Seed, options: dict[str, Any] | None, reset_mask: np.ndarray | None
@@ -362,7 +360,7 @@ class RayVectorEnv(GymVecEnv):
                 log.note_rows(len(slots) * self.num_envs)
             return self._collect(rows, weights, arrays, targets, deadline)
 
-    def _checked_slots(self, slots: Sequence[Any]) -> list[StepRows]:
+    def _checked_slots(self, slots: Sequence[Any]) -> list[StepSlot]:
         """Return the rows of each step's slot; raise if results can't be collected into one."""
         if not self._has_policy:
             raise ValueError("`collect` came before `set_policy`; actors need a policy to act")
@@ -375,11 +373,11 @@ class RayVectorEnv(GymVecEnv):
             raise ValueError("slots is empty, expected one for each step")
         for slot in slots:
             self._check_slot_mode(slot)
-        return [slot_rows(slot, self._rows.obs, self.num_envs) for slot in slots]
+        return [slot_rows(slot, self._rows.obs) for slot in slots]
 
     def _collect(
         self,
-        rows: list[StepRows],
+        rows: list[StepSlot],
         weights: Any,
         inputs: list[np.ndarray],
         fields: dict[str, np.ndarray],
@@ -434,7 +432,7 @@ class RayVectorEnv(GymVecEnv):
         try:
             replies = self._pool.wait(method, count, deadline, doing, replaces_late)
         except WorkerDiedError as error:
-            self._calls.fault = self._calls.fault or retold(error)
+            self._calls.note_fault(error)
             self.close(terminate=True)
             error.args = (f"{error.args[0]} The vector env is closed.",)
             raise

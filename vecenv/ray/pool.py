@@ -28,11 +28,9 @@ from typing import Any, NamedTuple
 import cloudpickle
 from gymnasium import Env
 
-from vecenv.core.arguments import check_choice, read_count
+from vecenv.core.arguments import Deadline, check_choice, read_count
 from vecenv.core.base import VecEnv
-from vecenv.core.deadline import Deadline
-from vecenv.core.errors import EnvCreationError
-from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError
+from vecenv.core.errors import EnvCreationError, EnvFault, StepTimeoutError, WorkerDiedError
 from vecenv.core.pickling import dump_registry
 from vecenv.ray.actor import Reply, Start
 from vecenv.ray.cluster import ActorGoneError, Cluster, Demand, about_here

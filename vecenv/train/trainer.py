@@ -116,7 +116,7 @@ class Trainer:
         except (ValueError, ImportError) as error:
             raise OptionsError(str(error)) from None
         worlds = {"sampler": options.randomize} if options.randomize else {}
-        if worlds and not has_compiled_envs(options.env_id, options.env_kwargs):
+        if worlds and not has_compiled_envs(options.env_id):
             raise OptionsError("--randomize is for compiled envs with parameters (docs/worlds.md)")
         make = partial(make_vec, options.env_id, **worlds, **options.env_kwargs)
         envs = make_placed(make, options, num_envs, on_device=on_device and cls.ON_DEVICE, **given)

@@ -12,12 +12,18 @@ import numpy as np
 from gymnasium import Env, Space
 
 from vecenv.core.autoreset import EnvGroup
-from vecenv.core.env_state import SavedEnv, dump_env, load_env
-from vecenv.core.errors import EnvStateError, ObservationError
-from vecenv.core.faults import EnvFault
+from vecenv.core.errors import EnvFault, EnvStateError, ObservationError
 from vecenv.core.infos import keep_info
 from vecenv.core.pickling import dumps, load_factories, load_registry
-from vecenv.core.replacing import MissingEnv, RestartingEnv, remade, without_restarts
+from vecenv.core.replacing import (
+    MissingEnv,
+    RestartingEnv,
+    SavedEnv,
+    dump_env,
+    load_env,
+    remade,
+    without_restarts,
+)
 from vecenv.core.spaces import require_new_env, take_row
 from vecenv.workers.rows import Layout, Tables
 

@@ -22,7 +22,8 @@ faults and observations without fixed shape are the payload of the reply, a pick
 same, and the caller raises the exception.
 *A worker that dies* closes its socket, which the wait sees at once. `Pool` reports how the worker
 ended, or starts another one and sends it what is unanswered. A late worker is killed first.
-*A caller that dies* ends its workers (`end_with_caller`), and they end what envs have started.
+*A caller that dies* closes its sockets, which ends workers; a `Watcher` kills those at work, and
+ends what envs have started.
 *An exception in the midst of a call* (Ctrl-C) leaves everything as it is: all calls but `reset` and
 `close` are refused. `reset` drops outstanding replies, and replaces a worker if its bytes were
 being read or written just then (`Pool.give_up`).
@@ -42,22 +43,14 @@ from gymnasium import Env, Space, logger
 from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import read_autoreset_mode, read_count, read_timeout
+from vecenv.core.arguments import Deadline, read_autoreset_mode, read_count, read_timeout
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
-from vecenv.core.deadline import Deadline
 from vecenv.core.ending import close_at_exit
-from vecenv.core.env_state import pack_envs, unpack_envs
-from vecenv.core.errors import EnvStateError
-from vecenv.core.faults import (
-    StepTimeoutError,
-    WorkerDiedError,
-    raise_faults,
-    retold,
-)
+from vecenv.core.errors import EnvStateError, StepTimeoutError, WorkerDiedError, raise_faults
 from vecenv.core.infos import add_info
 from vecenv.core.pickling import dump_factories, dump_registry, dumps
 from vecenv.core.protocol import CallProtocol
-from vecenv.core.replacing import raise_creation_errors
+from vecenv.core.replacing import pack_envs, raise_creation_errors, unpack_envs
 from vecenv.core.rows import StepRows
 from vecenv.core.seeding import Seed, checked_seed, seed_per_env, split_reset_mask
 from vecenv.core.spaces import ObservationMode
@@ -259,7 +252,7 @@ class AsyncVectorEnv(GymVecEnv):
             mask, _ = split_reset_mask(options, self.num_envs)
             if mask is None or mask.all():
                 calls.pending = None
-                calls.give_up(RuntimeError("a call had timed out and was given up by `reset`"))
+                calls.give_up("a call had timed out and was given up by `reset`")
         return super().reset(seed=seed, options=options)
 
     def reset_async(self, seed: Seed = None, options: dict[str, Any] | None = None) -> None:
@@ -412,7 +405,7 @@ class AsyncVectorEnv(GymVecEnv):
             self._calls.unfinished = None  # not cut off: the call stays pending
             raise
         except WorkerDiedError as error:
-            self._calls.fault = self._calls.fault or retold(error)
+            self._calls.note_fault(error)
             self._calls.unfinished = self._calls.pending = None
             self.close(terminate=True)
             told = f"{error.args[0]} The vector env is closed: make a new one"
@@ -534,7 +527,7 @@ class AsyncVectorEnv(GymVecEnv):
     def _require_pending(self, call: str) -> None:
         self._calls.require_open(f"{call}_wait")
         if self._calls.pending != call:
-            if self._calls.fault is not None:
+            if self._calls.fault:
                 self._calls.require_ready(f"{call}_wait")
             raise NoAsyncCallError(
                 f"Calling `{call}_wait` without any prior call to `{call}_async`.", call
@@ -556,7 +549,7 @@ class AsyncVectorEnv(GymVecEnv):
             infos = self._gather(found, range(self.num_envs))
         except Exception as error:
             if call != "call":
-                calls.forget_reset(retold(error))
+                calls.forget_reset(error)
             raise
         finally:
             calls.unfinished = calls.pending = None
@@ -639,9 +632,8 @@ class AsyncVectorEnv(GymVecEnv):
 def _note_cut(calls: CallProtocol, pool: Pool) -> None:
     """Refuse all calls but `reset` and `close`, after an exception in the midst of a call."""
     pool.is_cut = True
-    calls.pending = calls.fault = None
-    told = "a call was broken off by an exception from elsewhere, such as Ctrl-C"
-    calls.give_up(RuntimeError(told))
+    calls.pending, calls.fault = None, ""
+    calls.give_up("a call was broken off by an exception from elsewhere, such as Ctrl-C")
 
 
 def _columns(infos: Sequence[Any]) -> dict[str, Any] | None:

@@ -21,15 +21,19 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import Env, Space
 
-from vecenv.core.deadline import Deadline
-from vecenv.core.ending import Watcher
-from vecenv.core.errors import EnvCreationError
-from vecenv.core.faults import EnvFault, StepTimeoutError, WorkerDiedError, describe_exit
-from vecenv.core.interrupts import interrupts_later
-from vecenv.core.library_threads import forked_with_one_openblas_thread
+from vecenv.core.arguments import Deadline
+from vecenv.core.ending import Watcher, interrupts_later
+from vecenv.core.errors import (
+    EnvCreationError,
+    EnvFault,
+    StepTimeoutError,
+    WorkerDiedError,
+    describe_exit,
+)
 from vecenv.core.pickling import dumps, loads
 from vecenv.core.replacing import with_restarts
 from vecenv.core.spaces import BatchedSpaces, require_spaces
+from vecenv.machine import forked_with_one_openblas_thread
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.channel import HEAD, Kind, ask, frame
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs

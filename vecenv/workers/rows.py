@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,7 +10,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space, iterate
 
-from vecenv.core.rows import ObservationRows, StepRows, copy_batch
+from vecenv.core.rows import ObservationRows, StepRows
 from vecenv.core.spaces import leaves, short, take_row
 from vecenv.workers.memory import Memory
 
@@ -103,11 +104,11 @@ class Actions:
         array = self._rows.array
         if array is not None:
             return array if array.ndim == 1 else array.copy()  # items of 1-D arrays are copies
-        return list(iterate(self._batched, copy_batch(self._rows.batch())))
+        return list(iterate(self._batched, deepcopy(self._rows.batch())))
 
     def one(self, index: int) -> Any:
         """Return a copy of the action of one env."""
         array = self._rows.array
         if array is not None:
             return array[index] if array.ndim == 1 else array[index].copy()
-        return copy_batch(take_row(self._space, self._rows.batch(), index))
+        return deepcopy(take_row(self._space, self._rows.batch(), index))

@@ -24,11 +24,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from vecenv.core.ending import close_all, end_group, end_with_caller
-from vecenv.core.interrupts import interrupts_later
-from vecenv.core.library_threads import limit_threads, limited_environment
+from vecenv.core.ending import close_all, end_group, interrupts_later
 from vecenv.core.pickling import dump_factories, dump_registry, load_factories, load_registry
-from vecenv.machine import is_portable, loaded_libraries, num_threads
+from vecenv.machine import (
+    is_portable,
+    limit_threads,
+    limited_environment,
+    loaded_libraries,
+    num_threads,
+)
 from vecenv.workers.channel import socket_pair
 from vecenv.workers.memory import Memory
 
@@ -85,9 +89,8 @@ def start_process(
     Raises:
         Exception: Factories for a fresh interpreter can't be pickled; a note says what to do.
     """
-    is_main_thread = threading.current_thread() is threading.main_thread()
     authkey = bytes(multiprocessing.current_process().authkey)
-    child = ChildSetup(name, list(factories), os.getpid(), is_main_thread, authkey)
+    child = ChildSetup(name, list(factories), authkey)
     if fresh is not None:
         try:
             child = child._replace(factories=(dump_registry(), dump_factories(list(factories))))
@@ -266,7 +269,7 @@ def why_not_fork() -> str | None:
                 warnings.simplefilter("ignore")
                 pid = os.fork()
             if pid == 0:
-                os._exit(0)
+                os.kill(os.getpid(), signal.SIGKILL)  # runs no code of the program
             with contextlib.suppress(ChildProcessError):  # a user's handler has reaped all children
                 os.waitpid(pid, 0)
         if (count := num_threads()) > 1:
@@ -284,15 +287,11 @@ class ChildSetup(NamedTuple):
         name: Name of the process.
         factories: Factories of envs, for a fork; else the caller's registry and the factories, both
             pickled.
-        caller_pid: Process id of the caller; the process ends with it.
-        is_own_child: Whether the caller's main thread starts it, see `end_with_caller`.
         authkey: The caller's key, for the managers of `multiprocessing` that envs talk to.
     """
 
     name: str
     factories: list[Callable[[], Any]] | tuple[bytes, bytes]
-    caller_pid: int
-    is_own_child: bool
     authkey: bytes
 
     def load(self) -> list[Callable[[], Any]]:
@@ -305,7 +304,7 @@ class ChildSetup(NamedTuple):
 
 
 def set_up_child(setup: ChildSetup, channel: socket.socket) -> None:
-    """Leave signals to the caller, end with it, lead a process group, and use one thread.
+    """Leave signals to the caller, lead a process group, and use one thread.
 
     Job schedulers send SIGTERM to all processes; workers ignore it, so that the caller can save
     its state first.
@@ -326,7 +325,6 @@ def set_up_child(setup: ChildSetup, channel: socket.socket) -> None:
     if hasattr(os, "setpgid"):  # not in Windows
         with contextlib.suppress(OSError):  # a session's leader has a group of its own
             os.setpgid(0, 0)
-    end_with_caller(setup.caller_pid, is_child_of_main_thread=setup.is_own_child)
     if hasattr(os, "register_at_fork"):  # processes that an env forks must not keep it open
         os.register_at_fork(after_in_child=channel.close)
     limit_threads()

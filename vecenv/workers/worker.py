@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from gymnasium import Env
 
-from vecenv.core.faults import EnvFault
+from vecenv.core.errors import EnvFault
 from vecenv.core.pickling import loads
 from vecenv.core.replacing import with_restarts
 from vecenv.timing.stamps import EnvStamps

@@ -300,7 +300,7 @@ class VecWrapper(VecEnv):
         if out is None or not (self.changes_obs or self.changes_rewards):
             return out
         self._check_slot_mode(out)
-        slot_rows(out, self._rows, self.num_envs)  # raises if it can't be written into
+        slot_rows(out, self._rows)  # raises if it can't be written into
         if self.changes_obs:
             return None
         given = {name: getattr(out, name) for name in ("obs", "terminations", "truncations")}

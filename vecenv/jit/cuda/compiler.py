@@ -115,7 +115,7 @@ def _overload_write_bits(numba_cuda: Any) -> None:
 
 # Functions that are bound to the kernels.
 _OWN = (driver.run_thread, driver.action_is_allowed, run_rows)
-_OWN += tuple(Path(one.__file__).read_bytes() for one in (atomics, cuda, host_driver))
+_OWN += tuple(Path(str(one.__file__)).read_bytes() for one in (atomics, cuda, host_driver))
 _OWN += (Path(__file__).read_bytes(),)
 
 
@@ -193,8 +193,8 @@ def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[
     kept = folder / f"{key}-sm{capability[0]}{capability[1]}.cubin"
     with contextlib.suppress(OSError):
         return kept.read_bytes()
-    own, is_kept = functions_of(kernels).values(), is_lasting(key)
-    with announced(kernels.name, own, is_kept=lambda: is_kept, target=" for a CUDA device"):
+    is_kept = is_lasting(key)
+    with announced(kernels.name, is_kept=lambda: is_kept, target=" for a CUDA device"):
         text = cuda.ptx(lower(kernels, params), capability)
         try:
             code, _ = cuda.machine_code(text, capability)
