@@ -11,6 +11,7 @@ import gymnasium as gym
 import pytest
 from forked_runners import forked  # noqa: F401 - a fixture
 from PIL import Image
+from test_mistakes import WIDE  # returns observations outside its space
 
 from vecenv.command.cli import main
 from vecenv.core.compiling import is_jit_off
@@ -18,23 +19,9 @@ from vecenv.core.compiling import is_jit_off
 ROOT = Path(__file__).parents[1]
 
 
-class BrokenEnv(gym.Env):
-    """Returns observations outside its space."""
-
-    observation_space = gym.spaces.Discrete(3)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return 7, {}
-
-    def step(self, action):
-        return 7, 0.0, False, False, {}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _registered():
-    gym.register("Broken-v0", BrokenEnv, disable_env_checker=True)
+    gym.register("Broken-v0", WIDE, disable_env_checker=True)
     yield
     gym.registry.pop("Broken-v0")
 
