@@ -52,7 +52,7 @@ _COUNTS += "batch_size", "hidden", "hold", "torch_threads", "eval_episodes"
 
 
 def demo() -> int:
-    """Train a defender for CAGE Challenge 2 in two minutes, compare it with others, and film it."""
+    """Train a defender for CAGE Challenge 2 for a minute, compare it with others, and film it."""
     raise AssertionError("main has _demo for it, which takes these options")
 
 
