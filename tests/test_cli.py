@@ -649,17 +649,20 @@ def test_two_policies_play_the_same_episodes(capsys, cartpole_run, tmp_path):
     assert main([*words, "--env-kwargs", "episode_length=12"]) == 0
     told, numbers = capsys.readouterr().out, json.loads(found.read_text())
     assert "5 episodes under equal luck" in told and numbers["unpaired_ci95"] >= 0
+    assert "Cage2-v0 episode_length=12" in told and "defender - sleep" in told
     (first, mean, _), (second, other, _), (_, gain, _) = (x.values() for x in numbers["scores"])
     assert (first, second) == ("defender", "sleep") and mean > other
     assert gain == pytest.approx(mean - other)
     same = ["evaluate", "--paired", str(cartpole_run), str(cartpole_run), "--env", "CartPole-v1"]
     assert main([*same, "--episodes", "3"]) == 0
-    assert "difference" in (told := capsys.readouterr().out) and "0.0 ± 0.0" in told
+    assert "CartPole-v1" in (told := capsys.readouterr().out) and "0.0 ± 0.0" in told
     for wrong, message in (
         (["--paired", "sleep", "random", "--policy", "sleep"], "either --policy with one"),
         ([], "either --policy with one policy, or --paired with two"),
         (["--policy", "sleep", "--env", "CartPole-v1"], "`vecenv play ENV --policy RUN` scores"),
         (["--paired", "sleep", "random", "--episodes", "1"], "episodes is 1, expected at least 2"),
+        (["--paired", "sleep", "random", "--red-agents", "sleep"], "--env-kwargs rules=debugged"),
+        (["--paired", "sleep", "random", "--rules", "debugged"], "with --paired write them"),
     ):
         assert main(["evaluate", *wrong]) == 2
         assert message in capsys.readouterr().err
