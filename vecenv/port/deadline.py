@@ -11,13 +11,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import mmap
 import os
 import pickle
 import signal
 import struct
-import sys
 import threading
 import time
 import types
@@ -59,7 +59,7 @@ class Clock:
             inputs: Whatever is needed to make it again; dropped if it is too large.
         """
         if os.getpid() != self._parent != os.getppid():
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGKILL)
         name, body = what.encode(), b"" if inputs is None else pickle.dumps(inputs)
         if _HEAD.size + len(name) + len(body) > _SIZE:
             body = b""
@@ -112,7 +112,8 @@ class within:  # a context manager
         self._is_armed = False
 
     def __enter__(self) -> None:
-        self._caller = sys._getframe(1)
+        frame: Any = inspect.currentframe()
+        self._caller = frame.f_back
         if (clock := _clock.get()) is not None:
             inputs = None if self._inputs is None else self._inputs()
             clock.write(self._what, self._seconds + _GRACE, inputs)

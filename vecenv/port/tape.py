@@ -13,6 +13,7 @@ stream, by the algorithms of `vecenv.jit.random`, and notes the line of each cal
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import random as python_random
 import sys
@@ -120,7 +121,7 @@ class Tape:
         """Draw from a distribution of `vecenv.jit.random`, and note the call."""
         before = int(self._stream.counter)
         value = _call(kind, self._stream, *args)
-        frame: Any = sys._getframe(1)
+        frame: Any = inspect.currentframe()
         while frame.f_globals.get("__name__") in (__name__, "functools"):
             frame = frame.f_back
         shown = tuple(one for one in args if not isinstance(one, np.ndarray))
@@ -191,7 +192,8 @@ class TapedNumpy:
             return partial(_numbers, self._tape, name)
         if name.startswith("__"):
             raise AttributeError(name)
-        frame = sys._getframe(1)
+        frame: Any = inspect.currentframe()
+        frame = frame.f_back
         raise UnsupportedDraw(
             f"{frame.f_code.co_filename}:{frame.f_lineno}: the env draws by `{name}`, which has no "
             f"counterpart in vecenv.jit.random; draw by one of {', '.join(random.__all__)} instead"
