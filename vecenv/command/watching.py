@@ -263,7 +263,7 @@ def check_draws(envs: Any, name: str, render_mode: str) -> None:
     if not draws:
         raise _not_drawn(name, render_mode, modes)
     compiled: Any = envs.unwrapped if isinstance(envs, VectorEnv) else None
-    kernels = getattr(compiled, "kernels", None)
+    kernels: Any = getattr(compiled, "kernels", None)
     if getattr(kernels, "render", None) and "render" not in vars(type(compiled)):
         from vecenv.jit.kernels import draw
 

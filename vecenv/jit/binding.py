@@ -119,9 +119,11 @@ def bind_loop(
     if debug and loop.is_ours:
         dry_run = False
     if dry_run and not is_jit_off() and loop.run_rows and tried not in loop.tried:
-        # With `debug`, an index out of range is an IndexError of the call that uses it.
-        with contextlib.suppress(KernelIndexError if debug else ()):
+        try:
             try_out(kernels, loop.run_rows, params, max_episode_steps)
+        except KernelIndexError:
+            if not debug:  # else it is an IndexError of the call that uses it
+                raise
         loop.tried.add(tried)
     if is_compiled and is_new:
         loop = loop._replace(attend=_compiled(kernels, functions, constants))
