@@ -41,7 +41,7 @@ def collect(envs, mode, with_out, num_steps=40, num_rollouts=2):
             if mode == "Disabled" and over.any():
                 rollout.write_obs(t + 1, envs.reset(options={"reset_mask": over})[0])
         rollout.compute_advantages(torch.ones(envs.num_envs))
-        names = "obs rewards terminations truncations valid advantages returns".split()
+        names = ["obs", "rewards", "terminations", "truncations", "valid", "advantages", "returns"]
         columns.append({name: getattr(rollout, name).numpy().copy() for name in names})
         rollout.advance()
     envs.close()
