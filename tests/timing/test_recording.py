@@ -144,7 +144,7 @@ def test_sync_is_advised_only_where_the_envs_one_after_the_other_are_quicker(cal
     found = report(crew, log, steps(*((k, 690, 990, 990) for k in range(4))))
     assert found.shares["hand-over"] > 0.5 and advice in found.verdict
     assert found.advice.backend is None
-    found = report(crew, log, steps(*((k, 750, 990, 990) for k in range(4))))
+    found = report(crew, log, steps(*((k, 890, 990, 990) for k in range(4))))
     assert "backend='sync' needs none" in found.verdict and found.advice.backend == "sync"
 
 
