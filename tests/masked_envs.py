@@ -104,6 +104,7 @@ class ForbiddingGame(Game):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 30}
     possible_agents = ["ant_0", "ant_1", "bee_0"]
+    sizes, empty_at = (3, 3, 4), None  # a step in which nothing is allowed
 
     def __init__(self, form="info", parts=None, render_mode=None):
         self.form, self.parts, self.render_mode = form, parts, render_mode
@@ -121,13 +122,13 @@ class ForbiddingGame(Game):
         return seen, (spaces.MultiBinary(2) if is_binary else spaces.MultiDiscrete(self.parts))
 
     def _sizes(self, agent):
-        return self.parts or [4 if agent == "bee_0" else 3]
+        return self.parts or [self.sizes[self.possible_agents.index(agent)]]
 
     def _draw_mask(self, agent):
         masks = []
         for size in self._sizes(agent):
             masks.append(np.zeros(size, np.int8))
-            masks[-1][self.rng.permutation(size)[: size - 1]] = 1
+            masks[-1][self.rng.permutation(size)[: size - 1]] = self.time != self.empty_at
         return masks
 
     def reset(self, seed=None, options=None):
@@ -138,7 +139,7 @@ class ForbiddingGame(Game):
 
     def _results(self, agents):
         seen, infos, self.masks = {}, {}, {}
-        for agent in agents:
+        for agent in sorted(agents):
             masks = self._draw_mask(agent)
             mask = np.concatenate(masks)
             self.masks[agent] = [np.ones_like(one) for one in masks] if not self.form else masks
@@ -163,6 +164,16 @@ class ForbiddingGame(Game):
 
     def render(self):
         return np.full((16, 16, 3), 8 * self.time, np.uint8)
+
+
+class ForbiddingPair(ForbiddingGame):
+    """Two agents, of as many actions unless `sizes` are given."""
+
+    possible_agents = ["player_0", "player_1"]
+
+    def __init__(self, form="info", sizes=(4, 4), empty_at=None):
+        self.sizes, self.empty_at = sizes, empty_at
+        super().__init__(form)
 
 
 @njit

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
+from envs import RandomEnv
 from gymnasium.spaces import Box, Discrete
 
 from vecenv import SyncVectorEnv
@@ -51,31 +51,13 @@ print(found.min().item(), found.max().item(), len(found.unique()))
 """
 
 
-class Noise(gym.Env):
-    """Observations are noise; episodes of ten steps."""
-
-    def __init__(self, observation_space, action_space):
-        self.observation_space, self.action_space = observation_space, action_space
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        assert action in self.action_space
-        self.steps += 1
-        reward = float(self.np_random.random())
-        return self.observation_space.sample(), reward, self.steps == 10, False, {}
-
-
 @pytest.mark.snippets
 @pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.parametrize("name", SPACES)
 def test_a_trainer_with_parts_of_ones_own_trains(name):
     names = {}
     exec(TRAINERS[list(SPACES).index(name)], names)
-    envs = SyncVectorEnv([lambda: Noise(*SPACES[name])] * 4)
+    envs = SyncVectorEnv([lambda: RandomEnv(*SPACES[name])] * 4)
     options = ppo.Options(num_envs=4, num_steps=16, total_steps=1000, compile="off")
     trainer = names["Trainer"](options, envs)
     before = [parameter.detach().clone() for parameter in trainer.agent.parameters()]

@@ -11,6 +11,7 @@ import gymnasium as gym
 import pytest
 from forked_runners import forked  # noqa: F401 - a fixture
 from PIL import Image
+from test_mistakes import WIDE  # returns observations outside its space
 
 from vecenv.command.cli import main
 from vecenv.core.compiling import is_jit_off
@@ -18,23 +19,9 @@ from vecenv.core.compiling import is_jit_off
 ROOT = Path(__file__).parents[1]
 
 
-class BrokenEnv(gym.Env):
-    """Returns observations outside its space."""
-
-    observation_space = gym.spaces.Discrete(3)
-    action_space = gym.spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return 7, {}
-
-    def step(self, action):
-        return 7, 0.0, False, False, {}
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _registered():
-    gym.register("Broken-v0", BrokenEnv, disable_env_checker=True)
+    gym.register("Broken-v0", WIDE, disable_env_checker=True)
     yield
     gym.registry.pop("Broken-v0")
 
@@ -662,17 +649,20 @@ def test_two_policies_play_the_same_episodes(capsys, cartpole_run, tmp_path):
     assert main([*words, "--env-kwargs", "episode_length=12"]) == 0
     told, numbers = capsys.readouterr().out, json.loads(found.read_text())
     assert "5 episodes under equal luck" in told and numbers["unpaired_ci95"] >= 0
+    assert "Cage2-v0 episode_length=12" in told and "defender - sleep" in told
     (first, mean, _), (second, other, _), (_, gain, _) = (x.values() for x in numbers["scores"])
     assert (first, second) == ("defender", "sleep") and mean > other
     assert gain == pytest.approx(mean - other)
     same = ["evaluate", "--paired", str(cartpole_run), str(cartpole_run), "--env", "CartPole-v1"]
     assert main([*same, "--episodes", "3"]) == 0
-    assert "difference" in (told := capsys.readouterr().out) and "0.0 ± 0.0" in told
+    assert "CartPole-v1" in (told := capsys.readouterr().out) and "0.0 ± 0.0" in told
     for wrong, message in (
         (["--paired", "sleep", "random", "--policy", "sleep"], "either --policy with one"),
         ([], "either --policy with one policy, or --paired with two"),
         (["--policy", "sleep", "--env", "CartPole-v1"], "`vecenv play ENV --policy RUN` scores"),
         (["--paired", "sleep", "random", "--episodes", "1"], "episodes is 1, expected at least 2"),
+        (["--paired", "sleep", "random", "--red-agents", "sleep"], "--env-kwargs rules=debugged"),
+        (["--paired", "sleep", "random", "--rules", "debugged"], "with --paired write them"),
     ):
         assert main(["evaluate", *wrong]) == 2
         assert message in capsys.readouterr().err

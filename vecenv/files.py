@@ -5,13 +5,13 @@ Saved policies are NumPy archives (npz) of plain arrays and a JSON text, without
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,13 @@ __all__ = [
     "save_arrays",
     "whole_file",
     "write_json",
-    "write_npz",
     "write_text",
 ]
 
-_FORMAT = "vecenv arrays 1"
 _MAX_NAMED = 32  # letters of a file's name that the temporary name contains
 
 
-@contextmanager
+@contextlib.contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield another path to write to, and move that file to `path` at the end.
 
@@ -104,12 +102,6 @@ def require_writable(path: Path) -> None:
     raise OSError(number, f"it can't be written ({told})", str(path))
 
 
-def write_npz(path: str | Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name into a file for `read_npz`, as a whole or not at all."""
-    with whole_file(path) as aside, aside.open("wb") as file:
-        np.savez(file, **arrays)
-
-
 def read_npz(path: str | Path) -> dict[str, np.ndarray]:
     """Read arrays by name, writable, as `numpy.savez` writes them; no code in the file is run.
 
@@ -158,70 +150,39 @@ def read_entry(
         raise ValueError(f"state[{name!r}] can't be read: {error!s:.1000}") from error
 
 
-def save_arrays(path: str | Path, saved: Any) -> None:
-    """Write a nest of dicts, lists and arrays, as a whole or not at all.
+def save_arrays(
+    path: str | Path, arrays: Mapping[str, Any], facts: Mapping[str, Any] | None = None
+) -> None:
+    """Write arrays by name and facts, as a whole or not at all, into a file for `load_arrays`.
 
-    It is an npz archive without pickles; see `load_arrays`.
+    It is an npz archive without pickles.
 
     Args:
         path: The file; its ending is not changed.
-        saved: Dicts with strings as keys, lists and tuples; in these arrays (anything that
-            `numpy.asarray` converts without Python objects, such as CPU tensors), numbers, strings,
-            bools and None.
+        arrays: What `numpy.asarray` converts to numbers, bools or strings, such as CPU tensors; no
+            name is "facts".
+        facts: Numbers, strings, lists and dicts, kept as JSON.
 
     Raises:
-        TypeError: `saved` contains something else.
+        TypeError: An array, or a fact, is something else.
     """
-    arrays: dict[str, np.ndarray] = {}
-    facts = json.dumps(_packed(saved, arrays))
-    write_npz(path, {"format": np.array(_FORMAT), "facts": np.array(facts), **arrays})
+    found: dict[str, Any] = {name: np.asarray(array) for name, array in arrays.items()}
+    for name, array in found.items():
+        if array.dtype.kind not in "biufU":
+            raise TypeError(f"{name} can't be saved: it is an array of {array.dtype}")
+    text = json.dumps(dict(facts or {}))
+    with whole_file(path) as aside, aside.open("wb") as file:
+        np.savez(file, facts=np.array(text), **found)
 
 
-def load_arrays(path: str | Path) -> Any:
-    """Read a file of `save_arrays`, from any source: no code in it is run.
-
-    Returns:
-        The saved values, with NumPy arrays, and lists for tuples.
+def load_arrays(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Read arrays and facts from a file of `save_arrays`, from any source: no code in it is run.
 
     Raises:
         ValueError: The file holds something else, or is damaged.
     """
     arrays = read_npz(path)
-    try:
-        if str(arrays.pop("format")) != _FORMAT:
-            raise ValueError(f"its format is not {_FORMAT!r}")
-        return _unpacked(json.loads(str(arrays.pop("facts"))), arrays)
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is no file of `vecenv.files.save_arrays`: {error!s:.300}"
-        ) from None
-
-
-def _packed(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    """Return a value as JSON: anything that is not plain becomes a list of its kind and content."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        if not all(isinstance(key, str) for key in value):
-            raise TypeError(f"a dict with the keys {list(value)!r:.200}, expected strings")
-        return ["dict", {key: _packed(item, arrays) for key, item in value.items()}]
-    if isinstance(value, list | tuple):
-        return ["list", [_packed(item, arrays) for item in value]]
-    array, name = np.asarray(value), f"array{len(arrays)}"
-    if array.dtype.kind not in "biufU":
-        raise TypeError(f"{type(value).__name__} can't be saved: an array of {array.dtype}")
-    arrays[name] = array
-    return ["array", name]
-
-
-def _unpacked(value: Any, arrays: dict[str, np.ndarray]) -> Any:
-    if not isinstance(value, list):
-        return value
-    kind, content = value
-    if kind == "dict":
-        return {key: _unpacked(item, arrays) for key, item in dict(content).items()}
-    if kind == "list":
-        return [_unpacked(item, arrays) for item in content]
-    if kind == "array":
-        return arrays[content]
-    raise ValueError(f"it has a part {kind!r:.99}")
+    with contextlib.suppress(LookupError, ValueError, RecursionError):
+        if isinstance(facts := json.loads(str(arrays.pop("facts"))), dict):
+            return arrays, facts
+    raise ValueError(f"{path} has no facts beside its arrays, as `save_arrays` writes them")

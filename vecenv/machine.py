@@ -43,8 +43,8 @@ def is_portable() -> bool:
     """Return whether processes are started and waited for only by means that every system has.
 
     This is so on systems other than Linux, and on Linux if the environment variable
-    VECENV_PORTABLE is set (and not 0): fresh interpreters and unlinked files replace forks, memfds,
-    pidfds and parent-death signals.
+    VECENV_PORTABLE is set (and not 0): fresh interpreters and unlinked files replace forks and
+    memfds.
     """
     return sys.platform != "linux" or os.environ.get("VECENV_PORTABLE", "0") not in ("", "0")
 

@@ -1,10 +1,11 @@
 """Models of stable-baselines3 that were trained under VecNormalize, played by `vecenv play`."""
 
-import gymnasium as gym
+import functools
+
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from masked_envs import Forbidding
 
 import vecenv
 from vecenv.adapters.sb3 import make_sb3_env
@@ -63,40 +64,16 @@ def test_observations_are_normalised_as_in_training(trained, tmp_path, capsys, c
     assert said in told
 
 
-class Doors(gym.Env):
-    """A door that is shut raises; the one that is open is in the mask alone."""
-
-    observation_space = Box(0, 1, (1,), np.float32)
-    action_space = Discrete(4)
-
-    def _next(self):
-        self.open, self.steps = int(self.np_random.integers(4)), self.steps + 1
-        return np.zeros(1, np.float32), {}
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = -1
-        return self._next()
-
-    def step(self, action):
-        if action != self.open:
-            raise RuntimeError(f"door {action} is shut")
-        obs, info = self._next()
-        return obs, 1.0, self.steps == 5, False, info
-
-    def action_masks(self):
-        return np.arange(4) == self.open
-
-
 def test_evaluate_gives_a_policy_its_masks(tmp_path):
     contrib = pytest.importorskip("sb3_contrib")
-    envs = make_sb3_env(Doors, 2)
+    masked = functools.partial(Forbidding, "action_masks", True)  # raises at masked actions
+    envs = make_sb3_env(masked, 2)
     model = contrib.MaskablePPO("MlpPolicy", envs, n_steps=8, batch_size=8, device="cpu", seed=1)
     model.learn(16)
     model.save(tmp_path / "model.zip")
     envs.close()
-    result = evaluate_policy(vecenv.load_policy(tmp_path / "model.zip"), Doors, 4, backend="sync")
-    assert result.returns == (5.0,) * 4
+    result = evaluate_policy(vecenv.load_policy(tmp_path / "model.zip"), masked, 4, backend="sync")
+    assert result.returns == (0.0,) * 4
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import signal
 import time
 
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 FINE, RAISE, DIE, HANG, LACK, STRANGER, GROW, NO_REWARD, NO_DICTS, NAN = range(10)
 
@@ -145,54 +145,6 @@ class Reusing(Game):
         agents, self.agents = self.agents, []
         no, yes = dict.fromkeys(agents, False), dict.fromkeys(agents, True)
         return self._set(3), dict.fromkeys(agents, 0.0), yes, no, {agent: {} for agent in agents}
-
-
-class Masked(Game):
-    """Two players whose masks change at each step: of the observations, the infos, or neither."""
-
-    possible_agents = ["player_0", "player_1"]
-
-    def __init__(self, where="obs", sizes=(4, 4), length=6, empty_at=None):
-        self.where, self.sizes, self.length, self.empty_at = where, sizes, length, empty_at
-        self._spaces = {}
-        for agent, n in zip(self.possible_agents, sizes, strict=True):
-            obs = Box(-1, 99, (n - 1,), np.float32)
-            if where == "obs":
-                obs = Dict({"observation": obs, "action_mask": Box(0, 1, (n,), np.int8)})
-            self._spaces[agent] = obs, Discrete(n)
-
-    def mask(self, agent):
-        n = self._spaces[agent][1].n
-        mask = np.zeros(n, np.int8)
-        if self.count != self.empty_at:
-            mask[[self.count % n, (self.rng.integers(n) + len(agent)) % n]] = 1
-        return mask
-
-    def _results(self):
-        self.masks = {agent: self.mask(agent) for agent in self.possible_agents}
-        obs = {a: np.full(self._spaces[a][1].n - 1, self.count, np.float32) for a in self.masks}
-        if self.where == "obs":
-            obs = {a: {"observation": obs[a], "action_mask": self.masks[a]} for a in obs}
-        given = {a: {"action_mask": self.masks[a]} if self.where == "infos" else {} for a in obs}
-        return obs, given
-
-    def reset(self, seed=None, options=None):
-        if seed is not None or not hasattr(self, "rng"):
-            self.rng = np.random.default_rng(seed)
-        self.count = 0
-        self.agents = list(self.possible_agents)
-        return self._results()
-
-    def step(self, actions):
-        for agent, action in actions.items():
-            assert self.masks[agent][action] or self.where == "neither", (agent, action)
-        self.count += 1
-        obs, infos = self._results()
-        dead = {a: a == "player_0" and self.count == 4 for a in self.agents}
-        over = dict.fromkeys(self.agents, self.count == self.length)
-        rewards = dict.fromkeys(self.agents, 1.0)
-        self.agents = [a for a in self.agents if not dead[a] and not over[a]]
-        return obs, rewards, dead, over, infos
 
 
 class Crowd(Game):

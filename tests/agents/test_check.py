@@ -4,9 +4,10 @@ import functools
 
 import numpy as np
 import pytest
-from agents.games import Masked, Tag, runners
+from agents.games import Tag, runners
 from choices import fast_are, product
 from envs import MODES
+from masked_envs import ForbiddingPair
 
 import vecenv.agents.game
 from vecenv import VectorEnvCheckError, check_vector_env, make_vec_agents
@@ -16,7 +17,7 @@ TAG = functools.partial(Tag, forgets=True)
 RUNNERS = functools.partial(runners, forgets=True)
 
 
-GAMES = TAG, RUNNERS, functools.partial(Masked, "infos")
+GAMES = TAG, RUNNERS, ForbiddingPair
 
 
 @pytest.mark.parametrize(

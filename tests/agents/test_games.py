@@ -5,11 +5,12 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pytest
-from agents.games import Crowd, Masked, Reusing, Tag, runners
+from agents.games import Crowd, Reusing, Tag, runners
 from agents.twins import as_agents, play, random_actions
 from envs import MODES, mode_id
 from equality import assert_same
 from gymnasium.spaces import Box, Discrete
+from masked_envs import ForbiddingPair
 
 from vecenv import ActionError, EnvCreationError, SlotError, VecEnv, make_vec_agents
 from vecenv.agents import AgentRowsVecEnv, AgentSlot, AgentsVecEnv
@@ -287,10 +288,10 @@ def test_slots_are_checked():
 
 
 def test_masks_of_observations_and_infos_are_rows_and_dead_agents_may_do_anything():
-    for where in ("obs", "infos"):
+    for where in ("obs", "info"):
         for backend in ("sync", "async"):
-            envs = make_vec_agents(functools.partial(Masked, where), 2, backend=backend)
-            games = [Masked(where) for _ in range(2)]
+            envs = make_vec_agents(functools.partial(ForbiddingPair, where), 2, backend=backend)
+            games = [ForbiddingPair(where) for _ in range(2)]
             envs.reset(seed=3)
             for g, game in enumerate(games):
                 game.reset(seed=3 + g)
@@ -300,7 +301,7 @@ def test_masks_of_observations_and_infos_are_rows_and_dead_agents_may_do_anythin
                 masks = envs.action_masks()
                 assert masks.dtype == np.int8 and masks.shape == (4, 4)
                 wanted = [
-                    game.masks[a] if a in game.agents else np.ones(4)
+                    game.masks[a][0] if a in game.agents else np.ones(4)
                     for game in games
                     for a in game.possible_agents
                 ]
@@ -323,7 +324,7 @@ def test_masks_of_observations_and_infos_are_rows_and_dead_agents_may_do_anythin
 
 
 def test_masks_are_in_the_infos_if_asked_for():
-    envs = make_vec_agents(Masked, 2, backend="sync", mask_infos=True)
+    envs = make_vec_agents(ForbiddingPair, 2, backend="sync", mask_infos=True)
     infos = envs.reset(seed=0)[1]
     for _ in range(3):
         assert_same(infos["action_mask"], envs.action_masks())
@@ -335,14 +336,14 @@ def test_masks_are_in_the_infos_if_asked_for():
 def test_masks_that_are_missing_or_allow_nothing_name_game_and_agent():
     from vecenv import ActionMaskError, NoActionMaskError
 
-    envs = make_vec_agents(functools.partial(Masked, "neither"), 2, backend="sync")
+    envs = make_vec_agents(functools.partial(ForbiddingPair, None), 2, backend="sync")
     envs.reset(seed=0)
     assert not envs.has_action_masks
     with pytest.raises(NoActionMaskError, match=r"info\['action_mask'\].*array of 4 times 0 or 1"):
         envs.action_masks()
     envs.close()
-    for where in ("obs", "infos"):
-        factories = [functools.partial(Masked, where, empty_at=k) for k in (None, 1)]
+    for where in ("obs", "info"):
+        factories = [functools.partial(ForbiddingPair, where, empty_at=k) for k in (None, 1)]
         envs = make_vec_agents(factories, backend="sync")
         envs.reset(seed=0)
         envs.step(envs.action_masks().argmax(1))

@@ -4,9 +4,10 @@ import functools
 
 import numpy as np
 import pytest
-from agents.games import Masked, Mixed, Tag, runners
+from agents.games import Mixed, Tag, runners
 from equality import assert_same
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from masked_envs import ForbiddingPair
 
 from vecenv import ActionError, EnvCreationError, make_vec_agents
 from vecenv.agents.padding import pad_action_space, pad_observation_space
@@ -45,14 +46,14 @@ def test_padded_vectors_of_actions_are_cut():
     envs.close()
 
 
-@pytest.mark.parametrize("where", ["obs", "infos"])
+@pytest.mark.parametrize("where", ["obs", "info"])
 def test_masks_of_padded_agents_are_padded(where):
     envs = make_vec_agents(
-        functools.partial(Masked, where, sizes=(3, 5)), 2, backend="sync", pad=True
+        functools.partial(ForbiddingPair, where, sizes=(3, 5)), 2, backend="sync", pad=True
     )
     if where == "obs":
         assert envs.single_observation_space == Dict(
-            {"action_mask": Box(0, 1, (5,), np.int8), "observation": Box(-1, 99, (4,), np.float32)}
+            {"action_mask": Box(0, 1, (5,), np.int8), "observation": Box(0, 1, (2,), np.float32)}
         )
     envs.reset(seed=1)
     for _ in range(5):
@@ -60,7 +61,7 @@ def test_masks_of_padded_agents_are_padded(where):
         masks = envs.action_masks()
         for g, game in enumerate(games):
             for k, agent in enumerate(game.possible_agents):
-                own = game.masks[agent] if agent in game.agents else None
+                own = game.masks[agent][0] if agent in game.agents else None
                 wanted = np.ones(5) if own is None else [*own, *[0] * (5 - len(own))]
                 np.testing.assert_array_equal(masks[2 * g + k], wanted)
         envs.step(masks.argmax(1))

@@ -147,19 +147,32 @@ def test_files_of_another_kind_are_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"policy\.npz is no saved policy"):
         find_policy(path)
     layer = [np.ones((152, 44)), np.ones(44)]
-    contents = [{"layers": x, "made_for": None} for x in ([layer[:1]], [[[1.0], [1.0]]], 3)]
-    contents += [{"layers": [layer]}, {}, [1], {"kind": "", "tensors": []}, np.ones(3), 5]
-    for content in contents:
-        save_arrays(path, content)
+
+    def save(layers, **facts):
+        arrays = {f"weight{k}": weight for k, (weight, _) in enumerate(layers)}
+        arrays |= {f"bias{k}": bias for k, (_, bias) in enumerate(layers)}
+        save_arrays(path, arrays, facts)
+
+    numbers = np.ones(1)
+    for content, facts in [
+        ([(numbers, numbers)], {"made_for": None}),
+        ([(np.ones((1, 1), int), numbers)], {"made_for": None}),
+        ([layer], {}),
+        ([], {}),
+    ]:
+        save(content, **facts)
         with pytest.raises(ValueError, match="is no saved policy"):
             find_policy(path)
+    save_arrays(path, {"a": numbers, "b": numbers}, {"made_for": None})
+    with pytest.raises(ValueError, match="is no saved policy"):
+        find_policy(path)
     for layers in ([], [layer, layer], [layer[::-1]]):
-        save_arrays(path, {"layers": layers, "made_for": None})
+        save(layers, made_for=None)
         with pytest.raises(ValueError, match=r"is no saved policy|do not fit each other"):
             find_policy(path)
     for wrong in (np.nan, np.inf, 1e300):
         layer[0][5, 5] = wrong
-        save_arrays(path, {"layers": [layer], "made_for": None})
+        save([layer], made_for=None)
         with pytest.raises(ValueError, match="its numbers are not finite"):
             find_policy(path)
     for sizes in ((4, 44), (152, 2)):

@@ -23,7 +23,7 @@ import programs
 from equality import assert_same
 from gymnasium.vector import AutoresetMode
 
-from vecenv import AsyncVectorEnv, StepSlot, SyncVectorEnv
+from vecenv import AsyncVectorEnv, RayVectorEnv, StepSlot, SyncVectorEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode
 LIMIT_S = 60.0  # of a case in a process of its own; they take about a second
@@ -103,6 +103,11 @@ def wait_until_gone(find, what):
         time.sleep(0.005)
 
 
+def pid_of(seat):
+    """The process of a worker, or of an actor."""
+    return seat.process.pid if hasattr(seat, "process") else seat.pid
+
+
 # -- calls that are disturbed ----------------------------------------------------------------
 
 
@@ -137,7 +142,7 @@ class Known:
 
     Args:
         rng: Draws sizes, options and actions.
-        target: "async" or "cartpole".
+        target: "async", "cartpole", or "ray" in a process that has a cluster.
     """
 
     num_steps = 12  # that are known
@@ -155,6 +160,8 @@ class Known:
                 "context": "fork" if rng.random() < 0.9 else "forkserver",
                 "caller_steps": bool(rng.random() < 0.2),
             }
+        elif target == "ray":
+            self.pause_s, self.options = 0.0, {"num_workers": min(self.num_envs, 2)}
         else:
             self.num_envs = int(rng.choice([1, 3, 200, 1000]))
             self.options = {"num_threads": int(rng.integers(1, 4))}
@@ -166,16 +173,18 @@ class Known:
     def make(self, **options):
         """Make the vector env."""
         options = self.options | {"autoreset_mode": self.mode} | options
-        if self.target == "async":
+        if self.target != "cartpole":
             factories = [functools.partial(Walk, self.pause_s)] * self.num_envs
-            return AsyncVectorEnv(factories, **options)
+            return (AsyncVectorEnv if self.target == "async" else RayVectorEnv)(
+                factories, **options
+            )
         from vecenv.jit.cartpole import CartPoleVectorEnv
 
         return CartPoleVectorEnv(self.num_envs, max_episode_steps=9, **options)
 
     def record(self):
         """Note actions and results of a twin."""
-        if self.target == "async":
+        if self.target != "cartpole":
             twin = SyncVectorEnv([Walk] * self.num_envs, autoreset_mode=self.mode)
         else:
             twin = self.make(num_threads=1)
@@ -188,7 +197,7 @@ class Known:
     def hold(self, envs):
         """Take a vector env as the one to be disturbed."""
         self.envs = envs
-        self.pids = [w.process.pid for w in envs._pool.seats] if self.target == "async" else []
+        self.pids = [] if self.target == "cartpole" else [*map(pid_of, envs._pool.seats)]
 
     def require_no_leftovers(self):
         """Wait until the workers and threads of the vector env are gone."""
@@ -196,7 +205,7 @@ class Known:
         wait_until_gone(alive, "workers outlive `close`")
         threads = lambda: [t.name for t in threading.enumerate() if "vecenv-jit" in t.name]  # noqa: E731
         wait_until_gone(threads, "threads outlive `close`")
-        if self.options.get("context") != "forkserver":  # what starts workers may stay
+        if self.target != "ray" and self.options.get("context") != "forkserver":  # they may stay
             wait_until_gone(lambda: children() - self.before, "processes are left")
 
     # Each does one step, as `do(name, call)` does calls: it returns (whether it ended, its value).

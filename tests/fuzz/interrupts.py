@@ -25,8 +25,8 @@ from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError, ResetNeed
 from vecenv import ForkedEnvError
 
 UNIT = "interrupts"  # what `run_case` counts
-TARGETS = ("cartpole", "async")
-NUM_ROUNDS = {"cartpole": 300, "async": 40}
+TARGETS = ("cartpole", "async")  # and "ray": see tests/on_ray/test_interrupts.py
+NUM_ROUNDS = {"cartpole": 300, "async": 40, "ray": 300}
 REFUSALS = (AlreadyPendingCallError, NoAsyncCallError, ResetNeeded)
 WHAT_TO_DO = ("reset", "recv", "_wait", "close", "send")
 
@@ -39,7 +39,7 @@ def run_case(number):
 
 def run_here(number, target, num_rounds=None):
     """Run a case in this process, which is to be thrown away."""
-    case = Case(np.random.default_rng([number, TARGETS.index(target)]), target)
+    case = Case(np.random.default_rng([number, [*NUM_ROUNDS].index(target)]), target)
     case.run(num_rounds or NUM_ROUNDS[target])
     return case.num_struck
 
@@ -58,17 +58,17 @@ class Case(Known):
 
     def __init__(self, rng, target):
         super().__init__(rng, target)
-        if target != "async" and rng.random() < 0.3:
+        if target == "cartpole" and rng.random() < 0.3:
             self.mode = DISABLED
             self.num_steps = 1  # of which no env's episode ends
         self.num_struck = 0
         self.usual_s = {}  # how long calls of a name take
         self._left, self._again_s = 0, 0.0
-        self.calls = ["step", "step_out", "send_recv", "reset", "close_and_open", "fork"]
+        self.calls = ["step", "step_out", "send_recv", "reset", "fork"]
         if target == "async":
-            self.calls += ["split", "call"]
-        else:
-            self.calls += ["reset_some", "state"]
+            self.calls += ["close_and_open", "split", "call"]
+        elif target == "cartpole":
+            self.calls += ["close_and_open", "reset_some", "state"]
         signal.signal(signal.SIGALRM, self._handle)
 
     def _handle(self, number, frame):
@@ -137,14 +137,16 @@ class Case(Known):
         raise AssertionError("no reset, whatever is done")
 
     def open(self):
-        done = False
+        done, envs = self.target == "ray", None
+        if done:  # actors take seconds to start
+            envs = self.make()
         while not done:
             done, envs = self.strike("open", self.make)
         self.hold(envs)
 
     def close(self):
         options = [{}, {}, {"terminate": True}, {"timeout": 1.0}][self.rng.integers(4)]
-        if self.target == "async" and self.rng.random() < 0.5:  # in the midst of something
+        if self.target != "cartpole" and self.rng.random() < 0.5:  # in the midst of something
             with contextlib.suppress(*REFUSALS):  # the last call may ask for a reset
                 self.envs.send(self.actions[0])
         with contextlib.suppress(Warning):
@@ -186,10 +188,10 @@ class Case(Known):
 
     def be_child(self, at):
         envs = self.envs
-        if self.target != "async":
+        if self.target == "cartpole":
             self.step(at, lambda name, call: (True, call()))
         for call in (lambda: envs.step(self.actions[0]), envs.reset, envs.recv, envs.timing.enable):
-            if self.target == "async":
+            if self.target != "cartpole":
                 try:
                     call()
                 except ForkedEnvError:

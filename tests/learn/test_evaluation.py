@@ -10,6 +10,7 @@ import torch
 from agents import games
 from envs import CounterEnv, counters
 from gymnasium import spaces
+from masked_envs import ForbiddingPair
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec, make_vec_agents
 from vecenv.learn import EvaluationResult, evaluate, evaluating
@@ -76,7 +77,7 @@ def test_games_of_several_agents_are_played_as_bare_ones(mode):
 
 
 def test_games_of_one_group_are_played_by_masks():
-    envs = make_vec_agents(functools.partial(games.Masked, "obs"), 2, backend="sync")
+    envs = make_vec_agents(functools.partial(ForbiddingPair, "obs"), 2, backend="sync")
 
     def act(obs, action_masks):
         alive = torch.from_numpy(envs.alive)  # the others may do anything

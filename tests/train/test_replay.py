@@ -9,6 +9,7 @@ import pytest
 import torch
 from example_files import load_example
 from gymnasium.spaces import Box, Discrete
+from masked_envs import Minefield
 from torch import nn
 from torch.distributions import Normal, TanhTransform, TransformedDistribution
 
@@ -250,18 +251,8 @@ def test_errors_are_those_of_n_steps():
 
 
 def test_masks_are_not_heeded_which_is_told(capsys):
-    envs = SyncVectorEnv([Masked] * 4, autoreset_mode="SameStep")
+    envs = SyncVectorEnv([Minefield] * 4, autoreset_mode="SameStep")
     trainer = dqn.DQN(dqn.Options(**DQN), envs)
     assert "masks" not in capsys.readouterr().out
     trainer.start()
     assert "action masks of the env are ignored" in capsys.readouterr().out
-
-
-class Masked(gym.Env):
-    """Allows all actions but one."""
-
-    observation_space, action_space = Box(0, 1, (3,), np.float32), Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return np.zeros(3, np.float32), {"action_mask": np.array([1, 1, 0], np.int8)}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from agents.games import runners
 from choices import fast_are
+from envs import CounterEnv
 from equality import assert_same
 from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
@@ -366,19 +367,12 @@ def test_importing_them_loads_no_compiler():
     assert done.stdout.strip() == "set()"
 
 
-class Naps(gym.Env):
-    """Counts its steps, and takes longer for action 1 than anybody waits."""
-
-    observation_space, action_space = OBS, spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        self.steps = 0
-        return np.zeros(3, np.float32), {}
+class Naps(CounterEnv):
+    """Takes longer for action 1 than anybody waits."""
 
     def step(self, action):
-        self.steps += 1
         time.sleep(0.8 * int(action))
-        return np.full(3, self.steps, np.float32), 1.0, False, False, {}
+        return super().step(action)
 
 
 @contextlib.contextmanager
@@ -393,7 +387,7 @@ def impatient(envs):
 
 @pytest.mark.parametrize("with_out", fast_are([True], [False, True]))
 def test_a_step_that_timed_out_is_waited_for_through_the_wrappers(with_out):
-    envs = vecenv.AsyncVectorEnv([Naps] * 2, num_workers=2, timeout=30)
+    envs = vecenv.AsyncVectorEnv([lambda: Naps(length=9)] * 2, num_workers=2, timeout=30)
     envs = wrappers.FrameStack(envs, 2)
     envs = wrappers.RecordEpisodeStatistics(wrappers.ClipReward(envs, 0.0, 0.5))
     slot = slot_of(envs) if with_out else None
@@ -405,7 +399,7 @@ def test_a_step_that_timed_out_is_waited_for_through_the_wrappers(with_out):
     if with_out:
         assert obs is slot.obs
         assert rewards is slot.rewards
-    np.testing.assert_array_equal(obs[:, :, 0], [[1, 2]] * 2)
+    np.testing.assert_array_equal(obs[:, :, 2], [[1, 2]] * 2)
     np.testing.assert_array_equal(rewards, [0.5, 0.5])
     envs.step([0, 0])
     np.testing.assert_array_equal(envs.episode_returns, [1.5, 1.5])  # the late step counts

@@ -15,6 +15,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from vecenv.core.moments import mean_of
 from vecenv.files import write_json
 
 __all__ = [
@@ -22,7 +23,6 @@ __all__ = [
     "new_table", "sum_of",
 ]  # fmt: skip
 
-_Z95 = 1.959964  # two-sided 95 % point of the normal distribution
 _CHALLENGE = "CAGE Challenge 2"  # the title of a table leaves out this name
 _AGENT_TITLES = {"b_line": "B_line", "meander": "Meander", "sleep": "Sleep", "mixed": "mixed"}
 
@@ -74,8 +74,7 @@ class Estimate:
     Attributes:
         mean: Mean of the episodes.
         sd: Their standard deviation (ddof 1).
-        ci95: Half of the width of the 95 % confidence interval of the mean, from the normal
-            distribution.
+        ci95: Half of the width of the 95 % confidence interval of the mean (Student's t).
     """
 
     mean: float
@@ -85,8 +84,7 @@ class Estimate:
 
 def estimate(totals: np.ndarray) -> Estimate:
     """Return the estimate of a mean from one number per episode, at least two."""
-    sd = float(totals.std(ddof=1))
-    return Estimate(float(totals.mean()), sd, _Z95 * sd / math.sqrt(len(totals)))
+    return Estimate(*mean_of(totals))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +97,7 @@ class Cell:
         episodes: Number of episodes.
         mean: Mean of the total rewards.
         sd: Their standard deviation (ddof 1).
-        ci95: Half of the width of the 95 % confidence interval of the mean, from the normal
-            distribution.
+        ci95: Half of the width of the 95 % confidence interval of the mean (Student's t).
         impossible_turns: Turns in which a custom red agent returned an action that does not exist;
             Sleep was played instead.
     """

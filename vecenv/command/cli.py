@@ -52,7 +52,7 @@ _COUNTS += "batch_size", "hidden", "hold", "torch_threads", "eval_episodes"
 
 
 def demo() -> int:
-    """Train a defender for CAGE Challenge 2 in two minutes, compare it with others, and film it."""
+    """Train a defender for CAGE Challenge 2 for a minute, compare it with others, and film it."""
     raise AssertionError("main has _demo for it, which takes these options")
 
 
@@ -331,7 +331,8 @@ def evaluate(
 ) -> int:
     """Let a policy play CAGE Challenge 2 or 4 by the challenge's protocol; print its scores.
 
-    With --paired, two policies play the same episodes, of any env, and the difference is printed.
+    With --paired, two policies play the same episodes, of any env, and the first minus the second
+    is printed.
     (`vecenv play` scores one policy in any other env.)
 
     Args:
@@ -370,6 +371,11 @@ def evaluate(
     _tell_statistics(policy)
     options: dict[str, Any] = {"seed": seed, "env_kwargs": read_env_kwargs(env_kwargs)}
     if paired is not None:
+        if (rules, scenario, red_agents, observation, green) != ("faithful", *[None] * 3, False):
+            raise ValueError(
+                "rules, scenario, red_agents, observation and green are of --policy; with --paired "
+                "write them for the env, such as --env-kwargs rules=debugged red_agent=meander"
+            )
         options["env"] = env or f"Cage{challenge}-v0"
         result: Any = compare_policies(paired, episodes, **options)
     elif env is not None or env_kwargs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vecenv.command.playing import load_policy
+from vecenv.core.moments import mean_of
 from vecenv.files import write_json
 from vecenv.timing.report import as_number, new_table
 
@@ -26,16 +28,17 @@ class Scores:
     Attributes:
         rows: Name, mean, and half the width of its 95 % confidence interval.
         facts: Further values for JSON.
-        note: Text below the table.
+        title, note: Texts above and below the table.
     """
 
     rows: list[tuple[str, float, float]]
     facts: dict[str, Any]
+    title: str
     note: str
 
     def table(self) -> Table:
         """Return the table, for `rich` to print."""
-        made = new_table("", ["", "return"], box=SIMPLE_HEAD, caption=self.note)
+        made = new_table(self.title, ["", "return"], box=SIMPLE_HEAD, caption=self.note)
         made.min_width = len(self.note)
         for name, mean, half in self.rows:
             made.add_row(Text(name), f"{as_number(mean)} ± {as_number(half)}")
@@ -47,8 +50,10 @@ class Scores:
         return write_json({**self.facts, "scores": rows}, path)
 
 
-def compare_policies(policies: tuple[str, str], episodes: int, seed: int, **options: Any) -> Scores:
-    """Let two policies play the same episodes, once each; `options` are those of `returns_of`.
+def compare_policies(
+    policies: tuple[str, str], episodes: int, seed: int, *, env: str, env_kwargs: Mapping[str, Any]
+) -> Scores:
+    """Let two policies play the same episodes, once each; the rest is as in `returns_of`.
 
     Rows: both policies, then the first minus the second, episode by episode.
 
@@ -57,14 +62,19 @@ def compare_policies(policies: tuple[str, str], episodes: int, seed: int, **opti
     """
     if episodes < 2:
         raise ValueError(f"episodes is {episodes}, expected at least 2")
-    first, second = (returns_of(policy, episodes, seed, **options) for policy in policies)
-    columns = np.stack([first, second, first - second])
-    means, halves = columns.mean(1).tolist(), 1.96 * columns.std(1, ddof=1) / episodes**0.5
-    rows = [*zip([*policies, "difference"], means, halves.tolist(), strict=True)]
-    unpaired = float(np.hypot(*halves[:2]))  # as if the episodes were independent
+    first, second = (
+        returns_of(policy, episodes, seed, env=env, env_kwargs=env_kwargs) for policy in policies
+    )
+    names = *policies, " - ".join(policies)
+    rows = []
+    for name, returns in zip(names, (first, second, first - second), strict=True):
+        mean, _, half = mean_of(returns)
+        rows.append((name, mean, half))
+    unpaired = math.hypot(rows[0][2], rows[1][2])  # as if the episodes were independent
     note = f"{episodes} episodes under equal luck; ±: 95 %; unpaired it would be ± "
-    facts = {"episodes": episodes, "seed": seed, "unpaired_ci95": unpaired}
-    return Scores(rows, facts, note + as_number(unpaired))
+    facts = {"env": env, "env_kwargs": {**env_kwargs}, "episodes": episodes, "seed": seed}
+    title = " ".join([env, *(f"{key}={value}" for key, value in env_kwargs.items())])
+    return Scores(rows, facts | {"unpaired_ci95": unpaired}, title, note + as_number(unpaired))
 
 
 def returns_of(

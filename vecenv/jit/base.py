@@ -122,13 +122,7 @@ class CompiledVecEnv(VecEnv):
     # -- memory -------------------------------------------------------------------------------
 
     def _allocate(self, states: Any, runs: Any, params: np.ndarray | None) -> None:
-        """Make all memory that has a row per env.
-
-        Args:
-            states: Rows of the state records (num_envs,).
-            runs: Rows of RUN_DTYPE.
-            params: Parameter records, (1,) or (num_envs,), or None.
-        """
+        """Make what has a row per env, beside states and runs; `params` are records, or None."""
         memory, num_envs = self._memory, self.num_envs
         self._rows = {"states": states, "runs": runs}
         self._dtypes = {"states": self.kernels.state_dtype, "runs": RUN_DTYPE}
@@ -322,12 +316,7 @@ class CompiledVecEnv(VecEnv):
         return StepBatch(*outputs, infos, ids)
 
     def _end_infos(self, outputs: StepSlot, env_ids: np.ndarray | None) -> dict[str, Any]:
-        """Return the infos of a step about ends of episodes; call `on_episode_end`.
-
-        Args:
-            outputs: The results.
-            env_ids: int64 (R,), the envs of the rows; None for all envs in order.
-        """
+        """Return the infos of a step of envs, int64 (R,), about ends; call `on_episode_end`."""
         over, infos = outputs.terminations | outputs.truncations, {}
         rows = slice(None) if env_ids is None else self._memory.put(env_ids)
         if self.episode_infos:

@@ -18,6 +18,7 @@ from numba import njit
 from numba.extending import is_jitted
 
 from vecenv.core.masks import can_be_masked, mask_width
+from vecenv.jit.episodes import array_row, scalar_row
 
 __all__ = [
     "COLUMNS",
@@ -239,8 +240,12 @@ def game_kernels(layout: GameLayout, own: Mapping[str, Any]) -> dict[str, Any]:
         for name, group in groups.items():
             kernel = as_njit(kernels[name] if isinstance(kernels, Mapping) else kernels)
             shape = (group.mask_width,) if part == "masks" else group.obs_shape or (1,)
-            first, start = group.agent_ids.start, getattr(group, part).start
-            writers.append(_writer(kernel, len(group.agents), first, start, shape, field, empty))
+            row_of: Any = array_row if group.obs_shape else scalar_row
+            if part == "masks" or layout.is_flat:
+                row_of = _flat_rows(getattr(group, part).start, shape)
+            writers.append(
+                _writer(kernel, len(group.agents), group.agent_ids.start, row_of, field, empty)
+            )
         return _all_of(writers)
 
     masks = own["action_mask"]
@@ -305,28 +310,30 @@ def _step(own_step: Any, split: Any, num_agents: int) -> Callable[..., tuple[flo
     return step
 
 
-def _writer(
-    kernel: Any,
-    count: int,
-    first: int,
-    start: int,
-    shape: tuple[int, ...],
-    field: str,
-    empty: int,
-) -> Any:
-    """Return a kernel that calls another one for `count` agents, from number `first` on.
-
-    The agents' outputs, of this shape, begin at `start` of the flat output. Those of agents that
-    are not in the column `field` are filled with `empty`.
-    """
+def _flat_rows(start: int, shape: tuple[int, ...]) -> Any:
+    """Return a function from a flat array and k to row k, of this shape, after `start`."""
     size = int(np.prod(shape))
 
+    def flat_row(out, k):
+        return out[start + k * size : start + (k + 1) * size]
+
+    def shaped_row(out, k):
+        return out[start + k * size : start + (k + 1) * size].reshape(shape)
+
+    return njit(flat_row if len(shape) == 1 else shaped_row, inline="always")
+
+
+def _writer(kernel: Any, count: int, first: int, row_of: Any, field: str, empty: int) -> Any:
+    """Return a kernel that calls another one for `count` agents, from number `first` on.
+
+    Rows of agents that are not in the column `field` are filled with `empty`.
+    """
+
     def write_group(state, out, *params):
-        flat = out.reshape(out.size)
         for k in range(count):
-            row = flat[start + k * size : start + (k + 1) * size]
+            row = row_of(out, k)
             if state[field][first + k] != 0:
-                kernel(state, first + k, row.reshape(shape), *params)
+                kernel(state, first + k, row, *params)
             else:
                 row[:] = empty
 

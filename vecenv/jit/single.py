@@ -144,7 +144,7 @@ class JitEnv(Env[Any, Any]):
         if isinstance(space, Discrete) and not space.contains(row):  # vector envs tell of rows
             low, high = space.start, space.start + space.n - 1
             raise ActionError(f"action is {action!r}, expected an integer from {low} to {high}")
-        if self._envs.episode_over[0]:
+        if self._envs._over[0]:
             raise ResetNeeded("the episode is over; call reset() before the next step")
         obs, rewards, terminations, truncations, infos = self._envs.step(row[None])
         ended = bool(terminations[0]), bool(truncations[0])

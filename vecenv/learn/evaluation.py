@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -16,13 +15,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.core.arguments import read_autoreset_mode
+from vecenv.core.moments import mean_of
 from vecenv.core.spaces import leaf_by_leaf
 from vecenv.make import make_vec
 from vecenv.timing.report import as_number
 
 __all__ = ["EvaluationResult", "ask", "evaluate", "evaluating"]
-
-_STUDENT = 12.7062, 4.30265, 3.18245, 2.77645  # 97.5 % quantiles for 1 to 4 degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ def evaluate(
         starts = ~is_step if mode is AutoresetMode.NEXT_STEP else is_over
     returns, steps = zip(*(episode for of_env in found for episode in of_env), strict=True)
     columns = zip(names, zip(*returns, strict=True), strict=True)
-    results = {name: EvaluationResult(*_interval(of), of, steps) for name, of in columns}
+    results = {name: EvaluationResult(*mean_of(of), of, steps) for name, of in columns}
     return results if are_games else results[""]
 
 
@@ -189,15 +187,3 @@ def ask(
         given["masks"] = masks()
     actions = act(leaf_by_leaf(copied, obs), **given)
     return leaf_by_leaf(lambda x: x.cpu().numpy() if isinstance(x, torch.Tensor) else x, actions)
-
-
-def _interval(returns: tuple[float, ...]) -> tuple[float, float, float]:
-    """Return mean, standard deviation and half the width of the confidence interval."""
-    mean, freedom = float(np.mean(returns)), len(returns) - 1
-    if not freedom:
-        return mean, math.nan, math.nan
-    # From 5 degrees of freedom on: the expansion 26.7.5 of Abramowitz and Stegun, within 0.2 %.
-    more = 2.37227 / freedom + 2.82249 / freedom**2 + 2.55585 / freedom**3
-    point = (*_STUDENT, 1.959964 + more)[min(freedom - 1, len(_STUDENT))]
-    std = float(np.std(returns, ddof=1))
-    return mean, std, point * std / math.sqrt(freedom + 1)

@@ -125,8 +125,8 @@ def _read(space: Space, obs: Any) -> tuple[Any, int, bool]:
             raise ValueError(f"{path} is {given.dtype}, expected {dtype}, as the env returns it")
         array = np.array(given, dtype, order="C")  # a copy, because the policy may keep it
         if array.shape != shape and array.shape[1:] != shape:
-            wanted = f"expected {shape} or (N, {shape})"
-            raise ValueError(f"{path} has the shape {array.shape}, {wanted}")
+            batch = ", ".join(map(str, ("N", *shape)))
+            raise ValueError(f"{path} has the shape {array.shape}, expected {shape} or ({batch})")
         arrays.append(array)
     is_one = arrays[0].shape == leaves[0].shape
     tensors = [torch.from_numpy(array[None] if is_one else array) for array in arrays]

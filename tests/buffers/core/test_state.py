@@ -25,6 +25,7 @@ OBS = Dict({"x": Box(-9, 9, (2,), np.float32), "on": Box(0, 1, (1,), np.bool_)})
 ONCE = {"n_step": 3, "gamma": 0.9, "store_next": False}
 KINDS = {
     "shared": (SharedReplayBuffer, {"n_step": 3, "gamma": 0.9}),
+    "of any envs": (SharedReplayBuffer, {"num_envs": None}),
     "once": (SharedReplayBuffer, ONCE),
     "staged": (SharedReplayBuffer, {**ONCE, "staged": True}),
     "tracked": (SharedReplayBuffer, {"n_step": 3, "gamma": 0.9, "track_env": True}),
@@ -39,7 +40,7 @@ KINDS = {
 
 def make(kind, steps=0, seed=1, **more):
     cls, options = KINDS[kind]
-    buffer = cls(20, OBS, Discrete(4), num_envs=2, seed=seed, **options, **more)
+    buffer = cls(20, OBS, Discrete(4), **{"num_envs": 2, "seed": seed, **options, **more})
     for t in range(steps):
         buffer.add(**at_steps([t]))
     return buffer

@@ -72,18 +72,19 @@ def test_a_kernel_that_uses_what_devices_lack_is_named_with_its_line():
 def test_machine_code_is_kept_on_disk_and_made_anew_for_other_kernels(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler, "_cache_folder", lambda: tmp_path / "kept")
     envs = MAKERS["cartpole"](1)
-    code = compiler.kept_code(envs.kernels, None, (9, 0))
+    params = envs.kernels.params
+    code = compiler.kept_code(envs.kernels, params, (9, 0))
     assert code[:4] == b"\x7fELF"
     with monkeypatch.context() as without:
         without.setattr(compiler, "lower", None)
-        assert compiler.kept_code(envs.kernels, None, (9, 0)) == code
+        assert compiler.kept_code(envs.kernels, params, (9, 0)) == code
     assert len(list((tmp_path / "kept").iterdir())) == 1
 
-    def other_observe(state, out):
+    def other_observe(state, out, params):
         out[0], out[1], out[2], out[3] = state.x, state.x_dot, state.theta, 0.0
 
     other = EnvKernels(**{**vars(envs.kernels), "observe": other_observe})
-    assert compiler.kept_code(other, None, (9, 0)) != code
+    assert compiler.kept_code(other, params, (9, 0)) != code
     assert len(list((tmp_path / "kept").iterdir())) == 2
 
 
@@ -93,7 +94,8 @@ def test_where_ptxas_fails_the_driver_gets_ptx(tool, tmp_path, monkeypatch):
     from cuda import pathfinder
 
     monkeypatch.setattr(pathfinder, "find_nvidia_binary_utility", lambda name: tool)
-    code = compiler.kept_code(MAKERS["cartpole"](1).kernels, None, (9, 0))
+    kernels = MAKERS["cartpole"](1).kernels
+    code = compiler.kept_code(kernels, kernels.params, (9, 0))
     assert b".target sm_90" in code
     assert code.endswith(b"\0")
     assert not list(tmp_path.iterdir())

@@ -249,7 +249,7 @@ class DefenderPolicy:
 def save_defender(
     path: str | Path, layers: Layers, scenario: Scenario | None = None, **facts: Any
 ) -> None:
-    """Write a defender's network, as float16; see `vecenv.files.save_arrays`.
+    """Write a defender's network, as float16, with `vecenv.files.save_arrays`.
 
     Args:
         path: File to write; no suffix is added.
@@ -259,8 +259,11 @@ def save_defender(
         **facts: Further values to save, such as the number of training steps.
     """
     scenario = cage2_scenario() if scenario is None else scenario
-    small = [[np.asarray(part, np.float16) for part in layer] for layer in layers]
-    save_arrays(path, {**facts, "layers": small, "made_for": scenario.identity()})
+    arrays = {}
+    for number, layer in enumerate(layers):
+        for name, part in zip(("weight", "bias"), layer, strict=True):
+            arrays[f"{name}{number}"] = np.asarray(part, np.float16)
+    save_arrays(path, arrays, {**facts, "made_for": scenario.identity()})
 
 
 def load_defender(path: str | Path, scenario: Scenario | None = None) -> DefenderPolicy:
@@ -278,9 +281,10 @@ def load_defender(path: str | Path, scenario: Scenario | None = None) -> Defende
     """
     scenario = cage2_scenario() if scenario is None else scenario
     try:
-        saved = load_arrays(path)
-        layers = [(_numbers(weight, 2), _numbers(bias, 1)) for weight, bias in saved["layers"]]
-        made_for = saved["made_for"]
+        arrays, facts = load_arrays(path)
+        pairs = [(arrays[f"weight{k}"], arrays[f"bias{k}"]) for k in range(len(arrays) // 2)]
+        layers = [(_numbers(weight, 2), _numbers(bias, 1)) for weight, bias in pairs]
+        made_for = facts["made_for"]
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no saved policy: {error!s:.999}") from error
     try:

@@ -15,6 +15,7 @@ reference returns, and `rules`; like the challenge's evaluation they send no mes
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -267,7 +268,7 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
         TypeError, ValueError: `policy` is none of these.
         OSError: The file can't be read.
     """
-    return found_policy(
+    found = found_policy(
         policy,
         "an object with reset(masks) and act(observations), a function of observations and masks, "
         "or agents of the original, with get_action(observation, action_space)",
@@ -277,3 +278,8 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
         make=_made,
         convert=_converted,
     )
+    try:
+        inspect.signature(found.reset).bind(None)
+    except TypeError:
+        raise TypeError(f"{policy!r} is for CAGE 2: CAGE 4 calls `reset(masks)`") from None
+    return found
