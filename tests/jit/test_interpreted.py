@@ -223,11 +223,14 @@ def five_values(state, action, rng):
 
 
 def test_debugging_tells_what_a_step_must_return():
-    envs = JitVectorEnv(dataclasses.replace(WALK, step=five_values), debug=True)
-    envs.reset(seed=0)
+    kernels = dataclasses.replace(WALK, step=five_values)
     told = (
         r"step returns five values, as a step of Gymnasium.*expected a tuple \(reward, terminated"
     )
+    with pytest.raises(KernelResultError, match=told):
+        JitVectorEnv(kernels, debug=True)
+    envs = JitVectorEnv(kernels, debug=True, dry_run=False)
+    envs.reset(seed=0)
     with pytest.raises(KernelResultError, match=told):
         envs.step([0])
 

@@ -266,9 +266,26 @@ def test_of_a_game_the_authors_kernels_are_named(changes, message):
     assert re.match(rf"{re.escape(__file__)}:\d+, in (game_|empty_)", str(caught.value))
 
 
+def index_too_far(state, action, rng):
+    return state.hand[2 + action], False, False
+
+
+@needs_jit
+def test_debugging_refuses_memory_left_unwritten_but_no_index():
+    forgets = dataclasses.replace(CARDS, reset=reset_without_total)
+    with pytest.raises(KernelResultError, match=r"reset does not set state\.total"):
+        JitVectorEnv(forgets, debug=True)
+    JitVectorEnv(forgets, debug=True, dry_run=False)
+    envs = JitVectorEnv(dataclasses.replace(CARDS, step=index_too_far), debug=True)
+    envs.reset(seed=0)
+    with pytest.raises(IndexError) as caught:
+        envs.step([1])
+    assert caught.type is IndexError  # where it is used, for a debugger
+
+
 @pytest.mark.parametrize("step", [branch_without_return, flags_first])
 def test_debugging_refuses_wrong_results_of_a_step_too(step):
-    envs = JitVectorEnv(dataclasses.replace(CARDS, step=step), debug=True)
+    envs = JitVectorEnv(dataclasses.replace(CARDS, step=step), debug=True, dry_run=False)
     envs.reset(seed=0)
     with pytest.raises(KernelResultError, match=f"(?s)in {step.__name__}\n.*step returns"):
         for _ in range(4):

@@ -170,6 +170,18 @@ def test_render_gives_each_env_and_a_copy_of_its_state(beside):
         make(1, render_mode="rgb_array").render()
 
 
+def test_kernels_that_draw_text_are_refused_a_page_before_any_episode(beside, capsys):
+    text = WAREHOUSE.replace("    return picture", "    return 'x' * state.cell")
+    (beside / "warehouse.py").write_text(text)
+    few = ["--num-envs", "2", "--total-steps", "0", "--eval-episodes", "1", "--save", "run"]
+    assert main(["train", "warehouse:KERNELS", "--algo", "ppo", *few]) == 0
+    capsys.readouterr()
+    assert main(["play", "warehouse:KERNELS", "--policy", "run", "--html", "a.html"]) == 2
+    said = capsys.readouterr()
+    assert "render of Warehouse returns text" in said.err and "return" not in said.out
+    assert main(["play", "warehouse:KERNELS", "--policy", "run", "--text", "--episodes", "2"]) == 0
+
+
 @pytest.mark.slow
 def test_commands_run_a_users_compiled_env(beside, capsys):
     assert main(["check", "warehouse:Warehouse-v0", "--num-steps", "60"]) == 0

@@ -1,6 +1,7 @@
 """`vecenv.port`: equal kernels are proven, others' first difference is told with its lines."""
 
 import dataclasses
+import functools
 import importlib
 import json
 import os
@@ -16,10 +17,12 @@ import pytest
 from gymnasium.spaces import Discrete
 from port import toys
 
+from vecenv import load_policy
 from vecenv.command.cli import main
+from vecenv.command.trainers import load
 from vecenv.jit import JitVectorEnv
 from vecenv.port import StuckError, prove
-from vecenv.port.returns import compare_means
+from vecenv.port.returns import compare_means, speeds
 
 BRIEF: Any = {"minutes": 0.004, "debug": True, "has_free_runs": False}
 
@@ -62,6 +65,13 @@ def test_a_difference_is_told_with_its_lines(changed, what, python_line, kernel_
         assert line_of(python_line) in found.python_line
     assert line_of(kernel_line) in found.kernel_line
     assert str(found).count("\n") >= 3 and found.actions[0] is None
+
+
+def test_a_difference_is_told_where_actions_are_arrays():
+    proof = prove(toys.Slide, toys.SLIDE, minutes=0.1, debug=True, has_free_runs=False)
+    found = proof.difference
+    assert found is not None and found.what == "reward" and len(found.actions) > 1
+    assert "reward differs in step " in str(proof) and "return 0.5 if" in found.kernel_line
 
 
 def test_a_part_of_an_observation_that_is_rarely_written_is_a_difference():
@@ -275,6 +285,29 @@ def test_policies_of_the_user_are_played():
     assert asked and asked[0].shape == (2,)
 
 
+def test_policies_of_run_folders_see_the_masks_of_all_envs_at_once(tmp_path, caplog):
+    ppo = load("ppo")
+    small = {"num_envs": 2, "total_steps": 0, "eval_episodes": 1}
+    ppo.main(ppo.Options(env_id="port.toys:brief", save=tmp_path, **small))
+    policy, asked = load_policy(tmp_path), []
+    assert policy.wants_masks
+
+    def seen(obs, masks=None, starts=None):
+        asked.append((np.shape(obs), np.shape(masks), bool(np.all(starts))))
+        return policy(obs, masks, starts)
+
+    seen.has_action_masks = True
+    options = {"minutes": 0.02, "debug": True, "max_episode_steps": 20}
+    proof = prove(toys.brief, toys.WALK, policies=[seen], **options)
+    assert proof.is_proven and proof.styles["policy"] > 5, str(proof)
+    assert "trained with masks" not in caplog.text and "nan" not in str(proof)
+    found = proof.means[2]
+    assert found.what == "return, policy 1 of the user" and found.episodes[1] == 32
+    sizes = {shape[0] for shape, _, _ in asked if len(shape) == 2}
+    assert sizes == {1, 32} and {masks[-1] for _, masks, _ in asked} == {3}
+    assert {is_new for shape, _, is_new in asked if shape == (32, 2)} == {True, False}
+
+
 def test_free_runs_and_policies_carried_over_have_equal_means():
     options = {"minutes": 0.03, "debug": True, "max_episode_steps": 20}
     proof = prove(toys.brief, toys.WALK, **options)
@@ -294,13 +327,23 @@ def test_free_runs_and_policies_carried_over_have_equal_means():
     assert "different" in {one.verdict for one in proof.means}, str(proof)
 
 
+def test_speeds_are_those_of_the_env_alone():
+    class Large(toys.Walk):  # whose observations take a millisecond to copy
+        seen = np.zeros(2_000_000).view  # type: ignore[assignment]
+
+    own, kernels = speeds(Large, functools.partial(JitVectorEnv, toys.WALK, debug=True))
+    assert own > 10_000 and kernels > 1_000
+
+
 def test_two_one_sided_tests():
     rng = np.random.default_rng(0)
     many, more = rng.normal(size=4000), rng.normal(size=4000)
     assert compare_means("x", many, more, 0.2).verdict == "same"
     assert compare_means("x", many[:8], more[:8], 0.2).verdict == "not shown"
     assert compare_means("x", many, more + 0.5, 0.2).verdict == "different"
-    assert compare_means("x", many, more[:0], 0.2).verdict == "not shown"  # none has ended
+    late = compare_means("x", many, more[:0], 0.2)
+    assert late.verdict == "not shown" and late.kernels is None
+    assert "in 4000 episodes; the kernels' did not end in time" in str(late)
     rare = np.repeat([20.0, 3.0], [224, 30])  # of which the few have none
     assert compare_means("x", rare, np.full(32, 20.0), 0.2).verdict == "not shown"
     assert compare_means("x", np.full(30, 3.0), np.full(30, 3.0), 0.2).verdict == "same"
@@ -345,6 +388,13 @@ def test_the_command_reports_in_words_and_json(tmp_path, capsys):
 def test_bundled_envs_are_kernels_by_their_id(capsys):
     ids = ["FrozenLake-v1", "JitFrozenLake-v1"]
     assert main(["port", *ids, "--debug", "--minutes", "0.01"]) == 0, capsys.readouterr().out
+
+
+def test_a_skeleton_names_what_was_not_guessed(tmp_path):
+    main(["port", "port.toys:Depot", "--new", "--folder", str(tmp_path)])
+    text = (tmp_path / "depot_kernels.py").read_text()
+    assert "    # not guessed: trucks (list), event (str), loads (list)\n" in text
+    assert "'place': 'place'" in text and "TODO: by" not in text
 
 
 @pytest.mark.parametrize("env", ["port.toys:Walk", "port.toys:Tag", "Pendulum-v1"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 from agents.games import Game
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numba import njit
 
 from vecenv.jit import AgentsOf, EnvKernels
@@ -190,6 +190,42 @@ def mask_wrong(state, out):
     out[0] = state.place > 1
     out[1] = True
     out[2] = state.place < 9
+
+
+class Depot(Walk):
+    """Holds lists and a text."""
+
+    def reset(self, *, seed=None, options=None):
+        self.trucks, self.event, self.loads = [], "none", [1, 2]
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        self.trucks.append((int(action), 0))
+        self.loads.append(3)
+        return super().step(action)
+
+
+class Slide(Walk):
+    """Moves a walker by the difference of two actions."""
+
+    action_space = MultiDiscrete([3, 2])
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {}
+
+    def step(self, action):
+        return (*super().step(int(action[0]) - int(action[1]))[:4], {})
+
+
+def slide_step(state, action, rng):
+    reward, is_over, is_cut = step(state, action[0] - action[1], rng)
+    return 0.5 if state.place == 0 else reward, is_over, is_cut
+
+
+SLIDE = EnvKernels(
+    [("place", np.int32), ("wind", np.int32)], Walk.observation_space, Slide.action_space,
+    reset, slide_step, observe, name="slide",
+)  # fmt: skip
 
 
 class Tag(Game):

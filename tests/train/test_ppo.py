@@ -326,6 +326,8 @@ def test_parameters_of_compiled_envs_are_drawn_for_every_episode():
     assert ((envs.params.force >= 8) & (envs.params.force <= 12)).all()
     with pytest.raises(ValueError, match=r"sampler\['pole_length'\] is \['0.3'\], expected"):
         ppo.PPO.make_envs(ppo.Options(**options, randomize=("pole_length 0.3",)), 4)
+    with pytest.raises(ValueError, match=r"no number 'force=8,12' .*expected NAME LOWEST HIGHEST"):
+        ppo.PPO.make_envs(ppo.Options(**options, randomize=("force=8,12",)), 4)
     with pytest.raises(OptionsError, match="--randomize is for compiled envs"):
         ppo.PPO.make_envs(
             ppo.Options(**{**options, "env_id": "CartPole-v1"}, randomize=("x 1 2",)), 4

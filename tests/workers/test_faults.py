@@ -651,6 +651,14 @@ def test_one_failing_factory_is_told_while_another_still_works():
     assert time.monotonic() - begin < 30
 
 
+def test_a_maker_of_vector_envs_as_a_factory_is_told_the_way():
+    def make_vec(num_envs):
+        raise AssertionError
+
+    with pytest.raises(EnvCreationError, match="makes a vector env, give module:KERNELS, or reg"):
+        AsyncVectorEnv([make_vec] * 2, num_workers=2)
+
+
 def test_a_closed_pool_that_is_referenced_has_no_files_open():
     before = open_files()
     pool = AsyncVectorEnv(faulty(4), num_workers=2)

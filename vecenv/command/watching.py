@@ -262,6 +262,14 @@ def check_draws(envs: Any, name: str, render_mode: str) -> None:
         draws = draws or isinstance(envs, AgentsVecEnv)
     if not draws:
         raise _not_drawn(name, render_mode, modes)
+    compiled: Any = envs.unwrapped if isinstance(envs, VectorEnv) else None
+    kernels: Any = getattr(compiled, "kernels", None)
+    if getattr(kernels, "render", None) and "render" not in vars(type(compiled)):
+        from vecenv.jit.kernels import draw
+
+        compiled.reset(seed=0)  # a function draws in one of these modes only
+        records = (compiled.states, compiled.params)
+        draw(kernels, render_mode, *(rows[0] for rows in records if rows is not None))
 
 
 def _not_drawn(name: str, render_mode: str, modes: Any) -> ValueError:

@@ -20,7 +20,7 @@ from vecenv.core.masks import mask_starts, mask_width
 from vecenv.jit import driver, episodes
 from vecenv.jit.driver import JOB_DTYPE
 from vecenv.jit.episodes import NO_LIMIT, RUN_DTYPE
-from vecenv.jit.errors import explain, reached, refuse_foreign_draws
+from vecenv.jit.errors import KernelIndexError, explain, reached, refuse_foreign_draws
 from vecenv.jit.games import GameLayout, as_njit, game_kernels
 from vecenv.jit.interpreted import interpretable
 from vecenv.jit.kernels import ARGUMENTS, EnvKernels
@@ -116,8 +116,14 @@ def bind_loop(
             in_python = interpretable(run_rows, kernels)
         loop = Loop(is_ours, in_python, None, set())
     tried = (None if params is None else params.tobytes(), max_episode_steps)
-    if dry_run and not debug and not is_jit_off() and loop.run_rows and tried not in loop.tried:
-        try_out(kernels, loop.run_rows, params, max_episode_steps)
+    if debug and loop.is_ours:
+        dry_run = False
+    if dry_run and not is_jit_off() and loop.run_rows and tried not in loop.tried:
+        try:
+            try_out(kernels, loop.run_rows, params, max_episode_steps)
+        except KernelIndexError:
+            if not debug:  # else it is an IndexError of the call that uses it
+                raise
         loop.tried.add(tried)
     if is_compiled and is_new:
         loop = loop._replace(attend=_compiled(kernels, functions, constants))

@@ -63,8 +63,8 @@ class JitVectorEnv(CompiledVecEnv):
         debug: Whether everything runs as plain Python: slow, but with tracebacks, breakpoints, and
             an IndexError for every index out of range.
         dry_run: Whether kernels first run in Python for a few steps, before compiled code uses
-            them. This finds indices out of range (in these steps), wrong results of `step`, and
-            memory left unwritten.
+            them. This finds indices out of range (in these steps; not with `debug`), wrong results
+            of `step`, and memory left unwritten.
 
     Raises:
         TypeError, ValueError: An argument is invalid; the message names it.

@@ -116,7 +116,9 @@ def as_sampler(kernels: EnvKernels, sampler: Any) -> Callable[..., Any]:
     a float uniformly between them, or an integer including both; or a list of texts, "gravity 5
     15". Raises TypeError or ValueError if a range is invalid, or there is no such parameter.
     """
+    form = ""
     if isinstance(sampler, tuple | list) and all(isinstance(text, str) for text in sampler):
+        form = " (expected NAME LOWEST HIGHEST)"
         sampler = {words[0]: words[1:] for text in sampler if (words := text.split())}
     if not isinstance(sampler, Mapping):
         if not callable(sampler):
@@ -130,10 +132,9 @@ def as_sampler(kernels: EnvKernels, sampler: Any) -> Callable[..., Any]:
     for name, ends in sampler.items():
         if name not in fields or fields[name][0].kind not in "iuf":
             numbers = [key for key, (dtype, *_) in fields.items() if dtype.kind in "iuf"]
-            raise ValueError(
-                f"sampler: {kernels.name} has no number {name!r} among its parameters; it has "
-                f"{', '.join(numbers) or 'none: EnvKernels(params=...) gives them their defaults'}"
-            )
+            has = ", ".join(numbers) or "none: EnvKernels(params=...) gives them their defaults"
+            told = f"sampler: {kernels.name} has no number {name!r} among its parameters{form}"
+            raise ValueError(f"{told}; it has {has}")
         try:
             low, high = (float(end) for end in ends)
         except (TypeError, ValueError):

@@ -18,7 +18,7 @@ from vecenv.port.deadline import StuckError, within
 from vecenv.port.sides import RESET, KernelSide, PythonSide, Seen
 from vecenv.port.tape import UnsupportedDraw
 
-__all__ = ["Actions", "Difference", "Lockstep", "compare", "pick", "width_of"]
+__all__ = ["Actions", "Difference", "Lockstep", "ask", "compare", "pick", "width_of"]
 
 _LENGTHS = (20, 60, 200, 600)  # steps of a run, in turn
 # Ways to choose actions or first states, and their shares of all steps.
@@ -60,7 +60,7 @@ class Difference:
     def __str__(self) -> str:
         if not self.actions:
             return self.python or self.kernels
-        step = self.actions[::-1].index(RESET)
+        step = next(k for k, action in enumerate(self.actions[::-1]) if action is RESET)
         when = f"step {step} of an episode" if step else "a reset"
         verb = {"draws": "draws differ", "deadline": "a call did not return"}
         told = verb.get(self.what, f"{self.what} differs")
@@ -100,6 +100,20 @@ def pick(space: Any, scores: np.ndarray, masks: np.ndarray | None = None) -> np.
     return (best + getattr(space, "start", 0)).astype(space.dtype)
 
 
+def ask(policy: Any, obs: Any, masks: Any, is_new: bool) -> Any:
+    """Return a user's policy's action; one of `load_policy` takes many rows, and sees masks.
+
+    Args:
+        policy: The policy.
+        obs: An observation, or those of many envs.
+        masks: Their masks, or None.
+        is_new: Whether all episodes begin here.
+    """
+    if not hasattr(policy, "has_action_masks"):
+        return policy(obs)
+    return policy(obs, masks if policy.has_action_masks else None, is_new)
+
+
 class Actions:
     """Draws actions, in a different way in each run.
 
@@ -128,7 +142,7 @@ class Actions:
         """Return the next action, given the last results and the Python env's observation."""
         if self._policy is not None and self._rng.random() < 0.95:
             with within("a policy"):
-                action = self._policy(obs)
+                action = ask(self._policy, obs, seen.get("mask"), "reward" not in seen)
             flat = np.concatenate([np.reshape(one, -1) for one in _parts(action)])
             return flat.reshape(self._space.shape or ()).astype(self._space.dtype)
         if self._style == "held" and self._left > 0:

@@ -135,7 +135,8 @@ def _report(steps: Lockstep, proof: Proof) -> None:
 def _twin(make_envs: Any, kernels: Any, limit: int | None, has_observations: bool) -> KernelSide:
     """Return the kernels as plain Python, without observations if that is possible."""
     if isinstance(kernels, EnvKernels) and not has_observations:
-        make_envs = partial(JitVectorEnv, replace(kernels, observe=lambda *_: None))
+        blind = replace(kernels, observe=lambda *_: None)
+        make_envs = partial(JitVectorEnv, blind, dry_run=False)
     return KernelSide(make_envs, limit, debug=True)
 
 

@@ -13,7 +13,7 @@ from gymnasium.spaces import Discrete
 
 from vecenv.jit.env import JitVectorEnv
 from vecenv.port.deadline import within
-from vecenv.port.lockstep import pick, width_of
+from vecenv.port.lockstep import ask, pick, width_of
 from vecenv.port.sides import RESET, PythonSide, inputs_of
 
 __all__ = ["Equivalence", "compare_means", "free_runs", "speeds"]
@@ -27,7 +27,8 @@ _NUM_EPISODES = 512  # of the kernels, side by side
 _NUM_POLICIES = 8
 _LEAST_SECONDS = 5.0  # for the kernels' episodes, which usually take much less
 
-Policy = Callable[[np.ndarray, Any], np.ndarray]  # from observations (B, ...) and masks to actions
+# From observations (B, ...), masks, and whether all episodes begin here, to actions.
+Policy = Callable[[np.ndarray, Any, bool], np.ndarray]
 
 
 class Equivalence(NamedTuple):
@@ -35,24 +36,28 @@ class Equivalence(NamedTuple):
 
     Attributes:
         what: What was compared.
-        python, kernels: The two means.
+        python, kernels: The two means; None for the kernels if their episodes were not all over
+            in time.
         episodes: Number of episodes on each side.
         margin: Allowed distance between the means.
-        low, high: The 90 % interval of kernels - Python. If it lies within the margin, two
+        low, high: The 90 % interval of kernels - Python, or None. If it lies within the margin, two
             one-sided tests at 5 % show that the means are no further apart.
         verdict: "same"; "not shown" (too few episodes); or "different" (more than chance explains).
     """
 
     what: str
     python: float
-    kernels: float
+    kernels: float | None
     episodes: tuple[int, int]
     margin: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     verdict: str
 
     def __str__(self) -> str:
+        if self.kernels is None:
+            told = f"Python {self.python:.4g} in {self.episodes[0]} episodes"
+            return f"{self.what}: {self.verdict} ({told}; the kernels' did not end in time)"
         return (
             f"{self.what}: {self.verdict} (Python {self.python:.4g}, kernels {self.kernels:.4g}; "
             f"difference {self.low:+.3g} to {self.high:+.3g}, margin {self.margin:.3g}; "
@@ -70,9 +75,8 @@ def compare_means(what: str, python: np.ndarray, kernels: np.ndarray, margin: fl
         margin: Allowed distance, in standard deviations of both samples together.
     """
     if len(kernels) < 2:
-        counts, unknown = (len(python), len(kernels)), math.nan
-        mean = float(python.mean())
-        return Equivalence(what, mean, unknown, counts, margin, unknown, unknown, "not shown")
+        counts, mean = (len(python), len(kernels)), float(python.mean())
+        return Equivalence(what, mean, None, counts, margin, None, None, "not shown")
     spread = math.sqrt((python.var() + kernels.var()) / 2.0)
     means = float(python.mean()), float(kernels.mean())
     width = max(margin * spread, 1e-6 * max(1.0, abs(means[0])))
@@ -90,7 +94,7 @@ def compare_means(what: str, python: np.ndarray, kernels: np.ndarray, margin: fl
 
 def _random_policy(space: Any, rng: np.random.Generator) -> Policy:
     """Return a policy that draws random actions which the masks allow."""
-    return lambda obs, masks: pick(space, rng.random((len(obs), width_of(space))), masks)
+    return lambda obs, masks, _: pick(space, rng.random((len(obs), width_of(space))), masks)
 
 
 def _linear_policy(obs_space: Any, space: Any, rng: np.random.Generator) -> Policy:
@@ -99,7 +103,7 @@ def _linear_policy(obs_space: Any, space: Any, rng: np.random.Generator) -> Poli
     size = int(obs_space.n) if is_number else int(np.prod(obs_space.shape))
     weights = rng.normal(size=(size, width_of(space)))
 
-    def act(obs: np.ndarray, masks: Any) -> np.ndarray:
+    def act(obs: np.ndarray, masks: Any, _: bool) -> np.ndarray:
         if is_number:
             scores = weights[np.asarray(obs).reshape(-1) - obs_space.start]
         else:
@@ -111,11 +115,13 @@ def _linear_policy(obs_space: Any, space: Any, rng: np.random.Generator) -> Poli
 
 
 def _of_rows(policy: Callable[[Any], Any], space: Any) -> Policy:
-    """Return a policy for observations (B, ...) that asks `policy` row by row."""
+    """Return a policy for observations (B, ...); a function of the user is asked row by row."""
+    is_loaded = hasattr(policy, "has_action_masks")  # by `load_policy`
 
-    def act(obs: np.ndarray, masks: Any) -> np.ndarray:
+    def act(obs: np.ndarray, masks: Any, is_new: bool) -> np.ndarray:
         with within("a policy", len(obs)):
-            return np.array([policy(row) for row in obs]).astype(space.dtype)
+            actions = ask(policy, obs, masks, is_new) if is_loaded else list(map(policy, obs))
+            return np.array(actions).astype(space.dtype)
 
     return act
 
@@ -132,9 +138,12 @@ def _kernel_episodes(
     totals = np.zeros((envs.num_envs, 2))
     is_running = np.ones(envs.num_envs, np.bool_)
     end = time.perf_counter() + seconds
-    for _ in range(limit):
-        masks = envs.action_masks() if envs.has_action_masks else None
-        actions = policy(obs, masks)
+    for step in range(limit):
+        masks = None
+        if envs.has_action_masks:
+            masks = envs.action_masks()
+            masks[~is_running] = 1  # after its end, an env may allow nothing
+        actions = policy(obs, masks, step == 0)
         with within("step of the kernels in free runs", inputs=partial(inputs_of, envs, actions)):
             obs, rewards, terminations, truncations, _ = envs.step(actions)
         totals[is_running] += np.stack([rewards, np.ones_like(rewards)], axis=1)[is_running]
@@ -162,7 +171,7 @@ def _python_episodes(
         seen, total, length = side(RESET, seed + len(found)), 0.0, 0
         while length < limit and (length == 0 or not side.is_over(seen)):
             masks = seen["mask"][None] if "mask" in seen else None
-            seen = side(policy(side.row(seen)[None], masks)[0])
+            seen = side(policy(side.row(seen)[None], masks, length == 0)[0])
             total += float(sum(value for name, value in seen.items() if name.startswith("reward")))
             length += 1
         found.append((total, length))
@@ -236,19 +245,26 @@ def free_runs(
 def speeds(
     make_python: Callable[[], Any], make_envs: Callable[..., JitVectorEnv]
 ) -> tuple[float, float]:
-    """Return steps per second of one Python env and of 1 024 compiled ones, by random actions."""
+    """Return steps per second of one Python env and of 1 024 compiled ones, by random actions.
+
+    Nothing but resets and steps is timed.
+    """
     envs, side = make_envs(_NUM_ENVS), PythonSide(make_python, is_taped=False)
     policy = _random_policy(envs.single_action_space, np.random.default_rng(0))
     obs, _ = envs.reset(seed=0)
-    actions = [policy(obs, None) for _ in range(16)]
+    actions = [policy(obs, None, False) for _ in range(16)]
     rates: list[list[float]] = [[], []]
     for _ in range(3):  # the sides in turn
-        count, is_over, begin = 0, True, time.perf_counter()
-        while time.perf_counter() < begin + 0.3:
-            seen = side(RESET, count) if is_over else side(actions[count % 16][count % _NUM_ENVS])
-            is_over = not is_over and side.is_over(seen)
-            count += 1
-        rates[0].append(count / (time.perf_counter() - begin))
+        count, seconds, is_over = 0, 0.0, True
+        with within("steps of the Python env"):
+            while seconds < 0.3:
+                action = None if is_over else side.own(actions[count % 16][count % _NUM_ENVS])
+                begin = time.perf_counter()
+                found = side.env.reset() if is_over else side.env.step(action)
+                seconds += time.perf_counter() - begin
+                is_over = not is_over and side.has_ended(*found[2:4])
+                count += 1
+        rates[0].append(count / seconds)
         count, begin = 0, time.perf_counter()
         with within("steps of the kernels"):
             while time.perf_counter() < begin + 0.3:

@@ -151,7 +151,7 @@ class PythonSide:
     def _call(self, action: Any, seed: int | None) -> Seen:
         if action is not RESET:
             self.tape.begin()
-            return self._seen(*self.env.step(self._own(action)))
+            return self._seen(*self.env.step(self.own(action)))
         if not self._is_taped:
             obs, info = self.env.reset(seed=seed)
             return self._seen(obs, None, False, False, info)
@@ -165,7 +165,7 @@ class PythonSide:
             obs, info = self.env.reset()
         return self._seen(obs, None, False, False, info)
 
-    def _own(self, action: Any) -> Any:
+    def own(self, action: Any) -> Any:
         """Return an action in this env's own form."""
         flat, start, own = np.asarray(action).reshape(-1), 0, {}
         for name, (_, space) in self.spaces.items():
@@ -204,9 +204,11 @@ class PythonSide:
 
     def is_over(self, seen: Seen) -> bool:
         """Return whether a step has ended the episode."""
-        if self.is_parallel:
-            return not self.env.agents
-        return any(v.any() for k, v in seen.items() if k.startswith(("terminated", "truncated")))
+        return self.has_ended(*(v for k, v in seen.items() if k.startswith(("term", "trunc"))))
+
+    def has_ended(self, *flags: Any) -> bool:
+        """Return whether a step with these flags has ended the episode."""
+        return not self.env.agents if self.is_parallel else any(map(np.any, flags))
 
     def row(self, seen: Seen) -> np.ndarray:
         """Return observations in the kernels' form: for a game, those of all agents in a row."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,8 +84,8 @@ def test_the_port_is_the_env():
 '''
 
 
-def _values(found: Any, path: str, depth: int) -> Iterator[tuple[str, np.ndarray | None]]:
-    """Yield path and value of the numbers and arrays inside an object; None for other lists."""
+def _values(found: Any, path: str, depth: int) -> Iterator[tuple[str, str, np.ndarray | None]]:
+    """Yield path, type and value of what an object holds; None for all but numbers and arrays."""
     for name, value in list(getattr(found, "__dict__", {}).items()):
         if _NOT_STATE.search(name):
             continue
@@ -95,8 +96,9 @@ def _values(found: Any, path: str, depth: int) -> Iterator[tuple[str, np.ndarray
             except ValueError:  # a ragged list has no array
                 array = np.array(None)
             is_numbers = array.dtype.kind in "biuf" and 0 < array.size <= _LARGEST
-            if is_numbers or array.dtype.kind == "O":
-                yield full, array if is_numbers else None
+            yield full, type(value).__name__, array if is_numbers else None
+        elif isinstance(value, str | dict | set | deque):
+            yield full, type(value).__name__, None
         elif depth and (type(value).__module__ or "").split(".")[0] not in _LIBRARIES:
             yield from _values(value, full, depth - 1)
 
@@ -107,22 +109,21 @@ class Guess(NamedTuple):
     Attributes:
         changing: By path, a value of each that changes.
         constant: By path, each number that does not.
-        lists: Paths of lists of objects or of changing length.
+        others: By path, the type of everything else: texts, lists of objects or of changing length.
         has_mask: Whether infos have "action_mask".
     """
 
     changing: dict[str, np.ndarray]
     constant: dict[str, Any]
-    lists: list[str]
+    others: dict[str, str]
     has_mask: bool
 
 
 def guess_fields(side: PythonSide) -> Guess:
     """Play an env; return those of its attributes that may be state."""
     seen = side(RESET, 0)
-    every = dict(_values(side.inner, "", 2))
-    first = {k: v for k, v in every.items() if v is not None}
-    changing = dict[str, np.ndarray]()
+    first = {k: v for k, _, v in _values(side.inner, "", 2) if v is not None}
+    changing, types = dict[str, np.ndarray](), dict[str, str]()
     kept, has_mask, spaces = set(first), "mask" in seen, side.spaces.values()
     rng = np.random.default_rng(0)
     for _ in range(_NUM_CALLS):
@@ -131,14 +132,16 @@ def guess_fields(side: PythonSide) -> Guess:
         else:
             seen = side(np.concatenate([np.reshape(space.sample(), -1) for _, space in spaces]))
         has_mask |= "mask" in seen
-        values = {k: v for k, v in _values(side.inner, "", 2) if k in kept and v is not None}
+        now = list(_values(side.inner, "", 2))
+        types |= {k: name for k, name, _ in now}
+        values = {k: v for k, _, v in now if k in kept and v is not None}
         kept = {k for k, v in values.items() if v.shape == first[k].shape}
         changing |= {k: values[k] for k in kept if not np.array_equal(values[k], first[k])}
     constant = {
         k: v.item() for k, v in first.items() if k in kept - changing.keys() and v.ndim == 0
     }
-    lists = [k for k in every if k not in kept and (k not in first or first[k].ndim)]
-    return Guess({k: v for k, v in changing.items() if k in kept}, constant, lists, has_mask)
+    others = {k: name for k, name in types.items() if k not in kept}
+    return Guess({k: v for k, v in changing.items() if k in kept}, constant, others, has_mask)
 
 
 def _names(paths: Any) -> dict[str, str]:
@@ -214,19 +217,20 @@ def write_skeleton(make: Callable[[], Any], source: str, folder: Path) -> tuple[
     else:
         pair = [_space_source(space) for space in side.spaces[""]]
         made = "    observation_space={},\n    action_space={},\n".format(*pair)
-    changing, constant, lists, has_mask = guess_fields(side)
+    changing, constant, others, has_mask = guess_fields(side)
     side.env.close()
     names = _names(changing)
     fields = {names[path]: value for path, value in changing.items()} or {"steps": np.array(0)}
     used = sorted(set(re.findall(r"\b(Box|Discrete|MultiBinary|MultiDiscrete)\(", made)))
     told = "".join(f"# {path} = {value!r}\n" for path, value in constant.items())
+    untold = ", ".join(f"{path} ({kind})" for path, kind in others.items())
     text = _KERNELS.format(
         source=source,
         module=module,
         spaces_used=", ".join(used),
         classes="AgentsOf, EnvKernels" if is_game else "EnvKernels",
         paths="".join(f"    {name!r}: {path!r},\n" for path, name in names.items())
-        + "".join(f"    # TODO: by a function of the env: {path}\n" for path in lists),
+        + (f"    # not guessed: {untold}\n" if untold else ""),
         constants=f"\n# What stayed as it was:\n{told}" if told else "",
         sets="".join(f"    state.{k}{'[:]' if v.ndim else ''} = 0\n" for k, v in fields.items()),
         action="actions" if is_game else "action",

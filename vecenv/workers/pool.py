@@ -319,7 +319,11 @@ class Pool:
         """Return the error for a fault in the creation of an env; it names the env."""
         env_id, count = fault.env_id, len(self.plan.factories)
         told = f"Making env {env_id} of {count} failed with {fault.text} (raised by"
-        error = EnvCreationError(f"{told} env_fns[{env_id}], {self.plan.factories[env_id]!r})")
+        told = f"{told} env_fns[{env_id}], {self.plan.factories[env_id]!r})"
+        if "argument: 'num_envs'" in fault.text:
+            told += "; if this makes a vector env, give module:KERNELS, or register it with "
+            told += "`vector_entry_point`"
+        error = EnvCreationError(told)
         error.__cause__ = fault.exception(0)
         if env_id not in (0, *self.plan.bounds):
             error.add_note(

@@ -174,8 +174,12 @@ def test_an_action_out_of_bounds_steps_the_others_and_is_told_by_a_later_call():
         device.check()
 
 
-def noop(state, *rest):
+def noop(state, rng):
     pass
+
+
+def zeros(state, out):
+    out[:] = 0
 
 
 def never(state, action, rng):
@@ -191,7 +195,7 @@ def never(state, action, rng):
     ],
 )
 def test_every_element_of_an_action_is_checked(space, good, bad):
-    kernels = EnvKernels([("x", np.int64)], Box(-1, 1, (1,)), space, noop, never, noop)
+    kernels = EnvKernels([("x", np.int64)], Box(-1, 1, (1,)), space, noop, never, zeros)
     envs = CudaVectorEnv(kernels, 3, debug=True)
     envs.reset(seed=0)
     envs.step([good] * 3)
@@ -284,7 +288,9 @@ def test_masks_are_those_of_the_cpu():
     out = torch.zeros(N, 3, dtype=torch.bool)
     assert device.action_masks(out=out) is out
     assert_same([out], [cpu.action_masks()])
-    kernels = EnvKernels([("x", np.int64)], Box(-1, 1, (1,)), MultiDiscrete([2]), noop, never, noop)
+    kernels = EnvKernels(
+        [("x", np.int64)], Box(-1, 1, (1,)), MultiDiscrete([2]), noop, never, zeros
+    )
     envs = CudaVectorEnv(kernels, 3, debug=True)
     envs.reset(seed=0)
     with pytest.raises(NoActionMaskError, match="no action_mask kernel"):

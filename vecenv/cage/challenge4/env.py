@@ -32,7 +32,8 @@ class _Games(JitVectorEnv):
     def __init__(self, kernels: EnvKernels, num_envs: int, options: Cage4Options, **rest: Any):
         self.options = options
         rest.setdefault("params", compile_rules(options))
-        super().__init__(kernels, num_envs, dry_run=callable(options.red), **rest)
+        is_tried = callable(options.red) and not rest.get("debug")
+        super().__init__(kernels, num_envs, dry_run=is_tried, **rest)
 
     def world(self, **changed: Any) -> np.record:
         """Return the parameter record of these games with some options of `Cage4Options` changed.
