@@ -97,8 +97,7 @@ def as_array(name: str, given: Any, device: torch.device | None = None) -> np.nd
 def as_tensor(name: str, given: Any) -> torch.Tensor:
     """Convert to a plain tensor without gradients, of any shape, dtype and device."""
     if isinstance(given, torch.Tensor):
-        plain = given if type(given) is torch.Tensor else given.as_subclass(torch.Tensor)
-        return plain.detach()
+        return (given if type(given) is torch.Tensor else given.as_subclass(torch.Tensor)).detach()
     array = as_array(name, given)
     # torch rejects other byte orders and negative strides, and warns of read-only memory.
     if not (array.dtype.isnative and array.flags.carray):

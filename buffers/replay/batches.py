@@ -211,8 +211,7 @@ class Reader:
             arrays = {
                 name: np.ndarray(shape, dtype, pages, at) for name, shape, dtype, at in plan.places
             }
-            names = plan.host_names
-            return {name: torch.from_numpy(arrays[name]) for name in names}, arrays, pages
+            return {k: torch.from_numpy(arrays[k]) for k in plan.host_names}, arrays, pages
         tensors = {
             name: torch.empty(shape, dtype=torch_dtype(dtype), device=self.table.device)
             for name, shape, dtype, _ in plan.places

@@ -134,7 +134,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         **options: Unpack[ReplayOptions],
     ):
         self._kind = type(self).__name__
-        given = read_options(self._kind, options, DEFAULTS)
+        given = read_options(self._kind, options, DEFAULTS, type(self).__init__.__kwdefaults__)
         rows = {name: given[name] for name in options if name in ROW_DEFAULTS}
         spaces = observation_space, action_space
         plan = plan_replay(capacity, *spaces, rows, num_envs=num_envs, is_per_env=self._is_per_env)

@@ -322,7 +322,8 @@ def _plan(
     rows: Mapping[str, Any],
 ) -> Plan:
     """Check arguments; return a plan with one ring per writer."""
-    rows = read_options("MultiprocessReplayBuffer", rows, PLAIN_DEFAULTS)
+    own = "num_writers", *(MultiprocessReplayBuffer.__init__.__kwdefaults__ or ())
+    rows = read_options("MultiprocessReplayBuffer", rows, PLAIN_DEFAULTS, own)
     whole, rings = check_count("capacity", capacity), check_count("num_writers", num_writers)
     if whole % rings or whole < 2 * rings or rings > _MAX_WRITERS:
         raise BufferMisuseError(

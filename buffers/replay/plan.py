@@ -96,10 +96,11 @@ DEFAULTS = ROW_DEFAULTS | {
 }  # fmt: skip
 
 
-def read_options(kind: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:
-    """Fill in defaults of options that are not given; raise TypeError for unknown ones."""
+def read_options(kind: str, given: Any, known: dict[str, Any], own: Any = ()) -> dict[str, Any]:
+    """Fill in defaults; TypeError for unknown options names the known ones and `own` keywords."""
     if unknown := sorted(given.keys() - known.keys()):
-        raise TypeError(f"{kind} has no option {unknown[0]!r}; expected some of {sorted(known)}")
+        names = sorted({*known, "num_envs", *(own or ())})
+        raise TypeError(f"{kind} has no option {unknown[0]!r}; expected some of {names}")
     return {**known, **given}
 
 

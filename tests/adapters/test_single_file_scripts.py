@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import vecenv
+from buffers import RolloutBuffer
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -68,3 +69,50 @@ def test_what_an_older_script_must_change_means_the_same_in_both():
         found.append(seen)
     assert found[0] == found[1]
     assert len(found[0]) >= 2
+
+
+def test_the_replaced_buffers_of_a_script_give_its_advantages():
+    """The lines of docs/migrating.md, with a critic that gives (N, 1), as CleanRL's."""
+    page = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
+    lines = [
+        "rollout.put(t, actions=..., log_probs=..., values=value.flatten())",
+        "rollout.compute_advantages(next_value.flatten())",
+        "rollout.set_final_values(t, truncations, critic(final_obs).flatten())",
+        'final_obs = torch.as_tensor(np.stack(infos["final_obs"][truncations]))',
+        "envs.step(actions, out=rollout.slot(t))",
+    ]
+    assert all(line in page for line in lines)
+    put, compute, set_finals, take_finals, step = lines
+    put = put.replace("actions=...", "actions=actions").replace("=...", "=torch.zeros(3)")
+    torch.manual_seed(1)
+    critic = torch.nn.Linear(4, 1)
+    limited = [lambda: gym.make("CartPole-v1", max_episode_steps=12)] * 3
+    envs = vecenv.SyncVectorEnv(limited, autoreset_mode="SameStep")
+    spaces = envs.single_observation_space, envs.single_action_space
+    rollout = RolloutBuffer(64, 3, *spaces, autoreset_mode="SameStep", gamma=0.9, gae_lambda=0.8)
+    rollout.start(envs.reset(seed=1)[0])
+    names = {"rollout": rollout, "envs": envs, "torch": torch, "np": np, "num_cut": 0}
+    with torch.no_grad():
+        for t in range(64):
+            names |= {"t": t, "value": critic(rollout.obs_at(t)), "actions": np.full(3, t // 3 % 2)}
+            exec(put, names)
+            names["infos"] = eval(step, names)[4]
+            names["truncations"] = cut = rollout.slot(t).truncations
+            if cut.any():
+                exec(take_finals, names)
+                names["critic"] = lambda obs: critic(obs) * 0  # as CleanRL: no bootstrap
+                exec(set_finals, names)
+                names["num_cut"] += cut.sum()
+        names["next_value"] = next_value = critic(rollout.obs_at(64)).reshape(1, -1)
+        exec(compute, names)
+    assert names["num_cut"] > 3
+    dones = (rollout.terminations | rollout.truncations).float()
+    expected, last, following = torch.zeros(64, 3), torch.zeros(3), next_value[0]
+    for t in reversed(range(64)):
+        delta = rollout.rewards[t] + 0.9 * following * (1 - dones[t]) - rollout.values[t]
+        expected[t] = last = delta + 0.9 * 0.8 * (1 - dones[t]) * last
+        following = rollout.values[t]
+    torch.testing.assert_close(rollout.advantages, expected)
+    batch = next(rollout.minibatches(1))
+    assert batch.values.shape == (192,) and batch.obs.shape == (192, 4)
+    envs.close()

@@ -217,6 +217,13 @@ def test_checkpoints_are_due_at_step_counts_and_the_best_is_kept(options):
     assert sorted(path.name for path in last.parent.iterdir()) == ["best.pt", "last.pt"]
 
 
+def test_a_state_without_steps_is_refused_in_a_sentence(options):
+    with begin(options) as run:
+        with pytest.raises(ValueError, match=r'^state lacks "steps": give .* run\.save\(\{'):
+            run.save({"x": 1})
+        assert not (options.folder / "checkpoint/last.pt").exists()
+
+
 def test_a_module_with_nan_is_not_saved(options):
     module = torch.nn.Linear(2, 1)
     with begin(options) as run:

@@ -115,7 +115,7 @@ def test_the_registry_and_its_near_names():
     assert envs.num_envs == 16
     envs.close()
     for name, message in [
-        ("sisl/pursiut-v5", "PettingZoo has no 'sisl/pursiut-v5' .* it has sisl/pursuit-v5"),
+        ("sisl/pursiut-v5", "PettingZoo has no 'sisl/pursiut-v5'; it has sisl/pursuit-v5"),
         ("classic/tictactoe-v3", "in 'classic/tictactoe-v3' agents take turns"),
     ]:
         with pytest.raises(ValueError, match=message):

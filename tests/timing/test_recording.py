@@ -134,6 +134,20 @@ def test_the_verdict_names_the_largest_share(last_env, advice):
     assert advice in report(crew, log, steps(*envs)).verdict
 
 
+@pytest.mark.parametrize(("caller_steps", "advice"), [
+    (False, "steps of 300 ns; more envs per worker, or caller_steps=True, shorten it"),
+    (True, "steps of 300 ns; more envs per worker shorten it"),
+])  # fmt: skip
+def test_sync_is_advised_only_where_the_envs_one_after_the_other_are_quicker(caller_steps, advice):
+    crew = ("envs", [0, 1, 2, 3, 4], [None if caller_steps else PROCESSES[0], *PROCESSES[1:]])
+    log = calls((STEP, 1, 1000, 1, 1000))
+    found = report(crew, log, steps(*((k, 690, 990, 990) for k in range(4))))
+    assert found.shares["hand-over"] > 0.5 and advice in found.verdict
+    assert found.advice.backend is None
+    found = report(crew, log, steps(*((k, 890, 990, 990) for k in range(4))))
+    assert "backend='sync' needs none" in found.verdict and found.advice.backend == "sync"
+
+
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_one_env_waits_beside_no_other(num_envs):
     crew = ("envs", list(range(num_envs + 1)), PROCESSES[:num_envs])

@@ -236,7 +236,7 @@ def test_compiled_envs_are_stamped_around_their_kernel(tmp_path):
     assert report.num_steps == 200 and report.busy == {}
     assert math.isclose(sum(report.shares.values()), 1.0, abs_tol=1e-9)
     assert report.shares["env compute"] < 0.1  # 0.02 of 5.7 us
-    assert report.resets is None and "resets inside of steps take is unknown" in str(report)
+    assert report.resets is None and "resets inside steps take is unknown" in str(report)
     assert "backend=" not in report.verdict
     envs.timing.write_trace(tmp_path / "trace.json")
     assert '"cat":"kernel"' in (tmp_path / "trace.json").read_text()

@@ -10,7 +10,7 @@ from example_files import EXAMPLES, load_example
 
 import vecenv
 from vecenv.command.trainers import load
-from vecenv.learn import CheckpointError, load_checkpoint
+from vecenv.learn import CheckpointError, Run, load_checkpoint
 from vecenv.learn.evaluation import ask
 from vecenv.learn.run import save_checkpoint
 from vecenv.train.policy import Policy
@@ -162,6 +162,20 @@ def test_a_file_of_a_run_stands_for_its_folder(tmp_path):
     for name in ("", "policy.pt"):
         with pytest.raises(ValueError, match=r"has no options\.json, expected a run folder of"):
             vecenv.load_policy(tmp_path / "run" / name)
+
+
+def test_a_script_on_run_is_told_how_to_load_its_agent(tmp_path):
+    agent = torch.nn.Linear(4, 2)
+    with Run(tmp_path, {"size": 2}) as run:
+        run.save({"agent": agent, "steps": 3})
+    for path in (tmp_path, tmp_path / "checkpoint" / "last.pt"):
+        with pytest.raises(
+            ValueError, match=r"has no policy\.pt.* a script on Run: load_"
+        ) as caught:
+            vecenv.load_policy(path)
+    names = {"load_checkpoint": load_checkpoint, "folder": tmp_path}
+    state = eval(str(caught.value).split(" on Run: ")[1], names)
+    assert torch.equal(state["agent"]["weight"], agent.weight)
 
 
 def test_what_is_no_run_is_refused(tmp_path):

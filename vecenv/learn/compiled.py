@@ -138,8 +138,7 @@ class CompiledGradient:
         is_split = num_parts == 2 and not state[0].is_cuda and torch.get_num_threads() == 1
         if is_split and len(sizes) == 1 and sizes.pop() % 2 == 0:  # a tensor () goes to both halves
             parts = zip(*(x.chunk(2) if x.ndim else (x, x) for x in tensors), strict=True)
-        given = [[*state, *part] for part in parts]
-        return [[x.contiguous() for x in inputs] for inputs in given]
+        return [[x.contiguous() for x in (*state, *part)] for part in parts]
 
     def _function(self, loss: Any, batch: Any, dtype: torch.dtype) -> Callable[..., Any]:
         """Return a function of the vector of weights, the module's other tensors and the batch's.

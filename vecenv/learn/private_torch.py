@@ -38,8 +38,7 @@ def compile_graph(graph: Any, inputs: Sequence[Tensor], file: Path) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler's warnings about itself
-        exported = torch.export.export(graph, tuple(inputs))
-        aoti_compile_and_package(exported, package_path=str(file))
+        aoti_compile_and_package(torch.export.export(graph, (*inputs,)), package_path=str(file))
 
 
 def load_package(file: Path, device: torch.device) -> Callable[..., Sequence[Tensor]]:

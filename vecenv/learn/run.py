@@ -300,8 +300,11 @@ class Run:
         Raises:
             CheckpointError: The disk is full, or a module contains NaN or infinity; the previous
                 checkpoint stays.
-            KeyError, TypeError: `state` lacks "steps", or holds something that can't be saved.
+            ValueError, TypeError: `state` lacks "steps", or holds something that can't be saved.
         """
+        if "steps" not in state:
+            told = 'give the number of env steps so far, run.save({..., "steps": steps})'
+            raise ValueError(f'state lacks "steps": {told}')
         steps, last = int(state["steps"]), self.folder / _LAST
         scores = [-math.inf if x is None else float(x) for x in (score, self.best_score)]
         is_best = scores[0] > scores[1]  # False for NaN
@@ -542,8 +545,7 @@ def _unpack(packed: Any) -> Any:
     content = _unpack(tensor).numpy().tobytes()
     if not isinstance(signature, str):
         return np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    is_own = signature and hmac.compare_digest(signature, _signature(content))
-    return content if is_own else None
+    return content if signature and hmac.compare_digest(signature, _signature(content)) else None
 
 
 def _signature(content: bytes, *, create: bool = False) -> str:

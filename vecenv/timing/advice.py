@@ -65,7 +65,10 @@ def advise(largest: str, found: Recording, num_steps: int, step_ns: float | None
         return Advice(f"{text} {max(1, num_envs // 4)} (docs/asynchronous.md)", row.name)
     if largest == Share.HAND_OVER and step_ns and step_ns < _CHEAP_NS and not first_ready:
         text = f"commands to workers, and waking them up, for steps of {duration(step_ns)}"
-        return Advice(f"{text}; {BACKENDS['sync'].use} needs none (docs/stepping.md)", "sync")
+        if 2 * found.spent_ns.sum() < sum(found.shares_ns.values()):  # its loop takes time, too
+            return Advice(f"{text}; {BACKENDS['sync'].use} needs none (docs/stepping.md)", "sync")
+        or_this = "" if found.processes[0] is None else ", or caller_steps=True,"
+        return Advice(f"{text}; more envs per worker{or_this} shorten it (docs/asynchronous.md)")
     if largest == Share.COMPUTE:
         largest = "kernel" if found.is_local else "actors"
     elif largest == Share.COPYING and found.is_local:

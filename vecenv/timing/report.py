@@ -139,9 +139,7 @@ class TimingReport:
         ]
         parts: list[Any] = [shares, "; ".join(told)] if told else [shares]
         if self.stamped == "kernel":
-            parts.append(
-                "How long resets inside of steps take is unknown: whole calls are stamped."
-            )
+            parts.append("How long resets inside steps take is unknown: whole calls are stamped.")
         if self.other_threads:
             named = ", ".join(f"{name} {share:.1%}" for name, share in self.other_threads.items())
             parts.append(Text(f"In other threads, beside these: {named} of the time."))
@@ -263,9 +261,8 @@ def draw_shares(axes: Any, reports: Mapping[str, TimingReport]) -> None:
     for name in names:
         widths = np.array([100 * one.get(name, 0.0) for one in shares])
         bars = axes.barh(labels, widths, left=left, label=name)
-        axes.bar_label(
-            bars, [f"{width:.0f} %" if width >= 6 else "" for width in widths], label_type="center"
-        )
+        shown = [f"{width:.0f} %" if width >= 6 else "" for width in widths]
+        axes.bar_label(bars, shown, label_type="center")
         left += widths
     axes.invert_yaxis()
     axes.set_xlim(0, 100)

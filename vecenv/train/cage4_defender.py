@@ -255,8 +255,7 @@ class Cage4Defender(Trainer):
             next_value = np.where(is_free, values[t], next_value)
             reward, discount = np.where(is_free, 0, reward), np.where(is_free, 1, discount)
         returns = advantages + values
-        std = float(returns[self.is_free].std() + 1e-3)
-        scale.fill_(0.8 * float(scale) + 0.2 * std)
+        scale.fill_(0.8 * float(scale) + 0.2 * float(returns[self.is_free].std() + 1e-3))
         for columns in self.decisions:
             place = columns["place"].numpy()
             columns["advantages"] = torch.from_numpy(advantages.reshape(-1)[place])

@@ -142,8 +142,8 @@ def load_policy(
         path: A run folder of `vecenv train` (it needs policy.pt, options.json and
             checkpoint/last.pt), one of these files, or another checkpoint in the folder. Or a .zip
             of stable-baselines3, which can run code: load only those that you trust.
-        code: The file of your own trainer, if one made the run: it is imported. The folder records
-            the path, but only a file named here is ever run.
+        code: The file of your subclass of a trainer, if one made the run: it is imported. The
+            folder records the path, but only a file named here is ever run.
         vecnormalize: Statistics of stable-baselines3's VecNormalize for a .zip, a pickle; None for
             those beside the .zip. The log says if there are none.
 
@@ -169,8 +169,9 @@ def load_policy(
     if missing := [name for name in SHIPPED if not (home / name).is_file()]:
         if missing == [POLICY_FILE] and not (home / LAST).is_file():
             raise FileNotFoundError(f"{home} has no policy yet: its training has saved nothing")
-        told = f"a run folder of vecenv train with {', '.join(SHIPPED)} and {LAST}, or a .zip"
-        raise ValueError(f"{path} has no {missing[0]}, expected {told} of stable-baselines3")
+        told = f"a run folder of vecenv train with {', '.join(SHIPPED)} and {LAST}, or a .zip of "
+        told += f"stable-baselines3; a script on Run: load_checkpoint(folder / {LAST!r})['state']"
+        raise ValueError(f"{path} has no {missing[0]}, expected {told}")
     try:
         kept = load_checkpoint(home / POLICY_FILE)
         made_by, spaces = str(kept["trainer"]), kept["spaces"]

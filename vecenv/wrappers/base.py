@@ -329,8 +329,8 @@ class VecWrapper(VecEnv):
             if out is None:
                 obs = new_batch(self.single_observation_space, len(rewards))
             self.observations(raw, part, obs)
-            if getattr(out, "valid", None) is not None:
-                out.valid[...] = self.env.valid  # type: ignore[attr-defined]  # slots of agents have it
+            if self._has_agents and getattr(out, "valid", None) is not None:
+                out.valid[...] = self.env.valid  # type: ignore[attr-defined]  # envs of agents have it
         if out is None:
             return obs, rewards, *flags, infos
         targets = out.rewards, out.terminations, out.truncations

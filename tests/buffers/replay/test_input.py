@@ -1,5 +1,8 @@
 """What replay buffers refuse, with the reason, and unchanged afterwards."""
 
+import inspect
+from typing import get_type_hints
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +12,12 @@ from replay_model import ACTIONS, NESTED, OBS, RINGS, CountingEnvs, columns_of
 from buffers import (
     BufferMemoryError,
     BufferMisuseError,
+    MultiprocessReplayBuffer,
+    PerEnvReplayBuffer,
     PrioritizedReplayBuffer,
     SharedReplayBuffer,
 )
+from buffers.replay.plan import PLAIN_DEFAULTS, ReplayOptions
 
 GOOD = columns_of(CountingEnvs(2).random_steps([0, 1, 0, 1]))
 WITH_NAN = np.array([0, 1, np.nan, 2], np.float32)
@@ -131,3 +137,27 @@ def test_what_does_not_fit_is_refused(cls, store_next, set_free_bytes):
 def test_rows_that_are_no_whole_steps():
     buffer = SharedReplayBuffer(9, OBS, ACTIONS, num_envs=3)
     check_refused(buffer, "got 4 rows without env_ids, expected a multiple of num_envs = 3", GOOD)
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (SharedReplayBuffer, get_type_hints(ReplayOptions)),
+        (PerEnvReplayBuffer, get_type_hints(ReplayOptions)),
+        (PrioritizedReplayBuffer, get_type_hints(ReplayOptions)),
+        (MultiprocessReplayBuffer, PLAIN_DEFAULTS),
+    ],
+)
+def test_an_unknown_keyword_is_told_all_known_ones(cls, options):
+    own = [p.name for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    given = {"num_writers": 2} if "num_writers" in own else {}
+    given |= {"num_envs": 4} if cls is PerEnvReplayBuffer else {}
+    with pytest.raises(TypeError, match=f"{cls.__name__} has no option 'n_envs'") as caught:
+        cls(10, OBS, ACTIONS, n_envs=4, **given)
+    assert str(caught.value).endswith(f"expected some of {sorted([*options, *own])}")
+    assert "num_envs" in own
+
+
+def test_sizes_are_told_the_number_of_envs_among_known_keywords():
+    with pytest.raises(TypeError, match=r"no option 'n_envs'; expected some of .*'num_envs'"):
+        SharedReplayBuffer.nbytes_for(10, OBS, ACTIONS, n_envs=4)
