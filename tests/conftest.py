@@ -76,14 +76,6 @@ LONGEST = (
     "tests/examples",
     "tests/buffers",
 )
-# Compiling a simulator takes minutes on a busy machine, in whichever test is first.
-COMPILING = (
-    "tests/cage/challenge2",
-    "tests/cage/challenge4",
-    "tests/agents",
-    "tests/test_cli.py",
-    "tests/test_doctests.py",
-)
 
 
 def group_of(nodeid):
@@ -117,9 +109,6 @@ def pytest_collection_modifyitems(config, items):
 
     # By file as well, so that all processes have one order wherever they began to collect.
     items.sort(key=lambda item: (place(item), item.nodeid.partition("::")[0]))
-    for item in items:
-        if group_of(item.nodeid).startswith(COMPILING) and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -316,7 +316,7 @@ def test_free_runs_and_policies_carried_over_have_equal_means():
 
     def still(state, action, rng):
         result = toys.step(state, action, rng)
-        return result[0] - 0.2, result[1], result[2]
+        return result[0] - 2.0, result[1], result[2]
 
     def make(num_envs, **options):  # another env where many are made
         kernels = toys.WALK if num_envs == 1 else dataclasses.replace(toys.WALK, step=still)
