@@ -13,7 +13,7 @@ from vecenv import AsyncVectorEnv, SyncVectorEnv, check_vector_env
 from vecenv.agents import GameEnv
 from vecenv.command.cli import main
 from vecenv.compare import Options, run_comparison
-from vecenv.core.random_actions import RandomActions
+from vecenv.core.masks import RandomActions
 
 FORMS = [
     *(("info", False), ("obs", False), ("action_masks", False)),

@@ -17,7 +17,7 @@ from gymnasium import Env
 from gymnasium.spaces import Discrete
 
 from vecenv.core.errors import EnvStepError, StepTimeoutError, WorkerDiedError
-from vecenv.core.random_actions import RandomActions
+from vecenv.core.masks import RandomActions
 from vecenv.machine import pss_bytes, usable_cores
 from vecenv.timing.advice import duration
 from vecenv.workers.env import AsyncVectorEnv

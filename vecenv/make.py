@@ -26,10 +26,9 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.backends import BACKENDS, MADE, is_for_compiled, is_on_device
 from vecenv.choose import Choice, choose_backend
-from vecenv.core.arguments import read_autoreset_mode, read_count
+from vecenv.core.arguments import import_module, read_autoreset_mode, read_count
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvCreationError
-from vecenv.core.importing import import_module
 from vecenv.core.masks import MaskInfos
 from vecenv.core.spaces import ObservationMode
 

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import read_autoreset_mode
+from vecenv.core.arguments import Seed, read_autoreset_mode, seed_per_env
 from vecenv.core.autoreset import EnvGroup, blame
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.ending import close_at_exit
@@ -28,7 +28,6 @@ from vecenv.core.replacing import (
     unpack_envs,
 )
 from vecenv.core.rows import StepRows
-from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.spaces import ObservationMode, batch_env_spaces, require_new_env, take_row
 from vecenv.timing.stamps import EnvStamps
 

@@ -19,6 +19,7 @@ from gymnasium import Space
 from vecenv.agents import grouping as at
 from vecenv.agents.grouping import Members, repeat_infos, rows_of_infos
 from vecenv.core.actions import ActionBatcher, as_array
+from vecenv.core.arguments import Seed
 from vecenv.core.base import StepBatch, VecEnv
 from vecenv.core.errors import (
     ActionError,
@@ -37,7 +38,6 @@ from vecenv.core.masks import (
     mask_width,
 )
 from vecenv.core.rows import FLAG_DTYPES, ObservationRows, check_slot_array, slot_rows
-from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces, batch_thinly, leaf_by_leaf, leaves
 
 __all__ = [

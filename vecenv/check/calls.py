@@ -20,8 +20,7 @@ from vecenv.check.rules import Findings, Frame
 from vecenv.check.runs import MASK_RULE, Runs
 from vecenv.core.base import StepBatch, StepSlot, VecEnv
 from vecenv.core.errors import ActionError, ActionMaskError
-from vecenv.core.masks import MASK_KEY, mask_width, sample_actions
-from vecenv.core.random_actions import RandomActions
+from vecenv.core.masks import MASK_KEY, RandomActions, mask_width, sample_actions
 from vecenv.core.rows import ObservationRows
 from vecenv.core.spaces import ARRAY_SPACES, is_same, join_rows, merge_rows, take_rows
 

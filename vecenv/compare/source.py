@@ -12,7 +12,7 @@ import gymnasium as gym
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.core.importing import import_module
+from vecenv.core.arguments import import_module
 from vecenv.make import COMPILED_TWINS, find_env, has_compiled_envs, make_vec
 
 GAMES = "agents:"  # prefix of names of games with several agents
