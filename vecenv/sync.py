@@ -16,7 +16,7 @@ from vecenv.core.autoreset import EnvGroup, blame
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.ending import close_at_exit
 from vecenv.core.errors import EnvCreationError
-from vecenv.core.infos import keep_info
+from vecenv.core.infos import keep_info, take_infos
 from vecenv.core.replacing import (
     MissingEnv,
     SavedEnv,
@@ -123,19 +123,17 @@ class SyncVectorEnv(GymVecEnv):
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         """Step the `count` envs that were sent first; there is nothing to wait for."""
         indices, actions = zip(*(self._sent.popleft() for _ in range(count)), strict=True)
-        enter: Any = self._group.enter
-
-        def enter_row(infos: Any, info: Any, index: int, num_envs: int) -> None:
-            enter(infos, info, indices.index(index), count, index)
-
+        env_ids = np.array(indices, dtype=np.int64)
         try:
-            infos = self._group.step(actions, indices, enter=enter_row)
+            infos = self._group.step(actions, indices)
         except Exception as error:
             # Some envs have been stepped and others not: give up all in flight.
             self._sent.clear()
             self._calls.give_up(f"{type(error).__name__}: {error}")
             raise
-        return self._batch_of(np.array(indices, dtype=np.int64), infos)
+        if self._masks.is_apart:
+            return self._batch_of(env_ids, {indices.index(k): infos[k] for k in infos})
+        return self._batch_of(env_ids, take_infos(infos, env_ids))
 
     def _keep_infos_apart(self) -> None:
         """Return unbatched infos from now on, see `InfosApart`; used in actors."""

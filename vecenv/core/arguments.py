@@ -194,8 +194,9 @@ def import_module(name: str) -> types.ModuleType:
             importlib.invalidate_caches()
             if importlib.util.find_spec(package) is not None:
                 return importlib.import_module(name)
-        told = f"{error}: it is neither installed nor in {here}; go to the folder that it is in, "
-        raise ModuleNotFoundError(f"{told}or name that in PYTHONPATH", name=package) from None
+        told = f"there is no module {package!r}, neither installed nor in {here}; go to the folder "
+        told += "that it is in, or name that in PYTHONPATH"
+        raise ModuleNotFoundError(told, name=package) from None
 
 
 def import_object(argument: str, text: str) -> Any:
@@ -208,16 +209,7 @@ def import_object(argument: str, text: str) -> Any:
     module_name, _, path = text.partition(":")
     if not module_name or not path:
         raise ValueError(f"{argument} is {text!r}, expected 'module:object'")
-    try:
-        found = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise ModuleNotFoundError(
-                f"{argument} is {text!r}, but there is no module {error.name!r}, neither installed "
-                f"nor in {os.getcwd()}",
-                name=error.name,
-            ) from None
-        raise  # it is another module, which that one imports
+    found = import_module(module_name)
     for name in path.split("."):
         if not hasattr(found, name):
             own = [key for key in dir(found) if not key.startswith("_")]
@@ -256,7 +248,7 @@ class Deadline:
     @property
     def is_over(self) -> bool:
         """Whether it has passed."""
-        return self._end is not None and time.monotonic() >= self._end
+        return self.left() == 0
 
 
 _NEVER = Deadline(None, is_limit=True)

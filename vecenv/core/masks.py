@@ -179,15 +179,6 @@ def call_single(env: Env, name: str, *args: Any) -> list[Any]:
     return [found(*args) if callable(found) else found]
 
 
-def _how_to(width: int) -> str:
-    """Return a text that says what an env must provide."""
-    return (
-        "an env that has them returns info['action_mask'] from reset and step, has a part "
-        "'action_mask' in its Dict observations, or has a method action_masks(); each mask is an "
-        f"array of {width} times 0 or 1"
-    )
-
-
 def flat_mask(mask: Any, width: int, space: Space) -> np.ndarray:
     """Return one env's mask as int8 (width,).
 
@@ -347,7 +338,9 @@ class LatestMasks:
                 if name == METHODS[0]:
                     raise
         raise NoActionMaskError(
-            f"the envs give no action masks; {_how_to(mask_width(self._space))}"
+            "the envs give no action masks; an env that has them returns info['action_mask'] from "
+            "reset and step, has a part 'action_mask' in its Dict observations, or has a method "
+            f"action_masks(); each mask is an array of {mask_width(self._space)} times 0 or 1"
         )
 
     def checked(
