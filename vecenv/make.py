@@ -251,10 +251,12 @@ def _decide(source: _Source, backend: str | None, device: Any, env: Any) -> tupl
 
 
 def _parameters(backend: str) -> set[str]:
+    """Return the names of the arguments of a backend's vector env."""
     return set(inspect.signature(BACKENDS[backend].load()).parameters)
 
 
 def _of_workers() -> set[str]:
+    """Return the arguments that only `AsyncVectorEnv` has, so that giving one means workers."""
     return _parameters("async") - _parameters("sync")
 
 
@@ -440,6 +442,7 @@ def _about_options(kwargs: dict[str, Any]) -> str:
 
 
 def _vector_parameters() -> set[str]:
+    """Return the names of the arguments of all vector envs."""
     single = [name for name in MADE if BACKENDS[name].takes != "compiled"]  # imports no compiler
     return set().union(*map(_parameters, single)) | {"num_threads"}
 

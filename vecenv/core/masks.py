@@ -25,7 +25,7 @@ from vecenv.core.infos import add_info, take_infos
 
 __all__ = [
     "MASK_KEY",
-    "METHODS",
+    "METHOD",
     "LatestMasks",
     "MaskInfos",
     "RandomActions",
@@ -42,7 +42,7 @@ __all__ = [
 
 MASK_KEY = "action_mask"  # key in infos, and in Dict observations
 _GIVEN_KEY = f"_{MASK_KEY}"
-METHODS = ("action_masks", "action_mask")  # of single envs; the first that exists is used
+METHOD = "action_masks"  # of single envs
 
 
 def mask_sizes(space: Space) -> np.ndarray:
@@ -126,8 +126,8 @@ class MaskInfos(Wrapper):
 
     The mask of every reset and step is `info["action_mask"]` if the env puts it there itself, else
     the part "action_mask" of its Dict observations, else the result of its method
-    `action_masks()` (sb3-contrib's name) or `action_mask()`, called without arguments. Workers
-    write it into shared memory with the other results, so that `action_masks` asks no worker.
+    `action_masks()`. Workers write it into shared memory with the other results, so that
+    `action_masks` of the vector env asks no worker.
     `make_vec(..., mask_infos=True)` wraps every env in it.
 
     Args:
@@ -218,6 +218,7 @@ class LatestMasks:
         call: Calls a method of every env, as `VectorEnv.call`; None if envs are not asked.
 
     Attributes:
+        space: Space of one action.
         is_observed: Whether masks are a part of the observations.
         is_apart: Whether infos are unbatched, as `InfosApart`.
         values: Masks (num_envs, ...) as the infos had them; None if there have been none.
@@ -230,7 +231,7 @@ class LatestMasks:
         observation_space: Space,
         call: Callable[..., Sequence[Any]] | None = None,
     ) -> None:
-        self._num_envs, self._space, self._call = num_envs, space, call
+        self._num_envs, self.space, self._call = num_envs, space, call
         self._can_be = can_be_masked(space)
         self._width = mask_width(space) if self._can_be else 0
         self.is_observed = self._can_be and _has_mask_part(observation_space, self._width)
@@ -242,20 +243,17 @@ class LatestMasks:
     def is_there(self) -> bool:
         """Whether there are masks; for masks in infos this is known after the first reset."""
         is_known = self.is_observed or self.values is not None
-        return self._can_be and (is_known or self._method is not None)
+        return self._can_be and (is_known or self._has_method)
 
     @property
     def is_asked_for(self) -> bool:
         """Whether masks do not come with the results."""
         return not self.is_observed and self.values is None
 
-    @property
-    def _method(self) -> str | None:
-        """The method, or attribute, that gives the masks of all envs, once it has been found."""
-        if (found := vars(self).get("_found")) is None and self._call is not None:
-            each = (name for name in METHODS if all(self._call("has_wrapper_attr", name)))
-            found = self._found = next(each, None)
-        return found
+    @cached_property
+    def _has_method(self) -> bool:
+        """Whether a method, or attribute, gives the masks of all envs."""
+        return self._call is not None and all(self._call("has_wrapper_attr", METHOD))
 
     def name(self, row: int) -> str:
         """Return the name of a row in errors."""
@@ -329,18 +327,12 @@ class LatestMasks:
 
     def ask(self) -> Sequence[Any]:
         """Ask all envs for their masks."""
-        name = self._method
-        if name is not None and self._call is not None:
-            try:
-                return self._call(name)
-            except TypeError:
-                # Another method `action_mask` that wants arguments, such as Taxi's, is no mask.
-                if name == METHODS[0]:
-                    raise
+        if self._has_method and self._call is not None:
+            return self._call(METHOD)
         raise NoActionMaskError(
             "the envs give no action masks; an env that has them returns info['action_mask'] from "
             "reset and step, has a part 'action_mask' in its Dict observations, or has a method "
-            f"action_masks(); each mask is an array of {mask_width(self._space)} times 0 or 1"
+            f"action_masks(); each mask is an array of {mask_width(self.space)} times 0 or 1"
         )
 
     def checked(
@@ -350,7 +342,7 @@ class LatestMasks:
 
         `is_given`, bool (B,), says which envs gave one; None if all did.
         """
-        width, space = self._width, self._space
+        width, space = self._width, self.space
         env_ids = np.arange(self._num_envs)[rows]
         bits = np.zeros((len(env_ids), width), np.bool_)
         found = np.ones(len(env_ids), np.bool_) if is_given is None else is_given.copy()
@@ -449,11 +441,9 @@ class RandomActions:
         # Spaces of actions and observations, per group of a game, or of the only kind of action.
         self._groups = _groups(self._action_space, obs_space)
         kinds = self._groups or {"": (self._action_space, obs_space)}
-        self._kinds = {name: LatestMasks(self._num_envs, *pair) for name, pair in kinds.items()}
-        if not self._groups:
-            self._kinds[""] = LatestMasks(self._num_envs, *kinds[""], self._call)
-        self._spaces = {name: space for name, (space, _) in kinds.items()}
-        self._observed: dict[str, dict[str, np.ndarray]] = {}  # latest masks in observations
+        call = None if self._groups else self._call
+        self._kinds = {n: LatestMasks(self._num_envs, *pair, call) for n, pair in kinds.items()}
+        self._observed = {name for name, masks in self._kinds.items() if masks.is_observed}
         self._padding: dict[str, np.ndarray] = {}  # what masks of a group can allow at all
         if self._groups:
             with contextlib.suppress(Exception):  # games that are laid out differently
@@ -475,11 +465,11 @@ class RandomActions:
             add_info(batched, infos or {}, 0, 1)
         for name, masks in self._kinds.items():
             own_obs, own = (obs[name][_AGENTS_OBS], batched.get(name)) if name else (obs, batched)
-            if masks.is_observed:
+            if name in self._observed:
+                masks.is_observed = False  # they are kept, as those in infos
                 part = np.asarray(own_obs[MASK_KEY])[None if self._is_single else ...]
-                known = self._observed.setdefault(name, {MASK_KEY: part.copy()})
-                known[MASK_KEY][rows] = part
-            elif isinstance(own, dict):
+                own = {MASK_KEY: part, _GIVEN_KEY: True}
+            if isinstance(own, dict):
                 masks.note(own, rows)
 
     @cached_property
@@ -502,7 +492,7 @@ class RandomActions:
         if self.are_masked:
             with contextlib.suppress(ActionMaskError, NoActionMaskError, ResetNeeded):
                 masks = self._masks_of(name, rows, env_ids)
-                actions = sample_actions(self._spaces[name], masks, self._rng)
+                actions = sample_actions(self._kinds[name].space, masks, self._rng)
                 return actions[0] if self._is_single else actions
         return drawn if self._is_single or env_ids is None else drawn[rows]
 
@@ -515,8 +505,7 @@ class RandomActions:
             allowed = np.tile(allowed, (count, 1))
             if not self._kinds[name].is_there:
                 return allowed
-        masks, observed = self._kinds[name], self._observed.get(name)
-        return masks.read(rows, np.ones(count, np.bool_), observed, allowed)
+        return self._kinds[name].read(rows, np.ones(count, np.bool_), allowed=allowed)
 
     @cached_property
     def _asked(self) -> Any:
