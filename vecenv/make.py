@@ -422,6 +422,7 @@ def _is_kernels(source: Any) -> bool:
 
 
 def _no_single_env() -> Env:
+    """Stand for the factories of compiled envs, which are only counted."""
     raise AssertionError("compiled envs are made all at once")
 
 

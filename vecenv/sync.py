@@ -258,6 +258,7 @@ def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
 def _creation_error(
     error: Exception, index: int, env_fns: Sequence[Callable[[], Env]]
 ) -> EnvCreationError:
+    """Return the error that names an env and its factory."""
     return EnvCreationError(
         f"Making env {index} of {len(env_fns)} failed with "
         f"{type(error).__name__}: {error} (raised by env_fns[{index}], {env_fns[index]!r})"

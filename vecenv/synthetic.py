@@ -133,6 +133,7 @@ def _lognormal(mean: float, p99: float) -> tuple[float, float]:
 
 
 def _checked_ms(name: str, value: Any) -> float:
+    """Return milliseconds, 0 or more; raise TypeError or ValueError for others."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(f"{name} is {value!r}, expected a number of milliseconds")
     if not 0 <= value < math.inf:
