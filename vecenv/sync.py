@@ -132,8 +132,10 @@ class SyncVectorEnv(GymVecEnv):
             self._calls.give_up(f"{type(error).__name__}: {error}")
             raise
         if self._masks.is_apart:
-            return self._batch_of(env_ids, {indices.index(k): infos[k] for k in infos})
-        return self._batch_of(env_ids, take_infos(infos, env_ids))
+            infos = {indices.index(k): info for k, info in infos.items()}
+        else:
+            infos = take_infos(infos, env_ids)
+        return self._batch_of(env_ids, infos)
 
     def _keep_infos_apart(self) -> None:
         """Return unbatched infos from now on, see `InfosApart`; used in actors."""

@@ -466,9 +466,10 @@ class _Walk:
             elif not (self._visit_function(found) or self._visit_constant(found)):
                 self.unknown.append(f"{type(found).__module__}.{type(found).__qualname__}")
 
-    def _visit_function(self, value: Any) -> bool:
+    def _visit_function(self, found: Any) -> bool:
         """Visit a compiled or plain function, or an intrinsic; return whether it was one."""
-        function = python_function(value) if is_jitted(value) else getattr(value, "_defn", value)
+        value: Any = found  # which type checkers do not narrow
+        function = python_function(value) if is_jitted(found) else getattr(value, "_defn", value)
         if not isinstance(function, types.FunctionType):
             return False
         if id(value) in self._seen:
@@ -476,7 +477,7 @@ class _Walk:
             return True
         self._seen[id(value)] = len(self._seen)
         self._enter(function)
-        if is_jitted(value):
+        if is_jitted(found):
             self._add("options", sorted(map(str, value.targetoptions.items())))
             self._visit(*sorted(value.locals.items()))  # types of local variables
             if not value._can_compile:  # declared with signatures
