@@ -125,7 +125,7 @@ class SyncVectorEnv(GymVecEnv):
         indices, actions = zip(*(self._sent.popleft() for _ in range(count)), strict=True)
         env_ids = np.array(indices, dtype=np.int64)
         try:
-            infos = self._group.step(actions, indices)
+            infos: Any = self._group.step(actions, indices)
         except Exception as error:
             # Some envs have been stepped and others not: give up all in flight.
             self._sent.clear()

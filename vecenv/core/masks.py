@@ -292,8 +292,8 @@ class LatestMasks:
         self.note(infos, rows)
 
     def state(self) -> tuple[Any, ...]:
-        """Return the arguments of `restore`: no copies."""
-        return self.values, self._is_given
+        """Return copies, the arguments of `restore`."""
+        return deepcopy((self.values, self._is_given))
 
     def restore(self, values: Any, is_given: np.ndarray) -> None:
         """Restore what `state` returned, for the same number of envs."""
