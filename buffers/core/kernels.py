@@ -29,7 +29,6 @@ __all__ = ["address_of", "bounded", "copy_item_at", "njit", "prefetch", "random_
 
 _MAX_INLINE = 512  # bytes copied by moves rather than by a call
 _SECOND_CACHE = 2  # locality of LLVM: more requests can wait at the second cache than at the first
-_BYTES = ir.IntType(8).as_pointer()
 _ONE, _HALF = np.uint64(1), np.uint64(32)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -61,6 +60,10 @@ type_callable(prefetch)(lambda context: lambda source, offset: _NONE(source, _IN
 type_callable(copy_at)(lambda context: lambda to, source, count: _NONE(_INT, _INT, _INT))
 
 
+def _pointer():  # no constant: the cache of compiled kernels can't hash types of LLVM
+    return ir.IntType(8).as_pointer()
+
+
 def _start(context, builder, kind, array):
     return context.make_array(kind)(context, builder, array).data
 
@@ -72,10 +75,10 @@ def _address_of(context, builder, signature, args):
 
 @lower_builtin(prefetch, types.Array, types.intp)
 def _prefetch(context, builder, signature, args):
-    start = builder.bitcast(_start(context, builder, signature.args[0], args[0]), _BYTES)
+    start = builder.bitcast(_start(context, builder, signature.args[0], args[0]), _pointer())
     number = ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [_BYTES, number, number, number])
-    function = builder.module.declare_intrinsic("llvm.prefetch", [_BYTES], kind)
+    kind = ir.FunctionType(ir.VoidType(), [_pointer(), number, number, number])
+    function = builder.module.declare_intrinsic("llvm.prefetch", [_pointer()], kind)
     options = number(0), number(_SECOND_CACHE), number(1)  # 0: for a read; 1: data
     builder.call(function, [builder.gep(start, [args[1]]), *options])
     return context.get_dummy_value()
@@ -83,8 +86,8 @@ def _prefetch(context, builder, signature, args):
 
 @lower_builtin(copy_at, types.intp, types.intp, types.intp)
 def _copy_at(context, builder, signature, args):
-    to, start = (builder.inttoptr(place, _BYTES) for place in args[:2])
-    copy = builder.module.declare_intrinsic("llvm.memcpy", [_BYTES, _BYTES, args[2].type])
+    to, start = (builder.inttoptr(place, _pointer()) for place in args[:2])
+    copy = builder.module.declare_intrinsic("llvm.memcpy", [_pointer(), _pointer(), args[2].type])
     builder.call(copy, [to, start, args[2], ir.IntType(1)(0)])
     return context.get_dummy_value()
 

@@ -1,3 +1,4 @@
+import importlib
 import itertools
 import logging
 import os
@@ -15,7 +16,7 @@ from numba import config, njit
 from numba.core.bytecode import FunctionIdentity
 
 import vecenv
-from vecenv.core.compiling import cached_njit, fingerprint, fresh_njit, is_jit_off
+from vecenv.core.compiling import cached_njit, fingerprint, fresh_njit, is_jit_off, is_lasting
 
 if is_jit_off():
     pytest.skip("nothing is compiled", allow_module_level=True)
@@ -415,3 +416,11 @@ def test_code_that_can_not_be_written_is_used_all_the_same(monkeypatch, caplog):
     kernel = cached_njit(lambda x: x + 1)
     assert kernel(1) == 2
     assert "not kept on disk" in caplog.text and "No space left" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "module", ["buffers.episodic.draws", "buffers.replay.batches", "buffers.replay.draws"]
+)
+def test_kernels_with_instructions_of_their_own_are_kept_on_disk(module):
+    kernels = [x for x in vars(importlib.import_module(module)).values() if hasattr(x, "py_func")]
+    assert kernels and all(is_lasting(fingerprint([kernel])) for kernel in kernels)
