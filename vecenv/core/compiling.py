@@ -235,6 +235,7 @@ class Copies:
     Args:
         remake: Called with a compiled or plain function that was found and the copy of its Python
             function, before names in the copy are bound; returns the replacement.
+        find: Called with a compiled function; returns a replacement made before, or None.
         convert: Called with any value that is no function, and with modules whose functions are not
             copied; returns the replacement.
         with_plain: Whether plain functions are copied too.
@@ -247,10 +248,12 @@ class Copies:
         self,
         remake: Callable[[Any, types.FunctionType], Any],
         *,
+        find: Callable[[Any], Any] = lambda value: None,
         convert: Callable[[Any], Any] = lambda value: value,
         with_plain: bool = False,
     ) -> None:
-        self._remake, self._convert, self._with_plain = remake, convert, with_plain
+        self._remake, self._find, self._convert = remake, find, convert
+        self._with_plain = with_plain
         self.made: dict[int, tuple[Any, Any]] = {}  # the original keeps its id taken
 
     def copy(self, value: Any, names: Iterable[str] = ()) -> Any:
@@ -264,6 +267,8 @@ class Copies:
             function = python_function(value) if is_jitted(value) else value
             if _is_fixed(function.__module__):
                 return value
+            if is_jitted(value) and (known := self._find(value)) is not None:
+                return known
             self.bind(function, value)
             return self.made[id(value)][1]
         if isinstance(value, tuple):
@@ -313,6 +318,10 @@ def _twin(function: types.FunctionType, scope: dict[str, Any], cells: Any) -> ty
     return copy
 
 
+# Compiled copies by original and fingerprint, so that kinds of env share common functions.
+_fresh: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
 def _recompiled(outermost: Any, function: Any = None) -> Any:
     """Copy compiled functions as functions that are not compiled yet and don't use the disk.
 
@@ -333,13 +342,18 @@ def _recompiled(outermost: Any, function: Any = None) -> Any:
         made._compiler.pipeline_class = _pipeline(found, options, is_outermost=is_outermost)
         return made
 
-    copies = Copies(remake)
+    def find(found: Any) -> Any:
+        return None if found is outermost else _fresh.get(found, {}).get(fingerprint([found]))
+
+    copies = Copies(remake, find=find)
     result = copies.copy(outermost) if function is None else copies.bind(function, outermost)
     for found, made in list(copies.made.values()):
         if made is not found and not found._can_compile:  # declared with signatures
             for overload in found.overloads.values():
                 made.compile(overload.signature)
             made.disable_compile()
+        if found is not outermost and is_lasting(name := fingerprint([found])):
+            _fresh.setdefault(found, {})[name] = made
     return result
 
 
