@@ -176,7 +176,8 @@ def test_kernels_must_be_some():
         prove(toys.Walk, toys.WALK, minutes=0.0)
 
 
-def test_a_state_that_luck_does_not_reach_is_compared():
+def test_a_state_that_luck_does_not_reach_is_compared(monkeypatch):
+    monkeypatch.setattr("vecenv.port.lockstep.STYLES", {"random": 1, "rare states": 4})
     found = prove(toys.Lock, toys.LOCK, minutes=1.0, debug=True, has_free_runs=False).difference
     assert found is not None and found.what == "reward", found
     assert line_of("return 2.0, True, False") in found.kernel_line
@@ -221,12 +222,12 @@ def test_a_call_that_does_not_return_is_a_difference():
 def test_time_in_which_the_process_is_stopped_does_not_count():
     code = (
         "import os, signal\nfrom vecenv.port.deadline import time_limit, within\n"
-        "with time_limit(1.5), within('a call'):\n    os.kill(os.getpid(), signal.SIGSTOP)"
+        "with time_limit(0.8), within('a call'):\n    os.kill(os.getpid(), signal.SIGSTOP)"
     )
     child = subprocess.Popen([sys.executable, "-c", code])
     try:
         os.waitpid(child.pid, os.WUNTRACED)  # it has stopped
-        time.sleep(2.0)
+        time.sleep(1.1)
     finally:
         os.kill(child.pid, signal.SIGCONT)
     assert child.wait(60) == 0
@@ -327,7 +328,9 @@ def test_free_runs_and_policies_carried_over_have_equal_means():
     assert "different" in {one.verdict for one in proof.means}, str(proof)
 
 
-def test_speeds_are_those_of_the_env_alone():
+def test_speeds_are_those_of_the_env_alone(monkeypatch):
+    monkeypatch.setattr("vecenv.port.returns._NUM_ENVS", 16)
+
     class Large(toys.Walk):  # whose observations take a millisecond to copy
         seen = np.zeros(2_000_000).view  # type: ignore[assignment]
 
@@ -377,7 +380,7 @@ def test_the_command_reports_in_words_and_json(tmp_path, capsys):
     assert main(["port", "port.toys:GlobalLuck", *args[2:]]) == 1
     assert "global randomness" in capsys.readouterr().out
     if Path("/dev/full").exists():
-        assert main([*args, "--json", "/dev/full"]) == 2
+        assert main([*args, "--minutes", "0.002", "--json", "/dev/full"]) == 2
         assert "/dev/full: No space left on device" in capsys.readouterr().err
     assert main(["port", "port.toys:Walk", "port.toys:WAKL"]) == 2
     assert "EnvKernels in port.toys: LUCK_KERNELS, WALK" in capsys.readouterr().err
