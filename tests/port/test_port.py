@@ -176,8 +176,7 @@ def test_kernels_must_be_some():
         prove(toys.Walk, toys.WALK, minutes=0.0)
 
 
-def test_a_state_that_luck_does_not_reach_is_compared(monkeypatch):
-    monkeypatch.setattr("vecenv.port.lockstep.STYLES", {"random": 1, "rare states": 4})
+def test_a_state_that_luck_does_not_reach_is_compared():
     found = prove(toys.Lock, toys.LOCK, minutes=1.0, debug=True, has_free_runs=False).difference
     assert found is not None and found.what == "reward", found
     assert line_of("return 2.0, True, False") in found.kernel_line
@@ -222,12 +221,12 @@ def test_a_call_that_does_not_return_is_a_difference():
 def test_time_in_which_the_process_is_stopped_does_not_count():
     code = (
         "import os, signal\nfrom vecenv.port.deadline import time_limit, within\n"
-        "with time_limit(0.8), within('a call'):\n    os.kill(os.getpid(), signal.SIGSTOP)"
+        "with time_limit(1.5), within('a call'):\n    os.kill(os.getpid(), signal.SIGSTOP)"
     )
     child = subprocess.Popen([sys.executable, "-c", code])
     try:
         os.waitpid(child.pid, os.WUNTRACED)  # it has stopped
-        time.sleep(1.1)
+        time.sleep(2.0)
     finally:
         os.kill(child.pid, signal.SIGCONT)
     assert child.wait(60) == 0
