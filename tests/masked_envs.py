@@ -39,8 +39,8 @@ class Minefield(gym.Env):
             self.observation_space = spaces.Dict(
                 observation=self.observation_space, action_mask=mask_space
             )
-        if form in ("action_masks", "action_mask"):
-            setattr(self, form, lambda: MASKS[self.key])
+        if form == "action_masks":
+            self.action_masks = lambda: MASKS[self.key]
 
     def _allowed(self, action):
         if isinstance(self.action_space, spaces.MultiDiscrete):

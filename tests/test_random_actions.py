@@ -13,11 +13,11 @@ from vecenv import AsyncVectorEnv, SyncVectorEnv, check_vector_env
 from vecenv.agents import GameEnv
 from vecenv.command.cli import main
 from vecenv.compare import Options, run_comparison
-from vecenv.core.random_actions import RandomActions
+from vecenv.core.masks import RandomActions
 
 FORMS = [
     *(("info", False), ("obs", False), ("action_masks", False)),
-    *(("action_mask", True), ("tuple", True)),
+    *(("action_masks", True), ("tuple", True)),
 ]
 BACKENDS = {
     "sync": SyncVectorEnv,
@@ -51,11 +51,11 @@ def test_a_single_env_is_stepped_with_allowed_actions(form, parts):
         ("sync", "action_masks", False, "Disabled"),
         ("sync", "tuple", True, "NextStep"),
         ("async", "obs", False, "NextStep"),
-        ("async", "action_mask", True, "SameStep"),
+        ("async", "action_masks", True, "SameStep"),
         ("gymnasium-sync", "info", False, "Disabled"),
         ("gymnasium-sync", "action_masks", False, "SameStep"),
         ("gymnasium-async", "obs", False, "NextStep"),
-        ("gymnasium-async", "action_mask", True, "NextStep"),
+        ("gymnasium-async", "action_masks", True, "NextStep"),
     ],
 )
 def test_a_check_steps_with_allowed_actions(backend, form, parts, mode):

@@ -1,4 +1,18 @@
-"""Vectorized Gymnasium environments behind one interface."""
+"""Vectorized Gymnasium environments behind one interface.
+
+`make_vec` makes a vector env from an id, a factory or compiled kernels, and `make_vec_agents` one
+of games with several agents. Every vector env is a `VecEnv`: a `gymnasium.vector.VectorEnv` that
+also has `send` and `recv`, `out=`, `action_masks`, `reopen` and `timing`. The backends are
+`SyncVectorEnv` (this process), `AsyncVectorEnv` (worker processes), `RayVectorEnv` (actors of Ray)
+and `vecenv.jit.JitVectorEnv` (compiled kernels). `check_vector_env` tries out any vector env.
+
+    envs = vecenv.make_vec("CartPole-v1", num_envs=8)
+    obs, infos = envs.reset(seed=1)
+    obs, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
+
+Packages such as `vecenv.wrappers` are imported on first use. Importing `vecenv` loads no torch, Ray
+or compiler.
+"""
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any

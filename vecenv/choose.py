@@ -17,7 +17,7 @@ from gymnasium import Env
 from gymnasium.spaces import Discrete
 
 from vecenv.core.errors import EnvStepError, StepTimeoutError, WorkerDiedError
-from vecenv.core.random_actions import RandomActions
+from vecenv.core.masks import RandomActions
 from vecenv.machine import pss_bytes, usable_cores
 from vecenv.timing.advice import duration
 from vecenv.workers.env import AsyncVectorEnv
@@ -71,8 +71,7 @@ def choose_backend(env_fns: Sequence[Callable[[], Env]]) -> Choice:
         num_envs,
     )
     try:
-        backend, options, reason = _judge(try_out(env_fns[-1], _TRIAL_S), num_envs)
-        return Choice(backend, options, reason, is_tried=True)
+        return _judge(try_out(env_fns[-1], _TRIAL_S), num_envs)
     except (WorkerDiedError, EnvStepError) as error:  # the env ended its process, or tried to
         _logger.warning("the trial of the envs failed: %s; workers keep them apart", error)
         reason = f"the trial failed: {error}, which must not happen to this process"
@@ -85,21 +84,22 @@ def choose_backend(env_fns: Sequence[Callable[[], Env]]) -> Choice:
     return Choice("sync", {}, f"the trial failed{failed}")
 
 
-def _judge(probe: Probe, num_envs: int) -> tuple[str, dict[str, Any], str]:
-    """Choose by the measurements of one env; return the backend, its options, and the reason."""
+def _judge(probe: Probe, num_envs: int) -> Choice:
+    """Choose by the measurements of one env."""
     cores = usable_cores()
     if probe.is_waiting:
         workers = min(num_envs, max(cores, _affordable(probe.memory_bytes)))
         reason = "the envs mostly wait, which workers overlap, one for each as memory allows"
-        return "async", {"num_workers": workers}, reason
+        return Choice("async", {"num_workers": workers}, reason, is_tried=True)
     step_s, share = probe.step_s * num_envs, math.ceil(num_envs / min(num_envs, cores))
     reason = f"a step of all {num_envs} envs takes about {duration(step_s * 1e9)} in one process"
     if step_s <= _CLEARLY * (probe.step_s * share + _HANDOVER_S):
-        return "sync", {}, f"{reason}, too little to be handed over"
+        return Choice("sync", {}, f"{reason}, too little to be handed over", is_tried=True)
     if step_s < _SHORT_S:
         others = f"{cores - 1} worker{'s' * (cores > 2)}"
-        return "async", {"caller_steps": True}, f"{reason}; {others} share it with this"
-    return "async", {}, f"{reason}, enough to be shared by {cores} workers"
+        reason = f"{reason}; {others} share it with this"
+        return Choice("async", {"caller_steps": True}, reason, is_tried=True)
+    return Choice("async", {}, f"{reason}, enough to be shared by {cores} workers", is_tried=True)
 
 
 def _affordable(process_bytes: int | None) -> int:

@@ -80,6 +80,7 @@ def cgroup_quota(root: Path, membership: Path = Path("/proc/self/cgroup")) -> fl
 
 
 def _text(file: Path) -> str:
+    """Return the text of a file, empty if it can't be read."""
     try:
         return file.read_text()
     except OSError:

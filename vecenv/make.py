@@ -26,10 +26,9 @@ from gymnasium.vector import AutoresetMode
 
 from vecenv.backends import BACKENDS, MADE, is_for_compiled, is_on_device
 from vecenv.choose import Choice, choose_backend
-from vecenv.core.arguments import read_autoreset_mode, read_count
+from vecenv.core.arguments import import_module, read_autoreset_mode, read_count
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvCreationError
-from vecenv.core.importing import import_module
 from vecenv.core.masks import MaskInfos
 from vecenv.core.spaces import ObservationMode
 
@@ -252,10 +251,12 @@ def _decide(source: _Source, backend: str | None, device: Any, env: Any) -> tupl
 
 
 def _parameters(backend: str) -> set[str]:
+    """Return the names of the arguments of a backend's vector env."""
     return set(inspect.signature(BACKENDS[backend].load()).parameters)
 
 
 def _of_workers() -> set[str]:
+    """Return the arguments that only `AsyncVectorEnv` has, so that giving one means workers."""
     return _parameters("async") - _parameters("sync")
 
 
@@ -421,6 +422,7 @@ def _is_kernels(source: Any) -> bool:
 
 
 def _no_single_env() -> Env:
+    """Stand for the factories of compiled envs, which are only counted."""
     raise AssertionError("compiled envs are made all at once")
 
 
@@ -441,6 +443,7 @@ def _about_options(kwargs: dict[str, Any]) -> str:
 
 
 def _vector_parameters() -> set[str]:
+    """Return the names of the arguments of all vector envs."""
     single = [name for name in MADE if BACKENDS[name].takes != "compiled"]  # imports no compiler
     return set().union(*map(_parameters, single)) | {"num_threads"}
 

@@ -11,12 +11,12 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import read_autoreset_mode
+from vecenv.core.arguments import Seed, read_autoreset_mode, seed_per_env
 from vecenv.core.autoreset import EnvGroup, blame
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.ending import close_at_exit
 from vecenv.core.errors import EnvCreationError
-from vecenv.core.infos import keep_info
+from vecenv.core.infos import keep_info, take_infos
 from vecenv.core.replacing import (
     MissingEnv,
     SavedEnv,
@@ -28,7 +28,6 @@ from vecenv.core.replacing import (
     unpack_envs,
 )
 from vecenv.core.rows import StepRows
-from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.spaces import ObservationMode, batch_env_spaces, require_new_env, take_row
 from vecenv.timing.stamps import EnvStamps
 
@@ -124,19 +123,19 @@ class SyncVectorEnv(GymVecEnv):
     def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
         """Step the `count` envs that were sent first; there is nothing to wait for."""
         indices, actions = zip(*(self._sent.popleft() for _ in range(count)), strict=True)
-        enter: Any = self._group.enter
-
-        def enter_row(infos: Any, info: Any, index: int, num_envs: int) -> None:
-            enter(infos, info, indices.index(index), count, index)
-
+        env_ids = np.array(indices, dtype=np.int64)
         try:
-            infos = self._group.step(actions, indices, enter=enter_row)
+            infos: Any = self._group.step(actions, indices)
         except Exception as error:
             # Some envs have been stepped and others not: give up all in flight.
             self._sent.clear()
             self._calls.give_up(f"{type(error).__name__}: {error}")
             raise
-        return self._batch_of(np.array(indices, dtype=np.int64), infos)
+        if self._masks.is_apart:
+            infos = {indices.index(k): info for k, info in infos.items()}
+        else:
+            infos = take_infos(infos, env_ids)
+        return self._batch_of(env_ids, infos)
 
     def _keep_infos_apart(self) -> None:
         """Return unbatched infos from now on, see `InfosApart`; used in actors."""
@@ -261,6 +260,7 @@ def make_envs(env_fns: Sequence[Callable[[], Env]]) -> list[Env]:
 def _creation_error(
     error: Exception, index: int, env_fns: Sequence[Callable[[], Env]]
 ) -> EnvCreationError:
+    """Return the error that names an env and its factory."""
     return EnvCreationError(
         f"Making env {index} of {len(env_fns)} failed with "
         f"{type(error).__name__}: {error} (raised by env_fns[{index}], {env_fns[index]!r})"

@@ -12,11 +12,10 @@ from gymnasium import Env
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.core.arguments import check_choice, read_count
+from vecenv.core.arguments import read_count
 
 __all__ = ["SyntheticEnv"]
 
-_DISTRIBUTIONS = ("constant", "exponential", "lognormal")
 _P99 = 2.3263478740408408  # 99th percentile of the standard normal distribution
 _MOST_P99 = math.exp(_P99**2 / 2)  # largest p99 over mean of a lognormal distribution
 _MOVING = 8  # most numbers of the observation that change in a step
@@ -37,9 +36,8 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
     Args:
         cpu_ms: Milliseconds of computing per step.
         wait_ms: Mean time in milliseconds that a step waits (sleeps, so other threads can run).
-        wait_distribution: "constant", "exponential" or "lognormal" around that mean.
-        wait_p99_ms: 99th percentile of the lognormal distribution: above the mean, and at
-            most 14.96 times the mean.
+        wait_p99_ms: 99th percentile of waits with a lognormal distribution: above the mean, and
+            at most 14.96 times the mean. None for constant waits.
         obs_shape: Shape of the observation, float32; an integer for one axis.
         episode_length: Number of steps after which an episode is truncated.
 
@@ -63,20 +61,13 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
         *,
         cpu_ms: float = 0.0,
         wait_ms: float = 0.0,
-        wait_distribution: str = "constant",
         wait_p99_ms: float | None = None,
         obs_shape: int | Sequence[int] = (4,),
         episode_length: int = 100,
     ) -> None:
         self._cpu_ns = round(1e6 * _checked_ms("cpu_ms", cpu_ms))
         self._wait_ms = _checked_ms("wait_ms", wait_ms)
-        check_choice("wait_distribution", wait_distribution, _DISTRIBUTIONS)
-        self._distribution = wait_distribution
-        if (wait_p99_ms is not None) != (wait_distribution == "lognormal"):
-            raise ValueError(
-                f"wait_p99_ms is {wait_p99_ms!r} and wait_distribution {wait_distribution!r}: "
-                "'lognormal' needs a 99th percentile, the others take none"
-            )
+        self._lognormal = None
         if wait_p99_ms is not None:
             self._lognormal = _lognormal(self._wait_ms, _checked_ms("wait_p99_ms", wait_p99_ms))
         self._length = read_count("episode_length", episode_length)
@@ -110,20 +101,15 @@ class SyntheticEnv(Env[np.ndarray, np.int64]):
         self._moving += _NOISE * noise + (0.2 * action - 0.1)
         reward = float(self._moving[0]) if action != 0 else -float(self._moving[0])
         obs = self._observation()
-        wait_s = self._draw_wait(self.np_random)
+        wait_s = self._wait_ms / 1e3
+        if self._lognormal is not None:
+            wait_s = self.np_random.lognormal(*self._lognormal) / 1e3
         end_ns = begin_ns + self._cpu_ns
         while time.thread_time_ns() < end_ns:
             pass
         if wait_s > 0:
             time.sleep(wait_s)
         return obs, reward, False, self._left == 0, {}
-
-    def _draw_wait(self, rng: np.random.Generator) -> float:
-        """Draw the seconds that a step waits."""
-        if self._distribution == "lognormal":
-            return rng.lognormal(*self._lognormal) / 1e3
-        mean_s = self._wait_ms / 1e3
-        return rng.exponential(mean_s) if self._distribution == "exponential" else mean_s
 
     def _observation(self) -> np.ndarray:
         """Return a fresh copy of the observation, with the current moving numbers."""
@@ -147,6 +133,7 @@ def _lognormal(mean: float, p99: float) -> tuple[float, float]:
 
 
 def _checked_ms(name: str, value: Any) -> float:
+    """Return milliseconds, 0 or more; raise TypeError or ValueError for others."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(f"{name} is {value!r}, expected a number of milliseconds")
     if not 0 <= value < math.inf:

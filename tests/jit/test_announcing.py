@@ -13,9 +13,8 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 import vecenv
-from vecenv.core import announcing
-from vecenv.core.announcing import announced
-from vecenv.core.compiling import is_jit_off
+from vecenv.core import compiling
+from vecenv.core.compiling import announced, is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, binding
 
 ROOT = Path(vecenv.__file__).parents[1]
@@ -28,7 +27,7 @@ def lines_of(caplog):
 
 @needs_jit
 def test_what_is_compiled_is_announced_and_what_is_loaded_is_not(monkeypatch, caplog):
-    monkeypatch.setattr(announcing, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(compiling, "_SILENT_SECONDS", 0.05)
     salt = int.from_bytes(os.urandom(4))  # so that there is none on disk
 
     def reset(state, rng):
@@ -54,7 +53,7 @@ def test_what_is_compiled_is_announced_and_what_is_loaded_is_not(monkeypatch, ca
 def test_nothing_is_said_in_time_in_workers_or_of_an_error(monkeypatch, caplog):
     with announced("quick"):
         pass
-    monkeypatch.setattr(announcing, "_SILENT_SECONDS", 0.01)
+    monkeypatch.setattr(compiling, "_SILENT_SECONDS", 0.01)
     with announced("loaded", is_compiling=lambda: False):
         time.sleep(0.05)
     with monkeypatch.context() as patch:

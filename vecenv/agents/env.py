@@ -19,6 +19,7 @@ from gymnasium import Space
 from vecenv.agents import grouping as at
 from vecenv.agents.grouping import Members, repeat_infos, rows_of_infos
 from vecenv.core.actions import ActionBatcher, as_array
+from vecenv.core.arguments import Seed
 from vecenv.core.base import StepBatch, VecEnv
 from vecenv.core.errors import (
     ActionError,
@@ -37,7 +38,6 @@ from vecenv.core.masks import (
     mask_width,
 )
 from vecenv.core.rows import FLAG_DTYPES, ObservationRows, check_slot_array, slot_rows
-from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces, batch_thinly, leaf_by_leaf, leaves
 
 __all__ = [
@@ -129,7 +129,6 @@ class GroupMasks(LatestMasks):
             num_games * len(members.agents), members.action_space, members.observation_space
         )
         self._members = members
-        self._observed: np.ndarray | None = None  # (num_rows, width), of the latest observations
 
     def name(self, row: int) -> str:
         """Return the name of a row in errors."""
@@ -142,27 +141,12 @@ class GroupMasks(LatestMasks):
         has_source = self.source is not None or self._members.allowed is not None
         return super().is_there or (self._can_be and has_source)
 
-    def note_rows(self, obs: Any, infos: dict[str, Any], rows: Any, alive: np.ndarray) -> None:
-        """Record the masks of a batch of results.
-
-        Args:
-            obs: Observations of the batch; kept by reference if `rows` is a slice of all.
-            infos: Infos of the batch's rows.
-            rows: The rows: int64 (B,), or the slice of all.
-            alive: bool (num_rows,), which agents act next.
-        """
-        if not self.is_observed:
-            if self._can_be:
-                self.note(infos, rows)
-            return
-        part = obs[MASK_KEY].reshape(-1, self._width)
-        if not isinstance(rows, slice):
-            latest = np.zeros((len(alive), self._width), part.dtype)
-            if self._observed is not None:
-                latest[:] = self._observed
-            latest[rows] = part
-            part = latest
-        self._observed = part
+    def note_rows(self, obs: Any, infos: dict[str, Any], rows: Any) -> None:
+        """Record the masks of observations and infos of `rows`: int64 (B,), or the slice of all."""
+        if self.is_observed:
+            infos = {MASK_KEY: obs[MASK_KEY].reshape(-1, self._width), f"_{MASK_KEY}": True}
+        if self._can_be:
+            self.note(infos, rows)
 
     def read_rows(self, alive: np.ndarray, rows: Any) -> np.ndarray:
         """Return masks of rows, int8 (B, width), owned by the caller; all 1 for agents not alive.
@@ -183,8 +167,6 @@ class GroupMasks(LatestMasks):
         values: Any = np.ones((len(ids), self._width), np.int8)
         if self.source is not None:
             values = self.source(ids)
-        elif self.is_observed and self._observed is not None:
-            values = self._observed[ids]
         elif self.values is not None:
             values, is_given = self.values[ids], self._is_given[ids]
         if allowed is not None:
@@ -192,16 +174,6 @@ class GroupMasks(LatestMasks):
         masks = self.checked(values, ids, ~alive[ids], is_given, allowed)
         masks[~alive[ids]] = 1
         return masks
-
-    def state(self) -> tuple[Any, ...]:
-        """Return copies for `restore`."""
-        found = (*super().state(), self._observed)
-        return tuple(None if array is None else array.copy() for array in found)
-
-    def restore(self, values: Any, is_given: Any, observed: Any = None) -> None:
-        """Restore what `state` returned."""
-        self._observed = observed
-        super().restore(values, is_given)
 
 
 class AgentGroup:
@@ -383,7 +355,7 @@ class AgentGroup:
         """Record who acted in these rows, who acts next, and with which masks."""
         self.alive[rows] = columns[at.ALIVE].reshape(-1)
         self.valid[rows] = columns[at.VALID].reshape(-1)
-        self.masks.note_rows(_as_rows(columns[at.OBS]), infos, rows, self.alive)
+        self.masks.note_rows(_as_rows(columns[at.OBS]), infos, rows)
 
 
 class AgentsVecEnv:

@@ -22,8 +22,7 @@ from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
 from vecenv.backends import is_for_compiled, is_on_device
-from vecenv.core.arguments import read_count
-from vecenv.core.importing import import_module, import_object
+from vecenv.core.arguments import import_module, import_object, read_count
 from vecenv.make import find_spec, has_compiled_envs, make_vec
 
 __all__ = ["check_name", "is_compiled_game", "make_game", "make_vec_agents"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vecenv.core.importing import import_object
+from vecenv.core.arguments import import_object
 
 __all__ = ["Seat", "called", "found_policy", "name_of"]
 

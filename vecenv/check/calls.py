@@ -20,10 +20,9 @@ from vecenv.check.rules import Findings, Frame
 from vecenv.check.runs import MASK_RULE, Runs
 from vecenv.core.base import StepBatch, StepSlot, VecEnv
 from vecenv.core.errors import ActionError, ActionMaskError
-from vecenv.core.masks import MASK_KEY, mask_width, sample_actions
-from vecenv.core.random_actions import RandomActions
+from vecenv.core.masks import MASK_KEY, RandomActions, mask_width, sample_actions
 from vecenv.core.rows import ObservationRows
-from vecenv.core.spaces import ARRAY_SPACES, is_same, join_rows, merge_rows, take_rows
+from vecenv.core.spaces import ARRAY_SPACES, is_same, merge_rows, stack_rows, take_row, take_rows
 
 __all__ = ["CallChecks", "check_before_reset", "check_closed"]
 
@@ -111,7 +110,8 @@ class CallChecks:
             )  # fmt: skip
             rows.update({int(i): (batch, row) for row, i in enumerate(batch.env_ids)})
         found = [rows[i] for i in range(envs.num_envs)]
-        obs = join_rows(envs.single_observation_space, [(b.obs, row) for b, row in found])
+        space = envs.single_observation_space
+        obs = stack_rows(space, [take_row(space, b.obs, row) for b, row in found])
         fields = ("rewards", "terminations", "truncations")
         arrays = [np.stack([getattr(b, name)[row] for b, row in found]) for name in fields]
         return (obs, *arrays)

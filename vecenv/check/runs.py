@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from vecenv.check.rules import Findings, Frame, GiveUpError, Watch
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import ActionMaskError
-from vecenv.core.random_actions import RandomActions
+from vecenv.core.masks import RandomActions
 from vecenv.core.spaces import is_same, merge_rows, short, take_row, take_rows
 
 __all__ = ["MASK_RULE", "Runs"]

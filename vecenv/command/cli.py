@@ -430,7 +430,7 @@ def _find_scenario(name: str) -> Any:
     """Return the scenario that "module:name" or a registered id names."""
     from vecenv.cage import Scenario
     from vecenv.compare.source import read_source
-    from vecenv.core.importing import import_module
+    from vecenv.core.arguments import import_module
 
     module, _, attribute = name.rpartition(":")
     found = getattr(import_module(module), attribute, None) if module else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vecenv.compare.source import read_source
-from vecenv.core.importing import import_module, import_object
+from vecenv.core.arguments import import_module, import_object
 from vecenv.jit.kernels import EnvKernels
 from vecenv.port import Difference, Proof, prove
 from vecenv.port.deadline import INTERRUPTED, guarded, time_limit

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from vecenv.backends import BACKENDS, TIMED, Backend
 from vecenv.compare.source import BackendUnavailableError, EnvSource, read_source
 from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper
-from vecenv.core.masks import METHODS, MaskInfos, can_be_masked
+from vecenv.core.masks import METHOD, MaskInfos, can_be_masked
 from vecenv.machine import tree_memory_bytes
 from vecenv.timing.report import TimingReport
 
@@ -198,7 +198,7 @@ def _make_envs(source: EnvSource, backend: Backend, num_envs: int, options: dict
 def _with_mask_infos(env_fn: Callable[[], Any]) -> Any:
     """Make an env that puts its masks into infos: a method can't be called at any time."""
     env = env_fn()
-    has_method = any(map(env.has_wrapper_attr, METHODS)) and can_be_masked(env.action_space)
+    has_method = env.has_wrapper_attr(METHOD) and can_be_masked(env.action_space)
     return MaskInfos(env) if has_method else env
 
 

@@ -12,7 +12,7 @@ import gymnasium as gym
 from gymnasium import Env
 from gymnasium.envs.registration import EnvSpec
 
-from vecenv.core.importing import import_module
+from vecenv.core.arguments import import_module
 from vecenv.make import COMPILED_TWINS, find_env, has_compiled_envs, make_vec
 
 GAMES = "agents:"  # prefix of names of games with several agents
@@ -154,8 +154,8 @@ def read_env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
         ValueError: A name has no value, or comes twice.
 
     Example:
-        >>> read_env_kwargs(["cpu_ms=0.2", "obs_shape=(84,84)", "wait_distribution=exponential"])
-        {'cpu_ms': 0.2, 'obs_shape': (84, 84), 'wait_distribution': 'exponential'}
+        >>> read_env_kwargs(["cpu_ms=0.2", "obs_shape=(84,84)", "kind=slow"])
+        {'cpu_ms': 0.2, 'obs_shape': (84, 84), 'kind': 'slow'}
     """
     found: dict[str, Any] = {}
     rest = iter(texts)

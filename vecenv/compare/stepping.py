@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
-from vecenv.core.random_actions import RandomActions
+from vecenv.core.masks import RandomActions
 from vecenv.core.spaces import take_rows
 
 __all__ = ["BatchStepper", "FirstReadyStepper", "LoopStepper", "Stepper"]

@@ -1,9 +1,19 @@
-"""Checks of numbers and names that users pass; messages begin with the name of the argument."""
+"""Read what users pass: numbers, names, seeds, options of `reset`, "module:object".
+
+Messages begin with the name of the argument.
+"""
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import importlib.util
+import operator
+import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, TypeVar
 
@@ -12,13 +22,20 @@ from gymnasium.vector import AutoresetMode
 
 __all__ = [
     "Deadline",
+    "Seed",
     "check_choice",
+    "checked_seed",
+    "import_module",
+    "import_object",
     "read_autoreset_mode",
     "read_count",
     "read_timeout",
+    "seed_per_env",
+    "split_reset_mask",
     "take_options",
 ]
 
+Seed = int | Sequence[int | None] | None
 _Options = TypeVar("_Options")
 
 
@@ -91,6 +108,119 @@ def take_options(
     return kind(**{name: options.pop(name) for name in fields if name in options})
 
 
+def checked_seed(seed: Seed, num_envs: int) -> int | list[int | None] | None:
+    """Return the seed of `reset` as None, an int, or a list with an int or None per env.
+
+    Raises:
+        TypeError, ValueError: The seed is something else, or a list of wrong length.
+    """
+    if seed is None or isinstance(seed, int | np.integer):
+        return None if seed is None else int(seed)
+    has_items = hasattr(seed, "__len__") and not isinstance(seed, str | bytes)
+    if not has_items or getattr(seed, "ndim", 1) == 0:  # arrays and tensors of one number
+        raise TypeError(
+            f"seed must be None, an integer or a list of them, got {seed!r} ({type(seed)})"
+        )
+    if len(seed) != num_envs:
+        raise ValueError(
+            "If seeds are passed as a list the length must match "
+            f"num_envs={num_envs} but got length={len(seed)}."
+        )
+    try:
+        return [None if one is None else operator.index(one) for one in seed]
+    except TypeError as error:
+        raise TypeError(f"a seed in the list {seed!r} is no integer: {error}") from None
+
+
+def seed_per_env(seed: Seed, num_envs: int) -> list[int | None]:
+    """Return one seed per env: for an integer s, env i gets s + i; for None, each gets None."""
+    seed = checked_seed(seed, num_envs)
+    if isinstance(seed, int):
+        return [seed + index for index in range(num_envs)]
+    return [None] * num_envs if seed is None else seed
+
+
+def split_reset_mask(
+    options: Mapping[str, Any] | None, num_envs: int
+) -> tuple[np.ndarray | None, dict[str, Any] | None]:
+    """Take `reset_mask` out of reset options, without changing the caller's dict.
+
+    Returns:
+        The mask, bool (num_envs,), a copy, or None; and the other options for the envs.
+
+    Raises:
+        TypeError: The options are not a dict, or the mask is not a NumPy array of bool.
+        ValueError: The mask has the wrong shape or selects no env.
+    """
+    if options is None:
+        return None, None
+    if not isinstance(options, Mapping):
+        raise TypeError(
+            f"options is {options!r}, expected None or a dict, of which each env gets a copy"
+        )
+    rest = dict(options)
+    if "reset_mask" not in rest:
+        return None, rest
+    mask = rest.pop("reset_mask")
+    where = "`options['reset_mask']`"
+    if not isinstance(mask, np.ndarray):
+        raise TypeError(f"{where} must be a numpy array, got {type(mask)}")
+    if mask.shape != (num_envs,):
+        raise ValueError(f"{where} must have shape `({num_envs},)`, got {mask.shape}")
+    if mask.dtype != np.bool_:
+        raise TypeError(f"{where} must have `dtype=np.bool_`, got {mask.dtype}")
+    if not mask.any():
+        raise ValueError(
+            f"{where} must contain a boolean array with at least one True value, "
+            f"got reset_mask={mask}"
+        )
+    return np.array(mask), rest
+
+
+def import_module(name: str) -> types.ModuleType:
+    """Import a module, also one in the working directory.
+
+    Raises:
+        ImportError: The module can't be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        here, package = os.getcwd(), name.partition(".")[0]
+        if error.name != package:
+            raise
+        if here not in sys.path and "" not in sys.path:
+            sys.path.append(here)  # for good, so that worker processes find it too
+            importlib.invalidate_caches()
+            if importlib.util.find_spec(package) is not None:
+                return importlib.import_module(name)
+        told = f"there is no module {package!r}, neither installed nor in {here}; go to the folder "
+        told += "that it is in, or name that in PYTHONPATH"
+        raise ModuleNotFoundError(told, name=package) from None
+
+
+def import_object(argument: str, text: str) -> Any:
+    """Import the object that "module:object" names; messages call the text `argument`.
+
+    Raises:
+        ValueError: The text has another form, or the module has no such object.
+        ImportError: There is no such module, or it can't be imported.
+    """
+    module_name, _, path = text.partition(":")
+    if not module_name or not path:
+        raise ValueError(f"{argument} is {text!r}, expected 'module:object'")
+    found = import_module(module_name)
+    for name in path.split("."):
+        if not hasattr(found, name):
+            own = [key for key in dir(found) if not key.startswith("_")]
+            near = difflib.get_close_matches(name, own, 3) or own[:8]
+            raise ValueError(
+                f"{argument} is {text!r}, but {found!r} has no {name!r}; it has {', '.join(near)}"
+            )
+        found = getattr(found, name)
+    return found
+
+
 class Deadline:
     """A point in time; with timeout None it never comes.
 
@@ -118,7 +248,7 @@ class Deadline:
     @property
     def is_over(self) -> bool:
         """Whether it has passed."""
-        return self._end is not None and time.monotonic() >= self._end
+        return self.left() == 0
 
 
 _NEVER = Deadline(None, is_limit=True)

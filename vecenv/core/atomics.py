@@ -55,24 +55,20 @@ def store(typingctx, array, index, value):
     return _on_word(array, types.none, (types.int64,), build)
 
 
-@intrinsic
-def fetch_add(typingctx, array, index, value):
-    """Add a value to `array[index]` and return the former value."""
+def _changing(operation):
+    """Return an intrinsic that changes `array[index]` by a value and returns the former value."""
 
-    def build(builder, at, value):
-        return builder.atomic_rmw("add", at, value, "seq_cst")
+    def change(typingctx, array, index, value):
+        def build(builder, at, value):
+            return builder.atomic_rmw(operation, at, value, "seq_cst")
 
-    return _on_word(array, types.int64, (types.int64,), build)
+        return _on_word(array, types.int64, (types.int64,), build)
+
+    return intrinsic(change)
 
 
-@intrinsic
-def exchange(typingctx, array, index, value):
-    """Set `array[index] = value` and return the former value."""
-
-    def build(builder, at, value):
-        return builder.atomic_rmw("xchg", at, value, "seq_cst")
-
-    return _on_word(array, types.int64, (types.int64,), build)
+fetch_add = _changing("add")
+exchange = _changing("xchg")  # sets `array[index] = value`
 
 
 @intrinsic

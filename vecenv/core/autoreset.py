@@ -101,22 +101,14 @@ class EnvGroup:
             blame(error, index, note)
             raise
 
-    def step(
-        self,
-        actions: Iterable[Any],
-        indices: Sequence[int] | None = None,
-        enter: Callable[[Any, Any, int, int], None] | None = None,
-    ) -> dict[Any, Any]:
+    def step(self, actions: Iterable[Any], indices: Sequence[int] | None = None) -> dict[Any, Any]:
         """Step all envs, or those of `indices`, write their rows and return the batched infos.
 
-        Args:
-            actions: One per env stepped, in order.
-            indices: The envs to step; None for all.
-            enter: Used for this step instead of the group's own.
+        There is one action per env stepped, in order. Infos have rows of all envs.
 
         An env's exception is raised with its index as `env_index`; later envs are not stepped.
         """
-        rows, ended, enter = self._rows, self.ended, enter or self.enter
+        rows, ended, enter = self._rows, self.ended, self.enter
         keys, envs = rows.obs.keys, self._steppers
         if indices is not None:
             keys, envs = [keys[i] for i in indices], [envs[i] for i in indices]

@@ -14,7 +14,13 @@ from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
-from vecenv.core.arguments import read_autoreset_mode, read_timeout
+from vecenv.core.arguments import (
+    Seed,
+    checked_seed,
+    read_autoreset_mode,
+    read_timeout,
+    split_reset_mask,
+)
 from vecenv.core.errors import EnvStateError, NoActionMaskError, SlotError
 from vecenv.core.masks import (
     LatestMasks,
@@ -29,7 +35,6 @@ from vecenv.core.rows import (
     check_slot_array,
     slot_rows,
 )
-from vecenv.core.seeding import Seed, checked_seed, split_reset_mask
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.timing import Timing
 from vecenv.timing.calls import RECV, RESET, SEND, STEP, CallLog

@@ -146,9 +146,7 @@ class InfosApart(dict[int, dict[str, Any]]):
             add_info(infos, info, int(rows[row]), num_rows, int(env_ids[row]))
 
 
-def keep_info(
-    infos: dict[int, Any], info: Any, index: int, num_envs: int, env_id: int | None = None
-) -> None:
+def keep_info(infos: dict[int, Any], info: Any, index: int, num_envs: int) -> None:
     """Keep an info as `add_info` does, but unbatched."""
     infos[index] = copy_value(info)
 

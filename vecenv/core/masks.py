@@ -3,27 +3,32 @@
 A mask is a row of 0 and 1: one entry per action of a Discrete space (entry k stands for the action
 `start + k`); for MultiDiscrete spaces the entries of all parts one after the other, sum(nvec) in
 all; for MultiBinary spaces two entries (0, 1) per bit. This is sb3-contrib's form. The dtype is
-int8, which `sample(mask=)` of Gymnasium's spaces takes.
+int8, which `sample(mask=)` of Gymnasium's spaces takes. Random actions heed masks.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
-from functools import partial
+from copy import deepcopy
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from gymnasium import Env, Space, Wrapper
-from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.vector import VectorEnv
 
 from vecenv.core.errors import ActionMaskError, NoActionMaskError
-from vecenv.core.infos import take_infos
+from vecenv.core.infos import add_info, take_infos
 
 __all__ = [
     "MASK_KEY",
-    "METHODS",
+    "METHOD",
     "LatestMasks",
     "MaskInfos",
+    "RandomActions",
     "allow_something",
     "call_single",
     "can_be_masked",
@@ -37,7 +42,7 @@ __all__ = [
 
 MASK_KEY = "action_mask"  # key in infos, and in Dict observations
 _GIVEN_KEY = f"_{MASK_KEY}"
-METHODS = ("action_masks", "action_mask")  # of single envs; the first that exists is used
+METHOD = "action_masks"  # of single envs
 
 
 def mask_sizes(space: Space) -> np.ndarray:
@@ -121,8 +126,8 @@ class MaskInfos(Wrapper):
 
     The mask of every reset and step is `info["action_mask"]` if the env puts it there itself, else
     the part "action_mask" of its Dict observations, else the result of its method
-    `action_masks()` (sb3-contrib's name) or `action_mask()`, called without arguments. Workers
-    write it into shared memory with the other results, so that `action_masks` asks no worker.
+    `action_masks()`. Workers write it into shared memory with the other results, so that
+    `action_masks` of the vector env asks no worker.
     `make_vec(..., mask_infos=True)` wraps every env in it.
 
     Args:
@@ -174,15 +179,6 @@ def call_single(env: Env, name: str, *args: Any) -> list[Any]:
     return [found(*args) if callable(found) else found]
 
 
-def _how_to(width: int) -> str:
-    """Return a text that says what an env must provide."""
-    return (
-        "an env that has them returns info['action_mask'] from reset and step, has a part "
-        "'action_mask' in its Dict observations, or has a method action_masks(); each mask is an "
-        f"array of {width} times 0 or 1"
-    )
-
-
 def flat_mask(mask: Any, width: int, space: Space) -> np.ndarray:
     """Return one env's mask as int8 (width,).
 
@@ -222,6 +218,7 @@ class LatestMasks:
         call: Calls a method of every env, as `VectorEnv.call`; None if envs are not asked.
 
     Attributes:
+        space: Space of one action.
         is_observed: Whether masks are a part of the observations.
         is_apart: Whether infos are unbatched, as `InfosApart`.
         values: Masks (num_envs, ...) as the infos had them; None if there have been none.
@@ -234,7 +231,7 @@ class LatestMasks:
         observation_space: Space,
         call: Callable[..., Sequence[Any]] | None = None,
     ) -> None:
-        self._num_envs, self._space, self._call = num_envs, space, call
+        self._num_envs, self.space, self._call = num_envs, space, call
         self._can_be = can_be_masked(space)
         self._width = mask_width(space) if self._can_be else 0
         self.is_observed = self._can_be and _has_mask_part(observation_space, self._width)
@@ -246,20 +243,17 @@ class LatestMasks:
     def is_there(self) -> bool:
         """Whether there are masks; for masks in infos this is known after the first reset."""
         is_known = self.is_observed or self.values is not None
-        return self._can_be and (is_known or self._method is not None)
+        return self._can_be and (is_known or self._has_method)
 
     @property
     def is_asked_for(self) -> bool:
         """Whether masks do not come with the results."""
         return not self.is_observed and self.values is None
 
-    @property
-    def _method(self) -> str | None:
-        """The method, or attribute, that gives the masks of all envs, once it has been found."""
-        if (found := vars(self).get("_found")) is None and self._call is not None:
-            each = (name for name in METHODS if all(self._call("has_wrapper_attr", name)))
-            found = self._found = next(each, None)
-        return found
+    @cached_property
+    def _has_method(self) -> bool:
+        """Whether a method, or attribute, gives the masks of all envs."""
+        return self._call is not None and all(self._call("has_wrapper_attr", METHOD))
 
     def name(self, row: int) -> str:
         """Return the name of a row in errors."""
@@ -298,8 +292,8 @@ class LatestMasks:
         self.note(infos, rows)
 
     def state(self) -> tuple[Any, ...]:
-        """Return the arguments of `restore`: no copies."""
-        return self.values, self._is_given
+        """Return copies, the arguments of `restore`."""
+        return deepcopy((self.values, self._is_given))
 
     def restore(self, values: Any, is_given: np.ndarray) -> None:
         """Restore what `state` returned, for the same number of envs."""
@@ -333,16 +327,12 @@ class LatestMasks:
 
     def ask(self) -> Sequence[Any]:
         """Ask all envs for their masks."""
-        name = self._method
-        if name is not None and self._call is not None:
-            try:
-                return self._call(name)
-            except TypeError:
-                # Another method `action_mask` that wants arguments, such as Taxi's, is no mask.
-                if name == METHODS[0]:
-                    raise
+        if self._has_method and self._call is not None:
+            return self._call(METHOD)
         raise NoActionMaskError(
-            f"the envs give no action masks; {_how_to(mask_width(self._space))}"
+            "the envs give no action masks; an env that has them returns info['action_mask'] from "
+            "reset and step, has a part 'action_mask' in its Dict observations, or has a method "
+            f"action_masks(); each mask is an array of {mask_width(self.space)} times 0 or 1"
         )
 
     def checked(
@@ -352,7 +342,7 @@ class LatestMasks:
 
         `is_given`, bool (B,), says which envs gave one; None if all did.
         """
-        width, space = self._width, self._space
+        width, space = self._width, self.space
         env_ids = np.arange(self._num_envs)[rows]
         bits = np.zeros((len(env_ids), width), np.bool_)
         found = np.ones(len(env_ids), np.bool_) if is_given is None else is_given.copy()
@@ -404,3 +394,153 @@ def _as_objects(items: Sequence[Any]) -> np.ndarray:
     for row, item in enumerate(items):
         array[row] = item
     return array
+
+
+# -- random actions --------------------------------------------------------------------------------
+
+# The layout of a game in `vecenv.agents.GameEnv`: actions and observations are dicts by group,
+# and a group's observations have a part of this name, one row per agent.
+_AGENTS_OBS = "obs"
+_MOST_VALUES = 1 << 12  # of a part of a MultiDiscrete action; a part with more is treated as a box
+
+
+class RandomActions:
+    """Draws random actions: allowed ones if the env gives masks, else any.
+
+    For `VecEnv`s masks come from `VecEnv.action_masks`; in Gymnasium's vector envs and single envs
+    they are looked for in the same places. For the agents of a game (`vecenv.agents.GameEnv`) they
+    are those of `AgentGroup.action_masks`. If a mask is wrong, missing or allows nothing, any
+    action is drawn.
+
+    Args:
+        env: A vector env or a single env.
+        seed: Seed of the actions; without masks they equal those after `action_space.seed(seed)`.
+            None draws from the env's own action space.
+
+    Example:
+        >>> from vecenv import make_vec
+        >>> envs = make_vec("Cage2-v0", 2)
+        >>> draw = RandomActions(envs, seed=1)
+        >>> draw.see(*envs.reset(seed=1))
+        >>> envs.step(draw())[1].shape
+        (2,)
+    """
+
+    def __init__(self, env: Any, seed: int | None = None) -> None:
+        self._env = env
+        self._is_single = not isinstance(env, VectorEnv)
+        kind = "" if self._is_single else "single_"
+        obs_space: Space = getattr(env, f"{kind}observation_space")
+        self._action_space: Space = getattr(env, f"{kind}action_space")
+        self._num_envs = 1 if self._is_single else env.num_envs
+        self._all_actions = env.action_space
+        if seed is not None:  # draw from a copy, so that the env's own stream is unchanged
+            self._all_actions = deepcopy(env.action_space)
+            self._all_actions.seed(seed)
+        self._rng = np.random.default_rng(seed)
+        # Spaces of actions and observations, per group of a game, or of the only kind of action.
+        self._groups = _groups(self._action_space, obs_space)
+        kinds = self._groups or {"": (self._action_space, obs_space)}
+        call = None if self._groups else self._call
+        self._kinds = {n: LatestMasks(self._num_envs, *pair, call) for n, pair in kinds.items()}
+        self._observed = {name for name, masks in self._kinds.items() if masks.is_observed}
+        self._padding: dict[str, np.ndarray] = {}  # what masks of a group can allow at all
+        if self._groups:
+            with contextlib.suppress(Exception):  # games that are laid out differently
+                self._padding = self._call("padding")[0]
+
+    def see(self, obs: Any, infos: Any, env_ids: np.ndarray | None = None) -> None:
+        """Record the results of the latest reset or step; `VecEnv`s are asked for masks instead.
+
+        Args:
+            obs: Observations.
+            infos: Infos.
+            env_ids: Envs of these results, int64 (B,); None for all envs in order.
+        """
+        if self._asked is not None:
+            return
+        rows, batched = slice(None) if env_ids is None else env_ids, infos
+        if self._is_single:
+            batched = {}
+            add_info(batched, infos or {}, 0, 1)
+        for name, masks in self._kinds.items():
+            own_obs, own = (obs[name][_AGENTS_OBS], batched.get(name)) if name else (obs, batched)
+            if name in self._observed:
+                masks.is_observed = False  # they are kept, as those in infos
+                part = np.asarray(own_obs[MASK_KEY])[None if self._is_single else ...]
+                own = {MASK_KEY: part, _GIVEN_KEY: True}
+            if isinstance(own, dict):
+                masks.note(own, rows)
+
+    @cached_property
+    def are_masked(self) -> bool:
+        """Whether there are masks; known once `see` has got the results of the first reset."""
+        if self._asked is not None:
+            return self._asked.has_action_masks
+        return bool(self._padding) or any(masks.is_there for masks in self._kinds.values())
+
+    def __call__(self, env_ids: np.ndarray | None = None) -> Any:
+        """Draw an action for each env, or, for envs with masks, for those of `env_ids`, (B,)."""
+        drawn = self._all_actions.sample()
+        if self._groups:
+            return {name: self._draw(name, part, env_ids) for name, part in drawn.items()}
+        return self._draw("", drawn, env_ids)
+
+    def _draw(self, name: str, drawn: Any, env_ids: np.ndarray | None) -> Any:
+        """Return allowed actions; without masks, `drawn`, which are for all envs."""
+        rows = slice(None) if env_ids is None or self._is_single else env_ids
+        if self.are_masked:
+            with contextlib.suppress(ActionMaskError, NoActionMaskError, ResetNeeded):
+                masks = self._masks_of(name, rows, env_ids)
+                actions = sample_actions(self._kinds[name].space, masks, self._rng)
+                return actions[0] if self._is_single else actions
+        return drawn if self._is_single or env_ids is None else drawn[rows]
+
+    def _masks_of(self, name: str, rows: Any, env_ids: np.ndarray | None) -> np.ndarray:
+        """Return the masks of these envs; what is wrong with one makes it allow everything."""
+        if self._asked is not None:
+            return self._asked.action_masks(env_ids)
+        count, allowed = len(np.arange(self._num_envs)[rows]), self._padding.get(name)
+        if allowed is not None:
+            allowed = np.tile(allowed, (count, 1))
+            if not self._kinds[name].is_there:
+                return allowed
+        return self._kinds[name].read(rows, np.ones(count, np.bool_), allowed=allowed)
+
+    @cached_property
+    def _asked(self) -> Any:
+        """The `VecEnv` that knows the masks; None if a wrapper has changed the actions."""
+        for whole in (self._env, getattr(self._env, "unwrapped", None)):
+            if isinstance(whole, VectorEnv) and hasattr(type(whole), "has_action_masks"):
+                is_it = whole.single_action_space == self._action_space
+                return whole if is_it and can_be_masked(self._action_space) else None
+        return None
+
+    def _call(self, name: str, *args: Any) -> Any:
+        """Call a method of the single envs; return a list with the result of each."""
+        if self._is_single:
+            return call_single(self._env, name, *args)
+        try:
+            return self._env.unwrapped.call(name, *args)
+        except Exception:  # vector envs without `call`, and others' errors
+            if name != "has_wrapper_attr":
+                raise
+            return [False]
+
+
+def _groups(actions: Space, observations: Space) -> dict[str, tuple[Space, Space]]:
+    """Return the action and observation space of each group of a game; nothing for other envs."""
+    if not isinstance(actions, Dict) or not isinstance(observations, Dict):
+        return {}
+    found: dict[str, tuple[Space, Space]] = {}
+    for name, space in actions.spaces.items():
+        columns = observations.spaces.get(name)
+        if not isinstance(columns, Dict) or _AGENTS_OBS not in columns.spaces:
+            return {}
+        # Gymnasium batches Discrete spaces to MultiDiscrete, and the others to integer boxes.
+        if isinstance(space, Box) and space.dtype.kind in "iu" and space.is_bounded():
+            low, high = space.low.astype(np.int64), space.high.astype(np.int64)
+            if (high - low).max(initial=0) < _MOST_VALUES:
+                space = MultiDiscrete(high - low + 1, dtype=space.dtype.type, start=low)
+        found[name] = space, columns[_AGENTS_OBS]
+    return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import io
 import pickle
@@ -43,21 +42,8 @@ def dump_registry() -> bytes:
     specs = []
     for spec in list(gymnasium.registry.values()):
         with contextlib.suppress(Exception):  # pickling runs code of users' classes
-            late = copy.copy(spec)
-            for name in ("entry_point", "vector_entry_point"):
-                if callable(entry := getattr(spec, name)):
-                    setattr(late, name, functools.partial(_make_late, cloudpickle.dumps(entry)))
-            specs.append(cloudpickle.dumps(late))
+            specs.append(cloudpickle.dumps(spec))
     return dumps(specs)
-
-
-def _make_late(pickled: bytes, *args: Any, **kwargs: Any) -> Any:
-    """Import an env's class or factory now and call it: most ids are never made.
-
-    Otherwise, if one id was registered with a class of a module that imports torch, every
-    worker would import torch.
-    """
-    return loads(pickled)(*args, **kwargs)
 
 
 def load_registry(registry: bytes) -> None:

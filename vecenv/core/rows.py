@@ -370,10 +370,7 @@ def check_slot_array(
     Raises:
         SlotError: The array can't be written into as it is.
     """
-    if type(array) is np.ndarray and array.shape == shape and array.dtype in dtypes:
-        if array.flags.carray:
-            return array
-    elif not isinstance(array, np.ndarray):
+    if not isinstance(array, np.ndarray):
         raise SlotError(f"out.{name} must be a NumPy array, got {type(array).__name__}")
     plain = np.asarray(array)
     if plain.shape != shape or plain.dtype not in dtypes:

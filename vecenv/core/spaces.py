@@ -20,7 +20,6 @@ __all__ = [
     "by_space",
     "chunk_bounds",
     "is_same",
-    "join_rows",
     "leaf_by_leaf",
     "leaves",
     "merge_rows",
@@ -250,11 +249,6 @@ def take_rows(single_space: Space, batch: Any, indices: Sequence[int]) -> Any:
     return by_space(take, single_space, batch)
 
 
-def join_rows(single_space: Space, rows: list[tuple[Any, int]]) -> Any:
-    """Return a batch of rows from several batches, each given as (batch, index)."""
-    return stack_rows(single_space, [take_row(single_space, batch, k) for batch, k in rows])
-
-
 def stack_rows(single_space: Space, rows: Sequence[Any]) -> Any:
     """Return a batch of elements of the space of one env."""
 
@@ -268,8 +262,8 @@ def stack_rows(single_space: Space, rows: Sequence[Any]) -> Any:
 
 def merge_rows(single_space: Space, batch: Any, other: Any, use_other: np.ndarray) -> Any:
     """Return `batch`, with the rows where `use_other`, bool (num_envs,), is True from `other`."""
-    rows = [(other if use else batch, index) for index, use in enumerate(use_other)]
-    return join_rows(single_space, rows)
+    chosen = (other if use else batch for use in use_other)
+    return stack_rows(single_space, [take_row(single_space, b, k) for k, b in enumerate(chosen)])
 
 
 # -- values in spaces ------------------------------------------------------------------------------

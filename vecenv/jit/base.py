@@ -18,13 +18,12 @@ import numpy as np
 from gymnasium import logger
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import check_choice
+from vecenv.core.arguments import Seed, check_choice
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.compiling import cached_njit
 from vecenv.core.errors import NoActionMaskError
 from vecenv.core.masks import MASK_KEY, allow_something, mask_starts, none_allowed
 from vecenv.core.rows import StepSlot, aligned_zeros, slot_outputs
-from vecenv.core.seeding import Seed
 from vecenv.files import read_entry
 from vecenv.jit import random
 from vecenv.jit.episodes import DISABLED, MASK, NEXT_STEP, OBSERVE, RUN_DTYPE, SAME_STEP

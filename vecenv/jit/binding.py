@@ -13,9 +13,14 @@ import numpy as np
 from numba import from_dtype, njit
 from numba import types as numba_types
 
-from vecenv.core.announcing import announced
-from vecenv.core.compiling import cached_njit, fingerprint, is_jit_off, is_lasting
-from vecenv.core.function_copies import FIXED_PACKAGES
+from vecenv.core.compiling import (
+    FIXED_PACKAGES,
+    announced,
+    cached_njit,
+    fingerprint,
+    is_jit_off,
+    is_lasting,
+)
 from vecenv.core.masks import mask_starts, mask_width
 from vecenv.jit import driver, episodes
 from vecenv.jit.driver import JOB_DTYPE

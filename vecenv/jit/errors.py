@@ -24,8 +24,7 @@ import numpy as np
 from numba import from_dtype
 from numba import types as numba_types
 
-from vecenv.core.compiling import fresh_njit
-from vecenv.core.function_copies import Copies, closed_over, python_function
+from vecenv.core.compiling import Copies, closed_over, fresh_njit, python_function
 from vecenv.jit import random
 from vecenv.jit.episodes import RUN_DTYPE
 from vecenv.jit.kernels import ARGUMENTS, EnvKernels

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from vecenv.core.function_copies import Copies
+from vecenv.core.compiling import Copies
 from vecenv.jit.episodes import Batch
 from vecenv.jit.errors import KernelResultError, Place
 from vecenv.jit.kernels import EnvKernels

@@ -13,13 +13,19 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import Deadline, check_choice, read_autoreset_mode, read_timeout
+from vecenv.core.arguments import (
+    Deadline,
+    Seed,
+    check_choice,
+    read_autoreset_mode,
+    read_timeout,
+    seed_per_env,
+)
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult, VecEnv
 from vecenv.core.errors import InfoError, StepTimeoutError, WorkerDiedError, raise_faults
 from vecenv.core.infos import add_info
 from vecenv.core.replacing import mixed_seed
 from vecenv.core.rows import StepRows, StepSlot, slot_rows
-from vecenv.core.seeding import Seed, seed_per_env
 from vecenv.core.spaces import (
     ObservationMode,
     batch_env_spaces,

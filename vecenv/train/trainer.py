@@ -15,7 +15,7 @@ import torch
 from torch import cuda
 
 from vecenv import RayVectorEnv, learn, make_vec
-from vecenv.core.importing import import_object
+from vecenv.core.arguments import import_object
 from vecenv.learn import Gradient, Ranks, Run, evaluate
 from vecenv.make import has_compiled_envs
 from vecenv.timing.report import as_number

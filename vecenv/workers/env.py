@@ -43,7 +43,16 @@ from gymnasium import Env, Space, logger
 from gymnasium.error import NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import Deadline, read_autoreset_mode, read_count, read_timeout
+from vecenv.core.arguments import (
+    Deadline,
+    Seed,
+    checked_seed,
+    read_autoreset_mode,
+    read_count,
+    read_timeout,
+    seed_per_env,
+    split_reset_mask,
+)
 from vecenv.core.base import GymVecEnv, StepBatch, StepResult
 from vecenv.core.ending import close_at_exit
 from vecenv.core.errors import EnvStateError, StepTimeoutError, WorkerDiedError, raise_faults
@@ -52,7 +61,6 @@ from vecenv.core.pickling import dump_factories, dump_registry, dumps
 from vecenv.core.protocol import CallProtocol
 from vecenv.core.replacing import pack_envs, raise_creation_errors, unpack_envs
 from vecenv.core.rows import StepRows
-from vecenv.core.seeding import Seed, checked_seed, seed_per_env, split_reset_mask
 from vecenv.core.spaces import ObservationMode
 from vecenv.timing.calls import STEP_ASYNC, STEP_WAIT
 from vecenv.timing.stamps import EnvStamps, WorkerProcess

@@ -23,11 +23,11 @@ from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv.core.actions import ActionBatcher
+from vecenv.core.arguments import Seed
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.errors import ActionError, EnvStateError, NoActionMaskError
 from vecenv.core.protocol import told
 from vecenv.core.rows import ObservationRows, slot_rows
-from vecenv.core.seeding import Seed
 from vecenv.core.spaces import batch_thinly, by_space, stack_rows, take_row
 
 __all__ = ["Part", "VecWrapper"]

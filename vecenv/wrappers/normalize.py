@@ -8,10 +8,10 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium.spaces import Box
 
+from vecenv.core.arguments import Seed
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvStateError, ObservationError
 from vecenv.core.moments import joined
-from vecenv.core.seeding import Seed
 from vecenv.wrappers.base import Part, VecWrapper
 
 __all__ = ["NormalizeObservation", "NormalizeReward", "RunningMoments"]

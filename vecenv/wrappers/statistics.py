@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from vecenv.core.arguments import Seed
 from vecenv.core.base import VecEnv
-from vecenv.core.seeding import Seed
 from vecenv.wrappers.base import Part, VecWrapper
 
 __all__ = ["RecordEpisodeStatistics", "RecordInfos"]

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError
 
-from vecenv.core.arguments import read_count
+from vecenv.core.arguments import Seed, read_count
 from vecenv.core.base import VecEnv
-from vecenv.core.seeding import Seed
 from vecenv.wrappers.base import Part, VecWrapper
 
 __all__ = ["RecordVideo"]

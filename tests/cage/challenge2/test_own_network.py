@@ -76,7 +76,7 @@ def test_a_policy_is_scored_by_the_tables_of_its_network(scenario, capsys):
     ("words", "told"),
     [
         (["--scenario", "my_net:restore"], "scenario is 'my_net:restore', which has none"),
-        (["--scenario", "nowhere:office"], "No module named 'nowhere'"),
+        (["--scenario", "nowhere:office"], "there is no module 'nowhere'"),
         (["--scenario", "my_net:office", "--rules", "debugged"], "the scenario 'Office' has its"),
     ],
 )

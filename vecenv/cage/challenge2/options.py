@@ -13,8 +13,7 @@ import numpy as np
 from vecenv.cage.challenge2.network.scenario import RULE_SETS, Scenario, cage2_scenario
 from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.own_red import choice_problem, compiled_red, outside
-from vecenv.core.arguments import check_choice, read_count
-from vecenv.core.importing import import_object
+from vecenv.core.arguments import check_choice, import_object, read_count
 
 __all__ = [
     "MAX_EPISODE_LENGTH", "RED_AGENTS", "STEP_INFOS", "EpisodeLength", "RedAgent",

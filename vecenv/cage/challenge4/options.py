@@ -11,7 +11,7 @@ import numpy as np
 
 from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.own_red import choice_problem, compiled_red, outside
-from vecenv.core.importing import import_object
+from vecenv.core.arguments import import_object
 from vecenv.jit import pack_record
 
 __all__ = ["Cage4Options", "compile_rules", "red_problem"]

@@ -19,8 +19,7 @@ from numba import config, njit
 from numba import types as numba_types
 
 from vecenv.core import atomics, cuda
-from vecenv.core.announcing import announced
-from vecenv.core.compiling import fingerprint, fresh_njit, is_lasting
+from vecenv.core.compiling import announced, fingerprint, fresh_njit, is_lasting
 from vecenv.files import whole_file
 from vecenv.jit import copying
 from vecenv.jit import driver as host_driver

@@ -10,10 +10,9 @@ import torch
 from gymnasium.error import ResetNeeded
 from torch import Tensor
 
-from vecenv.core.arguments import read_count
+from vecenv.core.arguments import Seed, read_count
 from vecenv.core.errors import ActionError, ActionMaskError
 from vecenv.core.rows import StepSlot
-from vecenv.core.seeding import Seed
 from vecenv.core.spaces import BatchedSpaces
 from vecenv.jit.arrays import element_bounds
 from vecenv.jit.base import MODES, CompiledVecEnv
