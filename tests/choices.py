@@ -19,5 +19,10 @@ def fast_are(fast, cases):
     return found
 
 
+def in_turn(values, *others):
+    """Return a case for each of the values, with one of each of the others in turn."""
+    return list(zip(values, *map(itertools.cycle, others), strict=False))
+
+
 def product(*parameters):
     return list(itertools.product(*parameters))

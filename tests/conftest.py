@@ -13,6 +13,9 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+# Else each process compiles the library and rewrites all tests anew. Numba keeps code here, too.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("MPLBACKEND", "Agg")  # no window opens
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 if "PYTEST_XDIST_WORKER" in os.environ:  # others use the cores, too

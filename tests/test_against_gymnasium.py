@@ -5,6 +5,7 @@ import functools
 import gymnasium as gym
 import numpy as np
 import pytest
+from choices import fast_are, in_turn, product
 from envs import MODES, SPACES, CounterEnv, RandomEnv, counters, mode_id
 from equality import assert_same
 from gymnasium import spaces
@@ -26,6 +27,7 @@ REGISTERED = {
     "CliffWalkingSlippery-v1": {},
     "Taxi-v4": {"is_rainy": True},
 }
+KINDS = ("box", "discrete", "multi-discrete", "multi-binary", "dict", "tuple")
 AVAILABLE = [env_id for env_id in REGISTERED if env_id in gym.registry]
 
 
@@ -81,8 +83,9 @@ def test_actions_of_any_space(name):
     assert_same_run(ours, theirs, num_steps=9, seed=4)
 
 
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize("env_id", AVAILABLE)
+@pytest.mark.parametrize(
+    ("env_id", "mode"), fast_are(in_turn(AVAILABLE, MODES), product(AVAILABLE, MODES))
+)
 def test_registered_envs(env_id, mode):
     env_fns = [
         lambda: gym.make(env_id, max_episode_steps=25, **REGISTERED[env_id]) for _ in range(3)
@@ -92,10 +95,7 @@ def test_registered_envs(env_id, mode):
     assert num_ends >= 3
 
 
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-@pytest.mark.parametrize(
-    "kind", ["box", "discrete", "multi-discrete", "multi-binary", "dict", "tuple"]
-)
+@pytest.mark.parametrize(("kind", "mode"), fast_are(in_turn(KINDS, MODES), product(KINDS, MODES)))
 def test_observation_mode_different(kind, mode):
     """Spaces of one shape and dtype, with bounds of their own."""
     boxes = [spaces.Box(-k, k, (2,), np.float32) for k in (1, 2, 3)]

@@ -1,6 +1,7 @@
 """Batched infos are those of Gymnasium's `_add_info`, and rows can be taken out of them."""
 
 import numpy as np
+import pytest
 from equality import assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -51,13 +52,18 @@ INFO = st.fixed_dictionaries(
 )
 
 
+@pytest.fixture(scope="module")
+def envs():
+    return CartPoleVectorEnv(NUM_ENVS)
+
+
 @settings(max_examples=15)
-@given(st.lists(INFO, min_size=NUM_ENVS, max_size=NUM_ENVS))
-def test_batched_infos_that_an_actor_takes_apart_are_the_same_when_batched_again(per_env):
+@given(per_env=st.lists(INFO, min_size=NUM_ENVS, max_size=NUM_ENVS))
+def test_batched_infos_that_an_actor_takes_apart_are_the_same_when_batched_again(envs, per_env):
     infos, again = {}, {}
     for index, info in enumerate(per_env):
         add_info(infos, info, index, NUM_ENVS)
-    apart = infos_by_env(CartPoleVectorEnv(NUM_ENVS), infos, np.arange(10, 10 + NUM_ENVS))
-    envs = np.arange(-10, NUM_ENVS)  # row k of the batch is that of env 10 + k
-    apart.enter(again, envs, NUM_ENVS, envs)
+    apart = infos_by_env(envs, infos, np.arange(10, 10 + NUM_ENVS))
+    rows = np.arange(-10, NUM_ENVS)  # row k of the batch is that of env 10 + k
+    apart.enter(again, rows, NUM_ENVS, rows)
     assert_same(again, infos)

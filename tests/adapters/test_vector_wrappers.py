@@ -5,6 +5,7 @@ from copy import deepcopy
 import gymnasium as gym
 import numpy as np
 import pytest
+from choices import fast_are, in_turn, product
 from equality import assert_same
 from gymnasium.wrappers import vector as wrappers
 
@@ -42,8 +43,9 @@ def without_times(infos):
     return infos
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", WRAPPERS)
+@pytest.mark.parametrize(
+    ("name", "mode"), fast_are(in_turn(WRAPPERS, MODES), product(WRAPPERS, MODES))
+)
 def test_wrappers_do_the_same(name, mode):
     mode = gym.vector.AutoresetMode(mode)
     results = []

@@ -18,8 +18,14 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(mine, theirs)
 
 
-@pytest.mark.parametrize("sampler", [None, {"cost": (0.05, 0.9)}])
-@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize(
+    ("mode", "sampler"),
+    [
+        (AutoresetMode.NEXT_STEP, {"cost": (0.05, 0.9)}),
+        (AutoresetMode.SAME_STEP, None),
+        (AutoresetMode.DISABLED, {"cost": (0.05, 0.9)}),
+    ],
+)
 def test_random_copies_do_what_their_sources_would_have_done(mode, sampler):
     """Each row is compared with a vector env of one, copied by its whole state."""
     rng = np.random.default_rng(7)

@@ -288,21 +288,23 @@ def test_each_order_is_as_likely():
 
 def test_edges_of_distributions():
     """What kernels can't refuse has a result, and none takes for ever."""
-    stream = seeded([1])[0]
+
+    def one(fill, *args, seed=1, dtype=np.int64):
+        return drawn(fill, *args, count=1, seed=seed, dtype=dtype)[0]
+
     for rate in (0.0, -1.0, np.nan, 0):
-        assert random.poisson(stream, rate) == 0 and random.gamma(stream, rate) == 0.0
-    assert random.poisson(stream, np.inf) == pytest.approx(1e12, rel=1e-4)
+        assert one(fill_poisson, rate) == 0 and one(fill_gamma, rate, dtype=float) == 0.0
+    assert one(fill_poisson, np.inf) == pytest.approx(1e12, rel=1e-4)
     for n, p, k in ((0, 0.5, 0), (-3, 0.5, 0), (5, 0.0, 0), (5, -1.0, 0), (5, 1.0, 5), (5, 2.0, 5)):
-        assert random.binomial(stream, n, p) == k
-    assert random.binomial(stream, 5, np.nan) == 0
+        assert one(fill_binomial, n, p) == k
+    assert one(fill_binomial, 5, np.nan) == 0
     for weights in ([], [0.0, 0.0], [-1.0], [np.nan]):
-        assert random.choice(stream, np.array(weights, float)) == -1
-    random.permutation(stream, np.zeros(0, np.int64))
-    assert random.gamma(stream, 1e-9) >= 0.0 and random.gamma(stream, np.inf) == np.inf
-    singles = np.float32(3.7), np.float32(0.3)
-    assert random.poisson(seeded([2])[0], singles[0]) == random.poisson(
-        seeded([2])[0], float(singles[0])
-    )
+        assert one(fill_choice, np.array(weights, float)) == -1
+    fill_permutations(seeded([1])[0], np.zeros((1, 0), np.int64))
+    for shape, least in ((1e-9, 0.0), (np.inf, np.inf)):
+        assert one(fill_gamma, shape, dtype=float) >= least
+    single = np.float32(3.7)
+    assert one(fill_poisson, single, seed=2) == one(fill_poisson, float(single), seed=2)
 
 
 def test_kernels_draw_the_same_compiled_and_as_plain_python():

@@ -91,7 +91,8 @@ VARIED = {
 
 @pytest.mark.parametrize("make", VARIED, ids=lambda kind: kind.__name__)
 def test_bundled_envs_name_what_may_differ(make):
-    envs = make(NUM_ENVS, sampler=VARIED[make])
+    debug = make is not CartPoleVectorEnv  # each is compiled for itself
+    envs = make(NUM_ENVS, sampler=VARIED[make], debug=debug)
     envs.reset(seed=1)
     first = envs.params_of()
     names = envs.params.dtype.names
@@ -104,7 +105,8 @@ def test_bundled_envs_name_what_may_differ(make):
     rows = np.array([4, 1])
     np.testing.assert_array_equal(envs.params_of(rows), envs.params_of()[rows])
     given = {name: envs.params[name].copy() for name in names}
-    usual, other = make(NUM_ENVS), make(NUM_ENVS, params=given)
+    usual = make(NUM_ENVS, debug=debug)
+    other = make(NUM_ENVS, params=given, debug=debug)
     actions = actions_of(usual, steps=5)
     usual.reset(seed=2), other.reset(seed=2)
     for row in actions:
@@ -234,7 +236,10 @@ def test_maps_reds_and_rates_may_differ_between_envs():
             lambda **options: Cage2VectorEnv(4, episode_length=12, **options),
             {"red_agent": "meander"},
         ),
-        (lambda **options: Cage4VectorEnv(4, steps=12, **options), {"phishing_rate": 0.3}),
+        (
+            lambda **options: Cage4VectorEnv(4, messages=True, steps=12, **options),
+            {"phishing_rate": 0.3},
+        ),
     ):
         usual, other, mixed = make(), make(**changed), make()
         mixed.set_params([1, 3], mixed.world(**changed))
@@ -246,9 +251,9 @@ def test_maps_reds_and_rates_may_differ_between_envs():
 
 
 def test_envs_are_made_with_parameters_by_id():
-    envs = make_vec("JitCartPole-v1", 3, params={"pole_length": [0.3, 1.0, 1.5]})
+    envs = make_vec("JitCartPole-v1", 3, debug=True, params={"pole_length": [0.3, 1.0, 1.5]})
     np.testing.assert_array_equal(envs.params.pole_length, [0.3, 1.0, 1.5])
-    drawn = make_vec("JitCartPole-v1", 3, sampler={"pole_length": (0.3, 1.5)})
+    drawn = make_vec("JitCartPole-v1", 3, debug=True, sampler={"pole_length": (0.3, 1.5)})
     drawn.reset(seed=1)
     assert len(np.unique(drawn.params.pole_length)) == 3
 
@@ -313,10 +318,10 @@ def test_parameters_that_are_given_are_not_drawn():
 
     drawn = OWN.having(sampler=sampler)
     for options in ({"params": {"cost": 0.5}}, {"params": PARAMS}, {"sampler": False}):
-        envs = JitVectorEnv(drawn, 2, **options)
+        envs = JitVectorEnv(drawn, 2, debug=True, **options)
         envs.reset(seed=1)
         assert len(np.unique(envs.params.cost)) == 1
-    kept = JitVectorEnv(drawn, 2, params=PARAMS, sampler=sampler)
+    kept = JitVectorEnv(drawn, 2, debug=True, params=PARAMS, sampler=sampler)
     kept.reset(seed=1)
     assert len(np.unique(kept.params.cost)) == 2
     kept.set_params(None, {"cost": 0.25})

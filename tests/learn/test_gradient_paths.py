@@ -88,7 +88,7 @@ def make_agent(kind="mlp"):
 def make_batch(kind="mlp", rows=ROWS, seed=0, weights=None):
     extras = {}
     generator = torch.Generator().manual_seed(seed)
-    shape = {"cnn": (2, 5, 5), "gru": (7, 3)}.get(kind, (6,))
+    shape = {"cnn": (2, 5, 5), "gru": (3, 3)}.get(kind, (6,))
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator)

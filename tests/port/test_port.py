@@ -327,7 +327,9 @@ def test_free_runs_and_policies_carried_over_have_equal_means():
     assert "different" in {one.verdict for one in proof.means}, str(proof)
 
 
-def test_speeds_are_those_of_the_env_alone():
+def test_speeds_are_those_of_the_env_alone(monkeypatch):
+    monkeypatch.setattr("vecenv.port.returns._NUM_ENVS", 16)
+
     class Large(toys.Walk):  # whose observations take a millisecond to copy
         seen = np.zeros(2_000_000).view  # type: ignore[assignment]
 
@@ -377,7 +379,7 @@ def test_the_command_reports_in_words_and_json(tmp_path, capsys):
     assert main(["port", "port.toys:GlobalLuck", *args[2:]]) == 1
     assert "global randomness" in capsys.readouterr().out
     if Path("/dev/full").exists():
-        assert main([*args, "--json", "/dev/full"]) == 2
+        assert main([*args, "--minutes", "0.002", "--json", "/dev/full"]) == 2
         assert "/dev/full: No space left on device" in capsys.readouterr().err
     assert main(["port", "port.toys:Walk", "port.toys:WAKL"]) == 2
     assert "EnvKernels in port.toys: LUCK_KERNELS, WALK" in capsys.readouterr().err
@@ -403,6 +405,8 @@ def test_a_skeleton_runs(env, tmp_path, monkeypatch, capsys):
     assert main(["port", env, "--new", "--folder", str(tmp_path)]) == 0
     module, test = sorted((path.stem for path in tmp_path.iterdir()), key=len)
     assert test == f"test_{module}"
+    if env != "port.toys:Walk":  # one is compiled
+        monkeypatch.setattr("vecenv.port.prove", functools.partial(prove, debug=True))
     module = importlib.import_module(module)
     with pytest.raises(AssertionError, match="DIFFERENT: draws"):  # so far, but it runs
         importlib.import_module(test).test_the_port_is_the_env()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from choices import fast_are, in_turn, product
 from equality import assert_same
 from wrappers.slides import MODES, make_bare, two, two_space
 
@@ -48,9 +49,12 @@ def collect(envs, mode, with_out, num_steps=40, num_rollouts=2):
     return columns
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("backend", ["sync", "async"])
-@pytest.mark.parametrize("name", WRAPPED)
+BACKENDS = ("sync", "async")
+CASES = product(WRAPPED, BACKENDS, MODES)
+FAST = in_turn(WRAPPED, BACKENDS, MODES) + in_turn(WRAPPED, BACKENDS[::-1], MODES[::-1])
+
+
+@pytest.mark.parametrize(("name", "backend", "mode"), fast_are(FAST, CASES))
 def test_slots_of_rollouts_hold_what_steps_return(name, backend, mode):
     found, expected = (
         collect(WRAPPED[name](make_bare(backend, 3, mode)), mode, with_out)

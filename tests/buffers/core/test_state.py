@@ -10,6 +10,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from choices import fast_are, in_turn, product
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from buffers import (
@@ -185,8 +186,10 @@ class Runs:
         return open, (self.path, "w")
 
 
-@pytest.mark.parametrize("way", ["from its file", "file", "state"])
-@pytest.mark.parametrize("kind", KINDS)
+WAYS = ("from its file", "file", "state")
+
+
+@pytest.mark.parametrize(("kind", "way"), fast_are(in_turn(KINDS, WAYS), product(KINDS, WAYS)))
 def test_a_restored_buffer_goes_on_bit_for_bit(kind, way, tmp_path):
     buffer, made = make(kind, 13), make(kind, 6, seed=2)
     if "prioritized" in kind:

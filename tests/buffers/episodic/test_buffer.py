@@ -16,7 +16,9 @@ def staged(request):
     return request.param
 
 
-@pytest.mark.parametrize("discount", [0.0, 0.6, 0.95, 1.0])
+@pytest.mark.parametrize(
+    ("discount", "staged"), [(0.0, False), (0.6, True), (0.95, False), (1.0, True)]
+)
 def test_offsets_follow_the_truncated_geometric_law(discount, staged):
     buffer = make_buffer(staged=staged)
     boundaries, length = [4, 9, 20], 30

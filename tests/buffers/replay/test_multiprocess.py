@@ -222,7 +222,7 @@ with buffer.writer() as own:
     own.add(**columns(0, 0, 7))
 
 def draw(mine, end):
-    drawn = [mine.sample(16) for _ in range(80)]  # while both rings are overwritten
+    drawn = [mine.sample(16) for _ in range(20)]  # while both rings are overwritten
     for batch in drawn:
         check(batch, 1)
     os.write(end, batch.indices.numpy().tobytes())

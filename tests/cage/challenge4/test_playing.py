@@ -287,7 +287,7 @@ def test_the_memory_says_what_has_happened():
         own_rule = []
         for agent, choice in enumerate(memory.rule_choices()[0].tolist()):
             own_rule.append((agent + choice // 64, choice // 4 % 16, choice % 4))
-        if step % 19 == 0 or step > 194:
+        if step % 49 == 0 or step > 195:
             twin = features_of(rows, [mask[0] for mask in masks], begun, own_rule)
             np.testing.assert_allclose(features[0], twin, atol=1e-6, err_msg=str(step))
         seen |= (features > 0).any(axis=(0, 1, 2))

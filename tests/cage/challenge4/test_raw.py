@@ -271,10 +271,10 @@ def test_events_say_what_the_dicts_say(red, seed):
     flat.close()
 
 
-@pytest.mark.parametrize("pad", [False, True])
+@pytest.mark.parametrize("pad", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_agents_rows_are_the_events_of_the_team(pad):
     agents = make_vec_agents("Cage4-v0", 3, observation="events", pad=pad, steps=50)
-    team = Cage4VectorEnv(3, observation="events", steps=50)
+    team = Cage4VectorEnv(3, messages=True, observation="events", steps=50)
     found, expected = agents.reset(seed=2)[0], team.reset(seed=2)[0]
     for _ in range(20):
         parts = [Cage4Events.of(one) for one in team.agent_obs(expected)]
@@ -295,7 +295,7 @@ def test_agents_rows_are_the_events_of_the_team(pad):
             routers = part.nodes.shape[1] - own
             np.testing.assert_array_equal(row.nodes[:, room : room + routers], part.nodes[:, own:])
         actions = np.tile([3, 3, 3, 3, 9], (3, 1))  # Analyse
-        expected = team.step(actions)[0]
+        expected = team.step(np.pad(actions, ((0, 0), (0, 5))))[0]  # nobody says anything
         if pad:
             found = agents.step(actions.ravel())[0]
         else:
