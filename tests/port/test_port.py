@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.spaces import Discrete
@@ -283,6 +284,33 @@ def test_policies_of_the_user_are_played():
     assert proof.is_proven and proof.styles["policy"] > 5, str(proof)
     assert proof.means[2].what == "return, policy 1 of the user" and proof.means[2].kernels > 0.0
     assert asked and asked[0].shape == (2,)
+
+
+class MethodWalk(toys.Walk):
+    """Gives its masks by the method alone."""
+
+    def reset(self, **options):
+        return super().reset(**options)[0], {}
+
+    def step(self, action):
+        return *super().step(action)[:4], {}
+
+    def action_masks(self):
+        return self.mask()
+
+
+def test_masks_of_a_method_are_compared_and_missing_ones_told():
+    options = {"minutes": 0.02, "debug": True, "max_episode_steps": 20, "has_free_runs": False}
+
+    def make():
+        return gym.wrappers.TimeLimit(MethodWalk(), 20)
+
+    found = {}
+    for name, mask in {"right": toys.action_mask, "wrong": toys.mask_wrong, "none": None}.items():
+        found[name] = prove(make, dataclasses.replace(toys.WALK, action_mask=mask), **options)
+    assert found["wrong"].difference.what == "mask[0]"
+    assert found["right"].is_proven and "action masks: compared" in str(found["right"])
+    assert "action masks: NOT COMPARED, only the Python env has them" in str(found["none"])
 
 
 def test_policies_of_run_folders_see_the_masks_of_all_envs_at_once(tmp_path, caplog):

@@ -55,6 +55,7 @@ class Proof:
         styles: Steps by kind of actions.
         fields: State fields that were compared.
         not_compared: The other state fields.
+        masks: Whether action masks were compared, and why not.
         lines_not_run: Lines of the kernels that never ran, by file: of these nothing is known.
         outcomes_not_seen: Comparisons in the kernels that were always, or never, true.
         largest_errors: Largest errors of floats by name, relative to the larger of 1 and their
@@ -73,6 +74,7 @@ class Proof:
     styles: dict[str, int] = field(default_factory=dict)
     fields: list[str] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
+    masks: str = "none"
     lines_not_run: dict[str, list[int]] = field(default_factory=dict)
     outcomes_not_seen: list[str] = field(default_factory=list)
     largest_errors: dict[str, float] = field(default_factory=dict)
@@ -95,6 +97,7 @@ class Proof:
         lines.append(f"steps by kind of actions: {_listed(self.styles)}")
         other = f"; not compared: {', '.join(self.not_compared)}" if self.not_compared else ""
         lines.append(f"fields of the state: {', '.join(self.fields) or 'none'}{other}")
+        lines.append(f"action masks: {self.masks}")
         if errors := {k: f"{v:.0e}" for k, v in self.largest_errors.items() if v > 0.0}:
             lines.append("floats apart by " + ", ".join(f"{v} ({k})" for k, v in errors.items()))
         if any(self.counts.values()):
@@ -124,8 +127,18 @@ class Proof:
             raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _report(steps: Lockstep, proof: Proof) -> None:
+_NO_MASKS = "NOT COMPARED, only {} has them"
+_MASKS = {  # by whether the Python env and the kernels have masks
+    (False, False): "none",
+    (True, True): "compared",
+    (True, False): f"{_NO_MASKS.format('the Python env')}: give the kernels an `action_mask`",
+    (False, True): _NO_MASKS.format("the kernels"),
+}
+
+
+def _report(steps: Lockstep, proof: Proof, have_masks: tuple[bool, bool]) -> None:
     """Write what was compared into the proof."""
+    proof.masks = _MASKS[have_masks]
     proof.counts, proof.styles = dict(steps.counts), dict(steps.styles)
     proof.largest_errors = steps.errors
     proof.lines_not_run = steps.coverage.lines_not_run()
@@ -275,6 +288,6 @@ def prove(
                 )
                 proof.speeds = None if debug else speeds(make_python, make_envs)
             proof.is_interrupted = False
-        _report(steps, proof)
+        _report(steps, proof, (python.has_masks, side.envs.has_action_masks))
     proof.seconds = time.perf_counter() - began
     return proof

@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Discrete, Tuple
 
-from vecenv.core.masks import MASK_KEY
+from vecenv.core.masks import MASK_KEY, METHOD, call_single, can_be_masked, flat_mask, mask_width
 from vecenv.core.rows import Outputs
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.games import COLUMNS, GameLayout
@@ -74,6 +74,7 @@ class PythonSide:
         tape: The tape that it draws from.
         obs: The latest observation in the env's own form.
         can_copy: Whether the env can be copied, as far as is known.
+        has_masks: Whether it has given an action mask.
 
     Raises:
         ValueError: `reset` of the env takes no seed.
@@ -97,6 +98,7 @@ class PythonSide:
         self.paths = paths or {}
         self.is_parallel = hasattr(self.env, "possible_agents")
         self.spaces = _spaces(self.env)
+        self.has_masks = False
         self._num_searched = 0
         try:
             with within("reset of the Python env"):
@@ -194,9 +196,18 @@ class PythonSide:
                 parts_of = [part] * len(names) if np.ndim(part) == 0 else part
                 part = dict(zip(names, parts_of, strict=True))
             seen |= {f"{what} of {name}": np.array(one) for name, one in part.items()}
-        if MASK_KEY in info:
-            seen["mask"] = np.asarray(info[MASK_KEY]).astype(bool)
+        if names == [""] and not (over or cut) and (mask := self._mask(info)) is not None:
+            seen["mask"], self.has_masks = mask, True
         return seen
+
+    def _mask(self, info: Any) -> np.ndarray | None:
+        """Return the action mask of infos, or of the env's method, bool (width,); None without."""
+        space, mask = self.spaces[""][1], info.get(MASK_KEY)
+        if mask is None and getattr(self.env, "has_wrapper_attr", lambda _: False)(METHOD):
+            mask = call_single(self.env, METHOD)[0]
+        if mask is None or not can_be_masked(space):
+            return None
+        return flat_mask(mask, mask_width(space), space).astype(bool)
 
     def field(self, path: Any) -> Any:
         """Return the value at a path; see `paths`."""

@@ -66,7 +66,7 @@ _GAME = """    # actions{k} is that of agent k; write its results into state.rew
 
 _MASK = """
 def action_mask(state, out):
-    out[:] = True  # TODO: infos["action_mask"] of the env
+    out[:] = True  # TODO: the env's action mask
 
 """
 
@@ -110,7 +110,7 @@ class Guess(NamedTuple):
         changing: By path, a value of each that changes.
         constant: By path, each number that does not.
         others: By path, the type of everything else: texts, lists of objects or of changing length.
-        has_mask: Whether infos have "action_mask".
+        has_mask: Whether the env gives action masks.
     """
 
     changing: dict[str, np.ndarray]
@@ -223,6 +223,7 @@ def write_skeleton(make: Callable[[], Any], source: str, folder: Path) -> tuple[
     fields = {names[path]: value for path, value in changing.items()} or {"steps": np.array(0)}
     used = sorted(set(re.findall(r"\b(Box|Discrete|MultiBinary|MultiDiscrete)\(", made)))
     told = "".join(f"# {path} = {value!r}\n" for path, value in constant.items())
+    told = f"\n# What stayed as it was: constants, or fields of `params`:\n{told}" if told else ""
     untold = ", ".join(f"{path} ({kind})" for path, kind in others.items())
     text = _KERNELS.format(
         source=source,
@@ -231,7 +232,7 @@ def write_skeleton(make: Callable[[], Any], source: str, folder: Path) -> tuple[
         classes="AgentsOf, EnvKernels" if is_game else "EnvKernels",
         paths="".join(f"    {name!r}: {path!r},\n" for path, name in names.items())
         + (f"    # not guessed: {untold}\n" if untold else ""),
-        constants=f"\n# What stayed as it was:\n{told}" if told else "",
+        constants=told,
         sets="".join(f"    state.{k}{'[:]' if v.ndim else ''} = 0\n" for k, v in fields.items()),
         action="actions" if is_game else "action",
         game=_GAME.format(k="[group][k]" if len(kinds) > 1 else "[k]") if is_game else "",
