@@ -263,6 +263,7 @@ class PPO(Trainer):
         columns = dict[str, Any]()
         if self.options.masks and self.envs.has_action_masks:
             columns["action_mask"] = MultiBinary(mask_width(self.envs.single_action_space))
+            print("action masks of the env are heeded")
         if self.memory is not None:
             columns["state"] = Box(-np.inf, np.inf, self.memory.shape[1:])
         return columns
