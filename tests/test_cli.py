@@ -649,7 +649,7 @@ def test_two_policies_play_the_same_episodes(capsys, cartpole_run, tmp_path):
     assert main([*words, "--env-kwargs", "episode_length=12"]) == 0
     told, numbers = capsys.readouterr().out, json.loads(found.read_text())
     assert "5 episodes under equal luck" in told and numbers["unpaired_ci95"] >= 0
-    assert "Cage2-v0 episode_length=12" in told and "defender - sleep" in told
+    assert "Cage2-v0 red_agent=b_line episode_length=12" in told and "defender - sleep" in told
     (first, mean, _), (second, other, _), (_, gain, _) = (x.values() for x in numbers["scores"])
     assert (first, second) == ("defender", "sleep") and mean > other
     assert gain == pytest.approx(mean - other)

@@ -62,7 +62,8 @@ def found_policy(
     if not (hasattr(found, "act") and hasattr(found, "reset")):
         found = convert(found)
     if found is None:
-        raise TypeError(f"policy is {policy!r:.200}, expected {expected}")
+        lacks = "; it has act, but no reset" if hasattr(policy, "act") else ""
+        raise TypeError(f"policy is {policy!r:.200}, expected {expected}{lacks}")
     return found
 
 

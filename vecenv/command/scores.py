@@ -73,7 +73,8 @@ def compare_policies(
     unpaired = math.hypot(rows[0][2], rows[1][2])  # as if the episodes were independent
     note = f"{episodes} episodes under equal luck; ±: 95 %; unpaired it would be ± "
     facts = {"env": env, "env_kwargs": {**env_kwargs}, "episodes": episodes, "seed": seed}
-    title = " ".join([env, *(f"{key}={value}" for key, value in env_kwargs.items())])
+    usual = {"red_agent": "b_line", "episode_length": 100} if env == "Cage2-v0" else {}
+    title = " ".join([env, *(f"{key}={value}" for key, value in {**usual, **env_kwargs}.items())])
     return Scores(rows, facts | {"unpaired_ci95": unpaired}, title, note + as_number(unpaired))
 
 

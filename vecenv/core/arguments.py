@@ -209,7 +209,13 @@ def import_object(argument: str, text: str) -> Any:
     module_name, _, path = text.partition(":")
     if not module_name or not path:
         raise ValueError(f"{argument} is {text!r}, expected 'module:object'")
-    found = import_module(module_name)
+    try:
+        found = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name.partition(".")[0]:
+            raise  # another module, which that one imports
+        told = f"{argument} is {text!r}, but {error}"
+        raise ModuleNotFoundError(told, name=error.name) from None
     for name in path.split("."):
         if not hasattr(found, name):
             own = [key for key in dir(found) if not key.startswith("_")]

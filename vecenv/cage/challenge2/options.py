@@ -95,7 +95,7 @@ def read_episode_lengths(episode_length: Any, max_episode_steps: Any = None) -> 
     lengths: list[Any] = [episode_length]
     if isinstance(episode_length, set | frozenset):
         lengths = sorted(episode_length)
-    elif isinstance(episode_length, Sequence | np.ndarray):
+    elif isinstance(episode_length, Sequence | np.ndarray) and not isinstance(episode_length, str):
         lengths = list(episode_length)
     for length in lengths:
         if isinstance(length, bool) or not isinstance(length, int | np.integer):

@@ -177,10 +177,12 @@ class Cage4ParallelEnv:
     def _index(self, agent: int, action: Any) -> int:
         """Return an agent's action as one that it has."""
         name = codes.AGENT_NAMES[agent]
-        space, given = self._action_spaces[name], np.asarray(action)
+        space: Any = self._action_spaces[name]
+        given = np.asarray(action)
         is_whole = given.dtype.kind in "iub" and given.ndim == 0
         if not (is_whole and space.contains(given.astype(np.int64))):
-            raise ValueError(f"the action of {name} is {action!r}, expected one of {space}")
+            told = f"expected an integer from 0 to {space.n - 1}"
+            raise ValueError(f"the action of {name} is {action!r}, {told}")
         return int(given) if given < codes.NUM_ACTIONS[agent] else codes.SLEEPS[agent]
 
     @property

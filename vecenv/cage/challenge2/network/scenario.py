@@ -235,8 +235,11 @@ class Scenario:
     green_sleep_probability: float = 0.5
 
     def host_index(self, name: str) -> int:
-        """Return the index of a host in `hosts`."""
-        return [host.name for host in self.hosts].index(name)
+        """Return the index of a host in `hosts`; ValueError if there is no such host."""
+        names = [host.name for host in self.hosts]
+        if name not in names:
+            raise ValueError(f"there is no host {name!r}; there are {', '.join(names)}")
+        return names.index(name)
 
     def subnet_index(self, name: str) -> int:
         """Return the index of a subnet in `subnets`."""
