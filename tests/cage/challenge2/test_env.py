@@ -234,6 +234,14 @@ def test_true_state_is_the_live_memory():
     assert envs.decoded_state([1, 2])["access"].shape == (2, 13)
 
 
+@pytest.mark.parametrize("observation", ["bits", "memory"])
+def test_names_each_column_of_the_observation(observation):
+    envs = Cage2VectorEnv(1, observation=observation)
+    labels = envs.observation_labels()
+    assert (len(set(labels)),) == (len(labels),) == envs.single_observation_space.shape
+    assert labels[5] == f"{envs.scenario.hosts[1].name} exploit"
+
+
 def test_send_and_recv_report_steps_too():
     options = {"red_agent": "mixed", "step_infos": ["red_type", "red_target"]}
     whole, parts = Cage2VectorEnv(4, **options), Cage2VectorEnv(4, **options)

@@ -22,6 +22,7 @@ from vecenv.cage.challenge2.options import (
     read_scenario,
     read_step_infos,
 )
+from vecenv.cage.challenge2.remembering import feature_labels, observation_labels
 from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.snapshot import Snapshot, take_snapshot, to_text
 from vecenv.cage.identity import describe_identity, warn_of_other
@@ -188,7 +189,7 @@ class Cage2VectorEnv(JitVectorEnv):
         return self._true_state
 
     def decoded_state(self, env_ids: Any = None) -> dict[str, np.ndarray]:
-        """Return the true state of all envs, or of `env_ids`, per host; see `state.decode`."""
+        """Return the true state of all envs, or of `env_ids`, per host; see `vecenv.cage.decode`."""
         states = self._true_state if env_ids is None else self._true_state[env_ids]
         return decode(states, self.scenario)
 
@@ -264,6 +265,11 @@ class Cage2VectorEnv(JitVectorEnv):
         """Return the name of each action, as Atari envs do."""
         listed = blue_choices if self._observation == "memory" else blue_actions
         return [str(action) for action in listed(self.scenario)]
+
+    def observation_labels(self) -> list[str]:
+        """Return the name of each column of the observation: a host and what is told of it."""
+        listed = feature_labels if self._observation == "memory" else observation_labels
+        return listed(self.scenario)
 
     def render(self) -> tuple[Any, ...] | None:
         """Return a text or a picture of every env, depending on `render_mode`."""
@@ -350,7 +356,7 @@ class Cage2Env(JitEnv):
         return self._envs.true_state[0]
 
     def decoded_state(self) -> dict[str, np.ndarray]:
-        """Return the true state per host, see `state.decode`."""
+        """Return the true state per host, see `vecenv.cage.decode`."""
         return {name: rows[0] for name, rows in self._envs.decoded_state().items()}
 
 

@@ -20,7 +20,14 @@ from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.bits import ONE, ZERO, count, every_fourth
 from vecenv.jit import EnvKernels, cached_njit, write_bits
 
-__all__ = ["MEMORY_STATE_DTYPE", "BlueMemory", "memory_space", "with_memory"]
+__all__ = [
+    "MEMORY_STATE_DTYPE",
+    "BlueMemory",
+    "feature_labels",
+    "memory_space",
+    "observation_labels",
+    "with_memory",
+]
 
 # The new fields come first: Numba treats two records as subtypes if one begins with the other's
 # fields, and would then run code compiled for one with the other.
@@ -258,6 +265,26 @@ def mask_rows(states, out, tables):
     """Write which choices are useful, bool (N, choices)."""
     for row in range(states.shape[0]):
         choice_mask(states[row], out[row], tables)
+
+
+def feature_labels(scenario: Scenario) -> list[str]:
+    """Return the name of each column of `BlueMemory.features`."""
+    hosts = [host.name for host in scenario.hosts]
+    kinds = ("scanned", "scanned_last", "decoys/2", "decoys_full", "exploited", "exploits/2")
+    steps = ["step/100", "step/10 up to 1"]
+    for length in codes.EPISODE_LENGTHS[:-1]:
+        steps += [f"step<{length}", f"left of {length}"]
+    return [
+        *observation_labels(scenario),
+        *(f"{host} {kind}" for kind in (*kinds, "stale") for host in hosts),
+        *("red_is_wandering", "red_is_direct", *steps, f"left of {codes.EPISODE_LENGTHS[-1]}"),
+    ]
+
+
+def observation_labels(scenario: Scenario) -> list[str]:
+    """Return the name of each of the four bits of every host, in the order of the scenario."""
+    kinds = ("active", "exploit", "belief_unknown", "belief_user")
+    return [f"{host.name} {kind}" for host in scenario.hosts for kind in kinds]
 
 
 class BlueMemory:

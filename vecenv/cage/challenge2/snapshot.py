@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ class Snapshot:
         hosts: The hosts, in the order of the scenario.
     """
 
-    scenario: Scenario
+    scenario: Scenario = field(repr=False)
     length: int
     total: float
     step: int

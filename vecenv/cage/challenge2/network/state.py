@@ -99,8 +99,24 @@ def decode(states: np.ndarray, scenario: Scenario) -> dict[str, np.ndarray]:
 
     Returns:
         By name, uint8 (*S, H), but `red_ports` uint16 (*S, H), `known_subnet` (*S, s)
-        and `ot_*` (*S); fresh memory. `access` is red's highest access on the host,
-        `table_access` the access of its oldest session: 0 none, 1 user, 2 privileged.
+        and `ot_*` (*S); fresh memory. Hosts and subnets are in the order of the scenario. Fields
+        without a number below are 0 or 1.
+
+        - `access`: red's highest access on the host: 0 none, 1 user, 2 privileged.
+        - `table_access`: the access of red's oldest session there, with the same numbers.
+        - `n_removable`, `n_stuck`: numbers of red's user sessions that Remove can end, and cannot.
+        - `n_priv`: number of red's privileged sessions.
+        - `decoys`: decoys in place: bit i is decoy i of `scenario.decoys`.
+        - `n_vsftpd`: placements of the decoy that can be placed again and again.
+        - `red_ports`: 0 before red's first scan of the host, else 256 and the bits of the ports
+          that its latest scan found.
+        - `table_scanned`: whether red has seen the ports of the host.
+        - `malware`: whether a tool that red dropped is on the disk.
+        - `known_ip`, `known_host`: whether red knows the address, and the name.
+        - `known_subnet`: whether red knows the subnet.
+        - `ot_running`: whether the operational service runs.
+        - `ot_stoppable`: whether red's Impact can still stop it.
+        - `ot_known`: whether red knows the service.
     """
     num_hosts, num_subnets = len(scenario.hosts), len(scenario.subnets)
 
