@@ -189,7 +189,7 @@ class Cage2VectorEnv(JitVectorEnv):
         return self._true_state
 
     def decoded_state(self, env_ids: Any = None) -> dict[str, np.ndarray]:
-        """Return the true state of all envs, or of `env_ids`, per host; see `vecenv.cage.decode`."""
+        """Return the true states, or those of `env_ids`, per host; see `vecenv.cage.decode`."""
         states = self._true_state if env_ids is None else self._true_state[env_ids]
         return decode(states, self.scenario)
 

@@ -343,6 +343,8 @@ class BlueMemory:
     def features(self, obs: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return the features, float32 (N, F): the latest obs (N, 4 * hosts) and the memory.
 
+        `Cage2VectorEnv.observation_labels` names the columns.
+
         Args:
             obs: Numbers 0 and 1.
             out: Array (N, F) to write into; a new array if None.
