@@ -98,8 +98,7 @@ def r2d2_loss(
     agent: Agent, batch: SequenceBatch, options: Options
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of sequences, with the weights of their draw, and scalars."""
-    errors = td_errors(agent, batch, options)
-    weights = batch.learn_mask * batch.weights[:, None]
+    errors, weights = td_errors(agent, batch, options), batch.learn_mask * batch.weights[:, None]
     loss = (weights * errors.square()).sum() / batch.learn_mask.sum() / 2
     return loss, {"error": errors.detach()[batch.learn_mask].abs().mean()}
 
