@@ -309,10 +309,12 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         for piece in self._table.pieces(read, limit):
             if folder is not None:
                 folder.make_room(len(piece[0]["rewards"]))
+            if self._sequences is not None and piece[3] is not None:
+                self._sequences.follow()  # rows of an interrupted add
             self._note_rows(self._table.add(*piece))
             if self._sequences is not None:
                 if piece[3] is not None:
-                    self._sequences.cut(piece[3])
+                    self._sequences.begin(piece[3])
                 self._sequences.follow()
 
     def flush(self) -> None:

@@ -89,6 +89,12 @@ class SequenceIndex:
 
     def cut(self, env_ids: np.ndarray) -> None:
         """Begin new episodes with the next rows of env_ids int64 (K,)."""
+        self._table.recover()
+        self.follow()  # rows of an interrupted add belong to the episodes before
+        self.begin(env_ids)
+
+    def begin(self, env_ids: np.ndarray) -> None:
+        """Begin new episodes with the rows of env_ids int64 (K,) that are not numbered yet."""
         self._next_step[env_ids] = 0
 
     def follow(self) -> None:
