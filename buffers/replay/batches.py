@@ -277,23 +277,21 @@ class Reader:
                 yield _Source(name, rows, fields[name])
         if frames is None:
             for path in layout.obs:
-                following = fields.get(f"next_{path}")
+                name = f"next_{path}"
                 if of_obs:
                     yield _Source(path, 0, fields[path])
-                if of_next:
-                    rows, field = (
-                        (self._next, fields[path]) if following is None else (last, following)
-                    )
-                    yield _Source(f"next_{path}", rows, field)
+                if of_next and name in fields:
+                    yield _Source(name, last, fields[name])
+                elif of_next:
+                    yield _Source(name, self._next, fields[path])
             return
         newest, (older, older_next) = frames.num_frames - 1, self._stacks
         for k in range(frames.num_frames):
             if of_obs:
                 yield _Source("obs", older + k if k < newest else 0, fields["obs"], k)
             if of_next:
-                after = (
-                    older + k + 1 if k + 1 < newest else 0
-                )  # over a single step, frames shift by one
+                # Over a single step, frames shift by one.
+                after = older + k + 1 if k + 1 < newest else 0
                 rows = older_next + k if self._is_long else after
                 yield _Source("next_obs", rows if k < newest else self._next, fields["obs"], k)
 

@@ -313,9 +313,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
                 self._sequences.follow()  # rows of an interrupted add
             self._note_rows(self._table.add(*piece))
             if self._sequences is not None:
-                if piece[3] is not None:
-                    self._sequences.begin(piece[3])
-                self._sequences.follow()
+                self._sequences.follow(piece[3])
 
     def flush(self) -> None:
         """With storage="memmap", wait until all data is on the disk and survives a power loss.

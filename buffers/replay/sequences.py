@@ -91,15 +91,13 @@ class SequenceIndex:
         """Begin new episodes with the next rows of env_ids int64 (K,)."""
         self._table.recover()
         self.follow()  # rows of an interrupted add belong to the episodes before
-        self.begin(env_ids)
-
-    def begin(self, env_ids: np.ndarray) -> None:
-        """Begin new episodes with the rows of env_ids int64 (K,) that are not numbered yet."""
         self._next_step[env_ids] = 0
 
-    def follow(self) -> None:
-        """Number the rows that were added since the last call."""
+    def follow(self, begun: np.ndarray | None = None) -> None:
+        """Number the rows added since the last call; in envs `begun` they begin new episodes."""
         table = self._table
+        if begun is not None:
+            self._next_step[begun] = 0
         columns = table.links, table.row_envs, table.envs["is_open"]
         kept = self._steps, self._newest, self._next_step
         number_rows(columns, (*table.live(), table.plan.span), self._noted, kept)

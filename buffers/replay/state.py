@@ -15,13 +15,7 @@ import numpy as np
 import torch
 
 from buffers.core.generator import other_generator
-from buffers.core.state import (
-    Block,
-    LoadedState,
-    SavedBuffer,
-    check_bools,
-    contradiction,
-)
+from buffers.core.state import Block, LoadedState, SavedBuffer, check_bools, contradiction
 from buffers.replay.folder import Folder
 from buffers.replay.plan import OLDER, ROW_DEFAULTS, Plan
 from buffers.replay.table import Table

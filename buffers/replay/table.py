@@ -382,10 +382,8 @@ class Table:
             opens[there(cuts)] = False
         # A stable sort by env puts each row behind the one that it follows in this add.
         options: Any = {"stable": True} if xp is torch else {"kind": "stable"}
-        rings, is_step = (
-            ids // self._envs_per_ring,
-            not len(env_ids) and count == self.plan.num_envs,
-        )
+        is_step = not len(env_ids) and count == self.plan.num_envs
+        rings = ids // self._envs_per_ring
         previous, following, newest = places * 0 - 1, places * 0 - 1, places
         ranks = places if self.plan.num_rings == 1 else ids % self._envs_per_ring  # in their rings
         if not is_step:  # in a single step each env is there once

@@ -1,4 +1,4 @@
-"""Loads that are interrupted; `fuzz.replays` interrupts adds."""
+"""Loads and adds that are interrupted; `fuzz.replays` interrupts adds at any instruction."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,11 @@ from buffers import SharedReplayBuffer
 WIDE = Box(-9999, 9999, (1,), np.float32)
 
 
-def rows_of(begin, count):
+def rows_of(begin, count, *, is_over=True):
     obs = np.arange(begin, begin + count, dtype=np.float32)[:, None]
     return {
         "obs": obs, "next_obs": -obs, "actions": np.zeros(count, np.int64),
-        "rewards": np.ones(count), "terminations": np.ones(count, bool),
+        "rewards": np.ones(count), "terminations": np.full(count, is_over),
         "truncations": np.zeros(count, np.bool_),
     }  # fmt: skip
 
@@ -39,3 +39,16 @@ def test_after_an_interrupted_load_nothing_of_it_can_be_drawn(options, monkeypat
         assert held.obs[:, 0].tolist() == wanted
         assert held.next_obs[:, 0].tolist() == [-number for number in wanted]
         assert set(buffer.sample(50).obs[:, 0].int().tolist()) <= set(wanted)
+
+
+def test_rows_of_an_interrupted_add_belong_to_the_episode_before_a_cut(monkeypatch):
+    buffer = SharedReplayBuffer(16, WIDE, Discrete(2), num_envs=1, track_episodes=True)
+    buffer.add(**rows_of(0, 2, is_over=False))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(buffer._sequences, "follow", interrupt)
+        buffer.add(**rows_of(2, 1, is_over=False))
+    buffer.cut_episodes()
+    buffer.add(**rows_of(3, 3, is_over=False))
+    batch = buffer.sample_sequences(200, 1)
+    steps = dict(zip(batch.obs[:, 0, 0].int().tolist(), batch.steps[:, 0].tolist(), strict=True))
+    assert steps == {0: 0, 1: 1, 2: 2, 3: 0, 4: 1, 5: 2}
