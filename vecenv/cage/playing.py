@@ -51,7 +51,7 @@ def found_policy(
                 return load(path)
         if ":" not in text:
             is_folder = Path(text).is_dir()
-            what = f"a folder without a {files[0]}" if is_folder else "but there is no such file"
+            what = f"a folder without a {files[0]}" if is_folder else "no built-in policy, no file"
             names = ", ".join(sorted(name.replace("_", "-") for name in ready))
             raise ValueError(
                 f"policy is {text!r}, {what}; expected a file with a saved policy, or its run "

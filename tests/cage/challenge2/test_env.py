@@ -240,6 +240,9 @@ def test_names_each_column_of_the_observation(observation):
     labels = envs.observation_labels()
     assert (len(set(labels)),) == (len(labels),) == envs.single_observation_space.shape
     assert labels[5] == f"{envs.scenario.hosts[1].name} exploit"
+    one = Cage2Env(observation=observation)
+    assert one.observation_labels() == labels
+    assert one.get_action_meanings() == envs.get_action_meanings()
 
 
 def test_send_and_recv_report_steps_too():

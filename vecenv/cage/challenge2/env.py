@@ -359,6 +359,14 @@ class Cage2Env(JitEnv):
         """Return the true state per host, see `vecenv.cage.decode`."""
         return {name: rows[0] for name, rows in self._envs.decoded_state().items()}
 
+    def get_action_meanings(self) -> list[str]:
+        """Return the name of each action, as Atari envs do."""
+        return self._envs.get_action_meanings()
+
+    def observation_labels(self) -> list[str]:
+        """Return the name of each column of the observation: a host and what is told of it."""
+        return self._envs.observation_labels()
+
 
 def _host_names(scenario: Scenario) -> list[str]:
     return [host.name for host in scenario.hosts]
