@@ -136,7 +136,7 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
 def test_what_can_not_be_done_is_said_in_one_line(args, words, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     # What is wrong is found before anything is run.
-    monkeypatch.setattr("vecenv.compare.processes.subprocess.Popen", None)
+    monkeypatch.setattr("vecenv.compare.serving.subprocess.Popen", None)
     assert main(args) == 2
     assert list(tmp_path.iterdir()) == []
     captured = capsys.readouterr()

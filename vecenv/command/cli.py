@@ -259,7 +259,7 @@ def play(
         raise ValueError(f"policy is missing: give --policy FOLDER, a run of vecenv train{there}")
     from vecenv.command.playing import play, show_run
     from vecenv.command.watching import Shown
-    from vecenv.compare.source import read_env_kwargs
+    from vecenv.compare.stepping import read_env_kwargs
 
     _check_shown(gif, html, fps)
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
@@ -360,7 +360,7 @@ def evaluate(
         json: File to write the numbers to.
     """
     from vecenv.command.scores import compare_policies
-    from vecenv.compare.source import read_env_kwargs
+    from vecenv.compare.stepping import read_env_kwargs
 
     if json is not None:
         require_writable(json)
@@ -429,7 +429,7 @@ def _evaluate_cage(
 def _find_scenario(name: str) -> Any:
     """Return the scenario that "module:name" or a registered id names."""
     from vecenv.cage import Scenario
-    from vecenv.compare.source import read_source
+    from vecenv.compare.stepping import read_source
     from vecenv.core.arguments import import_module
 
     module, _, attribute = name.rpartition(":")
@@ -478,7 +478,7 @@ def watch(
     """
     _check_shown(gif, html, fps)
     from vecenv.command import watching
-    from vecenv.compare.source import read_env_kwargs, read_source
+    from vecenv.compare.stepping import read_env_kwargs, read_source
 
     shown = watching.Shown(policy or "random", steps, gif, html, fps)
     source = read_source("Cage2-v0" if env == "Cage2" else env, read_env_kwargs(env_kwargs))
@@ -564,7 +564,7 @@ def check(
         full: Name the rules that passed, too.
     """
     from vecenv.check import VectorEnvCheckError, check_vector_env
-    from vecenv.compare.source import GAMES, read_source
+    from vecenv.compare.stepping import GAMES, read_source
     from vecenv.make import make_vec
 
     if env.startswith(GAMES):
@@ -617,7 +617,7 @@ def compare(
     """
     from vecenv.compare import Options, run_comparison
     from vecenv.compare.result import check_picture
-    from vecenv.compare.source import read_env_kwargs
+    from vecenv.compare.stepping import read_env_kwargs
 
     try:
         counts = [int(part) for part in num_envs.split(",") if part.strip()]
@@ -694,7 +694,7 @@ def port(
         json: File to write the report to.
     """
     from vecenv.command import porting
-    from vecenv.compare.source import read_env_kwargs
+    from vecenv.compare.stepping import read_env_kwargs
 
     kwargs = read_env_kwargs(env_kwargs)
     if new:
@@ -772,7 +772,7 @@ def main(args: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
         return 0
-    from vecenv.compare.source import did_you_mean
+    from vecenv.compare.stepping import did_you_mean
 
     try:
         if words and not words[0].startswith("-") and words[0] not in commands:

@@ -17,7 +17,7 @@ from vecenv.cage.saved import is_sb3_file, load_sb3_model
 from vecenv.command import trainers
 from vecenv.command.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, name_of
 from vecenv.command.watching import check_draws, show
-from vecenv.compare.source import GAMES, EnvSource, read_source
+from vecenv.compare.stepping import GAMES, EnvSource, read_source
 from vecenv.make import make_vec
 
 __all__ = ["load_policy", "play", "show_run"]
@@ -113,7 +113,7 @@ def load_policy(
     """Load a policy, and make envs for it.
 
     Args:
-        env: The env to play; see `vecenv.compare.source.read_source`.
+        env: The env to play; see `vecenv.compare.stepping.read_source`.
         policy: A run folder of the trainers, or a file in it; "zoo"; or a .zip of
             stable-baselines3, which can run code: load only those that you trust.
         num_envs: How many envs.

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.compare.source import GAMES, EnvSource, did_you_mean, read_source, read_value
+from vecenv.compare.stepping import GAMES, EnvSource, did_you_mean, read_source, read_value
 from vecenv.files import write_text
 from vecenv.make import has_compiled_envs, make_vec
 
