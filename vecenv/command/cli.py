@@ -102,7 +102,11 @@ def _train(words: Sequence[str]) -> int:
             )
         tyro.cli(Train, prog="vecenv train", args=words[:1] if helps else [])
     own = [word for word in words if word not in helps]
+    # `--track` without a value is an option of the user's own trainer, as in CleanRL's scripts.
+    flags = [k for k, word in enumerate(own) if word == "--track" and _is_flag(own[k + 1 : k + 2])]
+    own, flags = [w for k, w in enumerate(own) if k not in flags], [own[k] for k in flags]
     given, rest = tyro.cli(Train, prog="vecenv train", args=own, return_unknown_args=True)
+    rest = [*rest, *flags]
     rest = list(_in_pairs(rest))
     from vecenv.command import trainers
 
@@ -132,6 +136,11 @@ def _train(words: Sequence[str]) -> int:
     with trainers.sent_to(given.track, options):
         module.main(options)
     return 0
+
+
+def _is_flag(following: Sequence[str]) -> bool:
+    """Whether no value follows an option."""
+    return not following or following[0].startswith("-")
 
 
 def _in_pairs(words: Sequence[str]) -> Iterator[str]:
@@ -206,10 +215,12 @@ def _options_of_training(
 
 def _check_counts(options: Any) -> None:
     """Raise for options that would end a training with an error later."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name in (*_COUNTS, "total_steps"):
         given, least = getattr(options, name, None), int(name in _COUNTS)
         counts = given if isinstance(given, tuple) else (given,)
-        if any(count is not None and count < least for count in counts):
+        # A default of a file of the user's own may be 0: to be computed by its `main`.
+        if given != defaults.get(name) and any(x is not None and x < least for x in counts):
             raise ValueError(f"{name} is {given}, expected at least {least}")
 
 

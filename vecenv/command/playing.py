@@ -162,7 +162,10 @@ def _load_run(
         )
     module = load(algorithm or _trained_by(home))
     if not hasattr(module, "load_policy"):
-        told = "which vecenv play can't play: it has no function `load_policy`"
+        told = (
+            "which vecenv play can't play: it has no function load_policy(options, num_envs) that "
+            "returns envs and a function from observations to actions"
+        )
         raise ValueError(f"{home} is of {name_of(module)}, {told}")
     options = dataclasses.replace(load_options(home, module.Options), save=home)
     if getattr(options, "backend", None) == "auto":  # the training has chosen one
