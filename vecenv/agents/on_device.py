@@ -17,8 +17,7 @@ from vecenv.agents.env import MASK_DTYPES, AgentGroup, AgentSlot, valid_action
 from vecenv.agents.grouping import Members
 from vecenv.core.errors import ActionError, NoActionMaskError, SlotError
 from vecenv.core.masks import MASK_KEY, can_be_masked
-from vecenv.jit.cuda.device import DeviceActions, checked_tensor
-from vecenv.jit.cuda.env import CudaVectorEnv
+from vecenv.jit.cuda.env import CudaVectorEnv, DeviceActions, checked_tensor
 from vecenv.jit.games import GroupLayout
 
 __all__ = ["CudaAgentGroup", "CudaAgentsVecEnv"]

@@ -26,9 +26,8 @@ from vecenv.core.masks import MASK_KEY, allow_something, mask_starts, none_allow
 from vecenv.core.rows import StepSlot, aligned_zeros, slot_outputs
 from vecenv.files import read_entry
 from vecenv.jit import random
-from vecenv.jit.episodes import DISABLED, MASK, NEXT_STEP, OBSERVE, RUN_DTYPE, SAME_STEP
-from vecenv.jit.kernels import EnvKernels, draw
-from vecenv.jit.worlds import flat_params, write_params
+from vecenv.jit.driver import DISABLED, MASK, NEXT_STEP, OBSERVE, RUN_DTYPE, SAME_STEP
+from vecenv.jit.kernels import EnvKernels, draw, flat_params, write_params
 
 __all__ = ["MODES", "Branch", "CompiledVecEnv", "HostMemory"]
 

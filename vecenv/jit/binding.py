@@ -1,8 +1,9 @@
-"""Bind the templates of `episodes` and `driver` to the kernels of one kind of env, and compile."""
+"""Bind the templates of `driver` to the kernels of one kind of env, and compile."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -22,24 +23,14 @@ from vecenv.core.compiling import (
     is_lasting,
 )
 from vecenv.core.masks import mask_starts, mask_width
-from vecenv.jit import driver, episodes
-from vecenv.jit.driver import JOB_DTYPE
-from vecenv.jit.episodes import NO_LIMIT, RUN_DTYPE
+from vecenv.jit import driver
+from vecenv.jit.driver import JOB_DTYPE, NO_LIMIT, RUN_DTYPE
 from vecenv.jit.errors import KernelIndexError, explain, reached, refuse_foreign_draws
 from vecenv.jit.games import GameLayout, as_njit, game_kernels
-from vecenv.jit.interpreted import interpretable
+from vecenv.jit.interpreted import interpretable, try_out
 from vecenv.jit.kernels import ARGUMENTS, EnvKernels
-from vecenv.jit.trials import try_out
 
-__all__ = [
-    "Loop",
-    "bind_loop",
-    "bound_scope",
-    "constants_of",
-    "functions_of",
-    "rebound",
-    "uncompiled",
-]
+__all__ = ["Loop", "bind_loop", "bound_scope", "njit_parts", "parts_of", "rebound", "uncompiled"]
 
 _KERNEL_NAMES = {
     "reset": "env_reset",
@@ -105,8 +96,7 @@ def bind_loop(
             numbers from another stream than its env's.
     """
     is_compiled = not (debug or is_jit_off() or _is_uncompiled.get())
-    constants = constants_of(kernels, params)
-    functions = functions_of(kernels)
+    functions, constants = parts_of(kernels, params)
     key = fingerprint([*functions.values(), *constants.values()]), is_compiled
     loop = _loops.get(key)
     is_new = loop is None
@@ -131,30 +121,30 @@ def bind_loop(
                 raise
         loop.tried.add(tried)
     if is_compiled and is_new:
-        loop = loop._replace(attend=_compiled(kernels, functions, constants))
+        loop = loop._replace(attend=_compiled(kernels, params))
     # Without the compiler, functions may close over values that the fingerprint does not cover.
     if not is_jit_off() and is_lasting(key[0]):
         _loops[key] = loop
     return loop
 
 
-def functions_of(kernels: EnvKernels) -> dict[str, Any]:
-    """Return the kernels of one env by name; for a game, those that `game_kernels` makes."""
+def parts_of(
+    kernels: EnvKernels, params: np.ndarray | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return kernels of one env by name, and the global constants of the templates.
+
+    For a game the kernels are those that `game_kernels` makes.
+    """
     functions = {name: getattr(kernels, name) for name in ARGUMENTS}
     if kernels.groups is not None:
         functions |= game_kernels(GameLayout.of(kernels.groups), functions)
-    functions["action_mask"] = functions["action_mask"] or episodes.no_mask
+    functions["action_mask"] = functions["action_mask"] or driver.no_mask
     if functions["sampler"] is None:
         del functions["sampler"]
-    return functions
-
-
-def constants_of(kernels: EnvKernels, params: np.ndarray | None) -> dict[str, Any]:
-    """Return the global constants of the templates."""
     starts: tuple[int, ...] = (0, 0)
     if kernels.action_mask is not None:
         starts = *map(int, mask_starts(kernels.action_space)), mask_width(kernels.action_space)
-    return {
+    return functions, {
         "STATE_DTYPE": kernels.state_dtype,
         "RUN_DTYPE": RUN_DTYPE,
         "OBS_DTYPE": kernels.observation_space.dtype,
@@ -166,15 +156,19 @@ def constants_of(kernels: EnvKernels, params: np.ndarray | None) -> dict[str, An
     }
 
 
-def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[str, Any]) -> Any:
+def njit_parts(
+    kernels: EnvKernels, params: np.ndarray | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return `parts_of` with functions for compiled code to call."""
+    functions, constants = parts_of(kernels, params)
+    return {name: as_njit(function) for name, function in functions.items()}, constants
+
+
+def _compiled(kernels: EnvKernels, params: np.ndarray | None) -> Any:
     """Compile `attend` for these kernels, or load it from disk."""
-    compiled = {name: as_njit(function) for name, function in functions.items()}
-    scope = bound_scope(
-        compiled,
-        constants,
-        lambda function: njit(function, inline="always"),
-        own_params=driver.own_params,
-    )
+    functions, constants = njit_parts(kernels, params)
+    finish = functools.partial(njit, inline="always")
+    scope = bound_scope(functions, constants, finish, own_params=driver.guessed_params)
     attend = cached_njit(rebound(driver.attend, scope), nogil=True)
     job_array = numba_types.Array(from_dtype(JOB_DTYPE), 1, "C")
     words = numba_types.Array(numba_types.int64, 1, "C")
@@ -186,7 +180,7 @@ def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[st
         ):
             attend.compile((words, job_array, numba_types.int64, numba_types.int64))
     except Exception as error:  # Numba lets KeyError and others through
-        explain(kernels, compiled, constants, error)
+        explain(kernels, functions, constants, error)
     attend.disable_compile()
     return attend
 
@@ -196,7 +190,7 @@ def bound_scope(
     constants: dict[str, Any],
     finish: Callable[[Any], Any],
     view: Callable[[Any, tuple[int, ...]], Any] = driver.array_maker,
-    own_params: Any = episodes.own_params,
+    own_params: Any = driver.own_params,
 ) -> dict[str, Any]:
     """Return the global names of the templates, bound to these kernels and constants.
 
@@ -205,18 +199,18 @@ def bound_scope(
     `own_params` do what the functions of these defaults do.
     """
     has_params = constants["PARAMS_DTYPE"] is not None
-    scope = {**vars(episodes), **vars(driver), **constants}
-    step_adapter, pair_adapter = episodes.step_without_params, episodes.pair_without_params
+    scope = {**vars(driver), **constants}
+    step_adapter, pair_adapter = driver.step_without_params, driver.pair_without_params
     if has_params:
-        step_adapter, pair_adapter = episodes.step_with_params, episodes.pair_with_params
-    scope["env_sampler"] = finish(rebound(episodes.keep_params, {}))
-    adapters = {"step": step_adapter, "sampler": episodes.sample_params}
+        step_adapter, pair_adapter = driver.step_with_params, driver.pair_with_params
+    scope["env_sampler"] = finish(rebound(driver.keep_params, {}))
+    adapters = {"step": step_adapter, "sampler": driver.sample_params}
     for name, kernel in functions.items():
         names = {"kernel": kernel, "own_params": own_params}
         scope[_KERNEL_NAMES[name]] = finish(rebound(adapters.get(name, pair_adapter), names))
-    scope["obs_row"] = episodes.scalar_row if constants["OBS_SHAPE"] == () else episodes.array_row
-    scope["action_row"] = episodes.array_row
-    scope["allows_something"] = njit(rebound(episodes.any_in_each_part, constants))
+    scope["obs_row"] = driver.scalar_row if constants["OBS_SHAPE"] == () else driver.array_row
+    scope["action_row"] = driver.array_row
+    scope["allows_something"] = njit(rebound(driver.any_in_each_part, constants))
     rows = {
         "states_at": (constants["STATE_DTYPE"], ()),
         "runs_at": (RUN_DTYPE, ()),
@@ -227,7 +221,7 @@ def bound_scope(
         **{f"{kind}_at": (kind, ()) for kind in ("int64", "float32", "float64", "bool")},
     }
     scope |= {name: view(*row) for name, row in rows.items()}
-    for template in (episodes.run_rows, driver.unpack):
+    for template in (driver.run_rows, driver.unpack):
         scope[template.__name__] = finish(rebound(template, scope))
     return scope
 

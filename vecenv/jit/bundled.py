@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.kernels import EnvKernels
-from vecenv.jit.worlds import write_params
+from vecenv.jit.kernels import EnvKernels, write_params
 
 __all__ = ["PICTURES", "WHITE", "BundledVectorEnv", "draw_stroke", "enlarge", "new_picture"]
 

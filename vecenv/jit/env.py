@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter_ns
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
+from gymnasium import Space
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.arguments import read_autoreset_mode, read_count
+from vecenv.core.errors import ActionError
 from vecenv.core.rows import StepSlot, aligned_zeros
 from vecenv.core.spaces import BatchedSpaces
-from vecenv.jit.arrays import ActionReader
 from vecenv.jit.base import MODES, CompiledVecEnv, HostMemory
 from vecenv.jit.binding import bind_loop
-from vecenv.jit.episodes import NO_LIMIT, OBSERVE, RESET, RUN_DTYPE, STEP
-from vecenv.jit.kernels import EnvKernels, empty_batch
+from vecenv.jit.driver import (
+    NO_LIMIT,
+    OBSERVE,
+    RESET,
+    RUN_DTYPE,
+    STEP,
+    element_bounds,
+    first_invalid_row,
+)  # fmt: skip
+from vecenv.jit.interpreted import try_out
+from vecenv.jit.kernels import EnvKernels, as_sampler, empty_batch, read_params
 from vecenv.jit.runner import Runner
-from vecenv.jit.trials import try_out
-from vecenv.jit.worlds import as_sampler, read_params
 from vecenv.machine import usable_cores
 
 __all__ = ["JitVectorEnv"]
@@ -134,7 +143,7 @@ class JitVectorEnv(CompiledVecEnv):
         self._allocate(as_rows(self._states), as_rows(self._runs), records)
         self._over = self.episode_over
         self._is_disabled = mode is AutoresetMode.DISABLED
-        self._reader = ActionReader(kernels.action_space, num_envs)
+        self._reader = _ActionReader(kernels.action_space, num_envs)
         self._unused = self._new_outputs(0)  # for jobs that do not write these outputs
         first = None if records is None else records[:1]
         self._loop = loop = bind_loop(
@@ -286,6 +295,58 @@ class JitVectorEnv(CompiledVecEnv):
         super().close()  # the arguments are for workers
         if hasattr(self, "_runner"):
             self._runner.stop()
+
+
+class _ActionReader:
+    """Casts actions to the dtype of their space, and checks their bounds.
+
+    Before, `vecenv.core.actions.ActionBatcher` has checked shape, kind of dtype, and NaN.
+
+    Attributes:
+        bounds: See `element_bounds`; one column if all elements have the same. Compiled code checks
+            them before it steps anything.
+    """
+
+    def __init__(self, space: Space, num_envs: int) -> None:
+        self.bounds = element_bounds(space)
+        if self.bounds.shape[1] > 1 and (self.bounds == self.bounds[:, :1]).all():
+            self.bounds = self.bounds[:, :1].copy()  # one column is checked in one pass
+        self._space, self._dtype = space, np.dtype(space.dtype)
+        self._cast: np.ndarray | None = None  # allocated by the first cast
+        self._num_envs = num_envs
+
+    def read(self, actions: np.ndarray) -> np.ndarray:
+        """Return actions (N, ...) of the space's dtype, C-contiguous.
+
+        Returns the caller's array if possible; otherwise an array that the next call overwrites.
+
+        Raises:
+            ActionError: A value does not fit into the dtype.
+        """
+        if actions.dtype == self._dtype and actions.flags.carray:
+            return actions
+        if not np.can_cast(actions.dtype, self._dtype):
+            self.check(actions, None)
+        if self._cast is None:
+            self._cast = np.zeros((self._num_envs, *actions.shape[1:]), self._dtype)
+        np.copyto(self._cast, actions, casting="unsafe")
+        return self._cast
+
+    def check(self, actions: np.ndarray, env_ids: np.ndarray | None) -> None:
+        """Raise for actions (R, ...) out of bounds; row i is for env `env_ids[i]`, or for env i."""
+        if (row := first_invalid_row(actions, self.bounds)) >= 0:
+            self.refuse(actions, row, row if env_ids is None else int(env_ids[row]))
+
+    def refuse(self, actions: np.ndarray, row: int, env_id: int) -> NoReturn:
+        """Raise ActionError for the action of this row, which is for this env."""
+        space = self._space
+        expected = f"an action of {space}"
+        if isinstance(space, Discrete):
+            expected = f"an integer from {self.bounds[0, 0]} to {self.bounds[1, 0]} ({space})"
+        raise ActionError(
+            f"actions[{row}] (env {env_id}) is {actions[row]}, expected {expected}; "
+            "nothing was stepped"
+        )
 
 
 def _with_rendering(

@@ -26,7 +26,7 @@ from numba import types as numba_types
 
 from vecenv.core.compiling import Copies, closed_over, fresh_njit, python_function
 from vecenv.jit import random
-from vecenv.jit.episodes import RUN_DTYPE
+from vecenv.jit.driver import RUN_DTYPE
 from vecenv.jit.kernels import ARGUMENTS, EnvKernels
 
 __all__ = [
@@ -206,7 +206,7 @@ def refuse_foreign_draws(kernels: EnvKernels, functions: dict[str, Any]) -> None
     """Raise KernelCompileError if a kernel may draw from NumPy's or Python's generators.
 
     They are not part of an env's state, and differ between threads, workers and devices. For
-    `functions` see `functions_of`.
+    `functions` see `binding.parts_of`.
     """
     for name, kernel in {**functions, "central_state": kernels.central_state}.items():
         for function in reached(kernel):

@@ -18,7 +18,7 @@ from numba import njit
 from numba.extending import is_jitted
 
 from vecenv.core.masks import can_be_masked, mask_width
-from vecenv.jit.episodes import array_row, scalar_row
+from vecenv.jit.driver import array_row, scalar_row
 
 __all__ = [
     "COLUMNS",

@@ -17,10 +17,8 @@ import numpy as np
 from vecenv.core.compiling import cached_njit
 from vecenv.core.rows import Outputs, aligned_zeros
 from vecenv.jit import driver
-from vecenv.jit.arrays import first_invalid_row
 from vecenv.jit.binding import Loop
-from vecenv.jit.driver import JOB_DTYPE, STOP, control_words
-from vecenv.jit.episodes import STEP, Batch
+from vecenv.jit.driver import JOB_DTYPE, STEP, STOP, Batch, control_words, first_invalid_row
 
 __all__ = ["Runner", "SplitChoice"]
 

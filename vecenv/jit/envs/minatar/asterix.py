@@ -3,7 +3,7 @@
 import numpy as np
 from numba import njit
 
-from vecenv.jit.envs.minatar.board import (
+from vecenv.jit.envs.minatar import (
     RAMP_INTERVAL,
     SIZE,
     MinAtarVectorEnv,

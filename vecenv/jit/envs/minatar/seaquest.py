@@ -6,7 +6,7 @@ If several things are in a cell, a shot hits the oldest; so things of a kind are
 import numpy as np
 from numba import njit
 
-from vecenv.jit.envs.minatar.board import SIZE, MinAtarVectorEnv, game_kernels, intended
+from vecenv.jit.envs.minatar import SIZE, MinAtarVectorEnv, game_kernels, intended
 from vecenv.jit.random import integers, uniform
 
 BOTTOM = SIZE - 1  # shows the air left, and the divers on board

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import njit
 
-from vecenv.jit.envs.minatar.board import SIZE, MinAtarVectorEnv, game_kernels, intended
+from vecenv.jit.envs.minatar import SIZE, MinAtarVectorEnv, game_kernels, intended
 
 BOTTOM = SIZE - 1
 PAUSE = 5  # steps between two shots of the player
