@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import logger
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import Seed, check_choice
+from vecenv.core.arguments import Seed, check_choice, seed_per_env
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.compiling import cached_njit
 from vecenv.core.errors import NoActionMaskError
@@ -28,8 +28,6 @@ from vecenv.files import read_entry
 from vecenv.jit import random
 from vecenv.jit.driver import DISABLED, MASK, NEXT_STEP, OBSERVE, RUN_DTYPE, SAME_STEP
 from vecenv.jit.kernels import EnvKernels, draw, flat_params, write_params
-
-__all__ = ["MODES", "Branch", "CompiledVecEnv", "HostMemory"]
 
 MODES = {
     AutoresetMode.NEXT_STEP: NEXT_STEP,
@@ -231,25 +229,17 @@ class CompiledVecEnv(VecEnv):
         Raises:
             ValueError: A seed is not a 64-bit number.
         """
-        every = np.arange(self.num_envs)
-        ids = every if reset_mask is None else np.flatnonzero(reset_mask)
-        given: Any = (seed, seed + self.num_envs - 1) if isinstance(seed, int) else ()
-        if seed is not None and not isinstance(seed, int):
-            ids = np.array([i for i in ids.tolist() if seed[i] is not None], np.int64)
-            given = [seed[i] for i in ids.tolist()]
-        for one in given:
+        given = seed_per_env(seed, self.num_envs)
+        ids = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
+        seeds: dict[int, int] = {i: one for i in ids if (one := given[i]) is not None}
+        for one in seeds.values():
             if not 0 <= one <= _MAX_SEED:
                 raise ValueError(f"an env has the seed {one}, expected one from 0 to {_MAX_SEED}")
-        if isinstance(seed, int):
-            seeds = np.uint64(seed) + ids.astype(np.uint64)
-        else:
-            ids, seeds = ids[: len(given)], np.array(given, np.uint64)
         self._settle()
         if not self._is_seeded:
-            of_all = secrets.randbits(62) + every.astype(np.uint64)
-            of_all[ids] = seeds
-            ids, seeds = every, of_all
-        self._set_streams(ids, seeds)
+            first = secrets.randbits(62)
+            seeds = {i: first + i for i in range(self.num_envs)} | seeds
+        self._set_streams(np.array([*seeds], np.int64), np.array([*seeds.values()], np.uint64))
 
     def _set_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
         """Begin the random streams of envs, int64 (B,), from seeds uint64 (B,)."""
@@ -560,11 +550,10 @@ class CompiledVecEnv(VecEnv):
         return arrays
 
     def check_state(self, state: Mapping[str, np.ndarray], states: np.ndarray) -> None:
-        """Raise ValueError if a state is of other envs, or has invalid records `states` (N,)."""
-        self._check_states(states)
+        """Raise ValueError if a state is of other envs, or has invalid records `states` (N,).
 
-    def _check_states(self, states: np.ndarray) -> None:
-        """Raise ValueError for invalid states (N,): kernels would use them unchecked."""
+        Kernels use them unchecked.
+        """
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole state as arrays: envs, random streams and statistics (copies).

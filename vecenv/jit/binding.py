@@ -30,16 +30,6 @@ from vecenv.jit.games import GameLayout, as_njit, game_kernels
 from vecenv.jit.interpreted import interpretable, try_out
 from vecenv.jit.kernels import ARGUMENTS, EnvKernels
 
-__all__ = ["Loop", "bind_loop", "bound_scope", "njit_parts", "parts_of", "rebound", "uncompiled"]
-
-_KERNEL_NAMES = {
-    "reset": "env_reset",
-    "step": "env_step",
-    "observe": "env_observe",
-    "action_mask": "env_mask",
-    "sampler": "env_sampler",
-}  # names in the templates
-
 
 class Loop(NamedTuple):
     """The loop over envs, bound to the kernels of one kind of env.
@@ -99,28 +89,25 @@ def bind_loop(
     functions, constants = parts_of(kernels, params)
     key = fingerprint([*functions.values(), *constants.values()]), is_compiled
     loop = _loops.get(key)
-    is_new = loop is None
     if loop is None:
         _check_arguments(kernels, params is not None)
         refuse_foreign_draws(kernels, functions)
         run_rows = bound_scope(functions, constants, lambda function: function)["run_rows"]
         found = {(one.__module__ or "").partition(".")[0] for one in reached(run_rows)}
         is_ours = found <= {"vecenv", *FIXED_PACKAGES}
-        in_python = None  # our own need no trial
-        if not (is_compiled and is_ours):
-            in_python = interpretable(run_rows, kernels)
+        needs_python = not (is_compiled and is_ours)  # compiled ones of our own need no trial
+        in_python = interpretable(run_rows, kernels) if needs_python else None
         loop = Loop(is_ours, in_python, None, set())
     tried = (None if params is None else params.tobytes(), max_episode_steps)
-    if debug and loop.is_ours:
-        dry_run = False
-    if dry_run and not is_jit_off() and loop.run_rows and tried not in loop.tried:
+    dry_run = dry_run and not is_jit_off() and not (debug and loop.is_ours)
+    if dry_run and loop.run_rows and tried not in loop.tried:
         try:
             try_out(kernels, loop.run_rows, params, max_episode_steps)
         except KernelIndexError:
             if not debug:  # else it is an IndexError of the call that uses it
                 raise
         loop.tried.add(tried)
-    if is_compiled and is_new:
+    if is_compiled and loop.attend is None:
         loop = loop._replace(attend=_compiled(kernels, params))
     # Without the compiler, functions may close over values that the fingerprint does not cover.
     if not is_jit_off() and is_lasting(key[0]):
@@ -200,14 +187,14 @@ def bound_scope(
     """
     has_params = constants["PARAMS_DTYPE"] is not None
     scope = {**vars(driver), **constants}
-    step_adapter, pair_adapter = driver.step_without_params, driver.pair_without_params
-    if has_params:
-        step_adapter, pair_adapter = driver.step_with_params, driver.pair_with_params
+    kind = "with" if has_params else "without"
+    adapters = {"step": scope[f"step_{kind}_params"], "sampler": driver.sample_params}
     scope["env_sampler"] = finish(rebound(driver.keep_params, {}))
-    adapters = {"step": step_adapter, "sampler": driver.sample_params}
     for name, kernel in functions.items():
-        names = {"kernel": kernel, "own_params": own_params}
-        scope[_KERNEL_NAMES[name]] = finish(rebound(adapters.get(name, pair_adapter), names))
+        adapter = adapters.get(name, scope[f"pair_{kind}_params"])
+        scope[f"env_{name}"] = finish(
+            rebound(adapter, {"kernel": kernel, "own_params": own_params})
+        )
     scope["obs_row"] = driver.scalar_row if constants["OBS_SHAPE"] == () else driver.array_row
     scope["action_row"] = driver.array_row
     scope["allows_something"] = njit(rebound(driver.any_in_each_part, constants))

@@ -7,8 +7,6 @@ import numpy as np
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels, write_params
 
-__all__ = ["PICTURES", "WHITE", "BundledVectorEnv", "draw_stroke", "enlarge", "new_picture"]
-
 WHITE = (255, 255, 255)
 PICTURES = {"render_modes": ["rgb_array"], "render_fps": 10}  # metadata of envs drawn here
 Point = tuple[float, float]  # x to the right, y downwards, in pixels

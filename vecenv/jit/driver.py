@@ -86,7 +86,7 @@ class Batch(NamedTuple):
 
 
 # `binding` puts kernels here, and functions from an address and a number of rows to an array.
-env_reset = env_step = env_observe = env_mask = env_sampler = kernel = cast("Any", None)
+env_reset = env_step = env_observe = env_action_mask = env_sampler = kernel = cast("Any", None)
 obs_row = action_row = allows_something = cast("Any", None)
 states_at = runs_at = params_at = actions_at = obs_at = masks_at = cast("Any", None)
 int64_at = float32_at = float64_at = bool_at = cast("Any", None)
@@ -110,7 +110,7 @@ def run_rows(batch, start, stop):
         state, run = batch.states[env], batch.runs[env]
         if op == MASK:
             mask = batch.masks[row]
-            env_mask(state, mask, params, env)
+            env_action_mask(state, mask, params, env)
             if not allows_something(mask):
                 if run.episode_over:  # the action does not matter
                     mask[:] = True

@@ -7,7 +7,6 @@ from time import perf_counter_ns
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
-from gymnasium import Space
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
@@ -30,8 +29,6 @@ from vecenv.jit.interpreted import try_out
 from vecenv.jit.kernels import EnvKernels, as_sampler, empty_batch, read_params
 from vecenv.jit.runner import Runner
 from vecenv.machine import usable_cores
-
-__all__ = ["JitVectorEnv"]
 
 _RENDER_MODES = ("rgb_array", "ansi")
 _RENDER_FPS = 10
@@ -142,8 +139,10 @@ class JitVectorEnv(CompiledVecEnv):
         as_rows = HostMemory.as_rows
         self._allocate(as_rows(self._states), as_rows(self._runs), records)
         self._over = self.episode_over
-        self._is_disabled = mode is AutoresetMode.DISABLED
-        self._reader = _ActionReader(kernels.action_space, num_envs)
+        self._bounds = bounds = element_bounds(kernels.action_space)
+        if (bounds == bounds[:, :1]).all():
+            self._bounds = bounds[:, :1].copy()  # one column is checked in one pass
+        self._action_dtype = np.dtype(kernels.action_space.dtype)
         self._unused = self._new_outputs(0)  # for jobs that do not write these outputs
         first = None if records is None else records[:1]
         self._loop = loop = bind_loop(
@@ -153,7 +152,7 @@ class JitVectorEnv(CompiledVecEnv):
             op=STEP, autoreset_mode=MODES[mode], max_episode_steps=limit, states=self._states,
             runs=self._runs, params=records, final_obs=self._final_obs,
         )  # fmt: skip
-        self._runner = Runner(loop, self._batch, self._reader.bounds, threads, self._calls.give_up)
+        self._runner = Runner(loop, self._batch, self._bounds, threads, self._calls.give_up)
         self._run_job = self._runner.run
 
     @property
@@ -219,12 +218,16 @@ class JitVectorEnv(CompiledVecEnv):
         batch = self._batch
         if env_ids is not None:
             batch = batch._replace(env_ids=env_ids)
-        elif self._is_disabled:
+        else:
             self._refuse_ended()
-        given = self._reader.read(actions)
+        given = actions
+        if actions.dtype != self._action_dtype or not actions.flags.carray:
+            if not np.can_cast(actions.dtype, self._action_dtype):
+                self._check_actions(actions)
+            given = np.array(actions, self._action_dtype, order="C")
         num_ended = self._run_job(batch, len(given), given, outputs)
         if num_ended < 0:
-            self._reader.refuse(actions, -1 - num_ended, -1 - num_ended)
+            self._refuse_action(actions, -1 - num_ended, env_ids)
         infos: dict[str, Any] = {}
         if num_ended and self._has_end_infos:
             infos = self._end_infos(outputs, env_ids)
@@ -234,8 +237,23 @@ class JitVectorEnv(CompiledVecEnv):
 
     def _send(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
         self._refuse_ended(env_ids)
-        self._reader.check(actions, env_ids)
+        self._check_actions(actions, env_ids)
         super()._send(actions, env_ids)
+
+    def _check_actions(self, actions: np.ndarray, env_ids: np.ndarray | None = None) -> None:
+        """Raise ActionError for actions (B, ...) out of bounds, of these envs or of all."""
+        if (row := first_invalid_row(actions, self._bounds)) >= 0:
+            self._refuse_action(actions, row, env_ids)
+
+    def _refuse_action(self, actions: np.ndarray, row: int, env_ids: np.ndarray | None) -> NoReturn:
+        space, (low, high) = self.single_action_space, self._bounds[:, :1]
+        expected = f"an action of {space}"
+        if isinstance(space, Discrete):
+            expected = f"an integer from {low[0]} to {high[0]} ({space})"
+        raise ActionError(
+            f"actions[{row}] (env {row if env_ids is None else env_ids[row]}) is {actions[row]}, "
+            f"expected {expected}; nothing was stepped"
+        )
 
     def _is_over(self, env_ids: np.ndarray | slice = _ALL) -> np.ndarray:
         return self._over[env_ids]
@@ -295,58 +313,6 @@ class JitVectorEnv(CompiledVecEnv):
         super().close()  # the arguments are for workers
         if hasattr(self, "_runner"):
             self._runner.stop()
-
-
-class _ActionReader:
-    """Casts actions to the dtype of their space, and checks their bounds.
-
-    Before, `vecenv.core.actions.ActionBatcher` has checked shape, kind of dtype, and NaN.
-
-    Attributes:
-        bounds: See `element_bounds`; one column if all elements have the same. Compiled code checks
-            them before it steps anything.
-    """
-
-    def __init__(self, space: Space, num_envs: int) -> None:
-        self.bounds = element_bounds(space)
-        if self.bounds.shape[1] > 1 and (self.bounds == self.bounds[:, :1]).all():
-            self.bounds = self.bounds[:, :1].copy()  # one column is checked in one pass
-        self._space, self._dtype = space, np.dtype(space.dtype)
-        self._cast: np.ndarray | None = None  # allocated by the first cast
-        self._num_envs = num_envs
-
-    def read(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions (N, ...) of the space's dtype, C-contiguous.
-
-        Returns the caller's array if possible; otherwise an array that the next call overwrites.
-
-        Raises:
-            ActionError: A value does not fit into the dtype.
-        """
-        if actions.dtype == self._dtype and actions.flags.carray:
-            return actions
-        if not np.can_cast(actions.dtype, self._dtype):
-            self.check(actions, None)
-        if self._cast is None:
-            self._cast = np.zeros((self._num_envs, *actions.shape[1:]), self._dtype)
-        np.copyto(self._cast, actions, casting="unsafe")
-        return self._cast
-
-    def check(self, actions: np.ndarray, env_ids: np.ndarray | None) -> None:
-        """Raise for actions (R, ...) out of bounds; row i is for env `env_ids[i]`, or for env i."""
-        if (row := first_invalid_row(actions, self.bounds)) >= 0:
-            self.refuse(actions, row, row if env_ids is None else int(env_ids[row]))
-
-    def refuse(self, actions: np.ndarray, row: int, env_id: int) -> NoReturn:
-        """Raise ActionError for the action of this row, which is for this env."""
-        space = self._space
-        expected = f"an action of {space}"
-        if isinstance(space, Discrete):
-            expected = f"an integer from {self.bounds[0, 0]} to {self.bounds[1, 0]} ({space})"
-        raise ActionError(
-            f"actions[{row}] (env {env_id}) is {actions[row]}, expected {expected}; "
-            "nothing was stepped"
-        )
 
 
 def _with_rendering(

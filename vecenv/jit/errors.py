@@ -29,17 +29,6 @@ from vecenv.jit import random
 from vecenv.jit.driver import RUN_DTYPE
 from vecenv.jit.kernels import ARGUMENTS, EnvKernels
 
-__all__ = [
-    "KernelCompileError",
-    "KernelIndexError",
-    "KernelResultError",
-    "Place",
-    "explain",
-    "reached",
-    "reads",
-    "refuse_foreign_draws",
-]
-
 _PACKAGE = Path(__file__).parents[1]
 _GENERATORS = (
     *(np.random.Generator, np.random.RandomState, np.random.BitGenerator),
@@ -321,7 +310,9 @@ def _place_and_reason(
     failure: Exception, text: str, kernel: Any, constants: dict[str, Any]
 ) -> tuple[Place, str]:
     """Return the line at fault and the reason."""
-    functions = [one for one in reached(kernel) if not _is_ours(one.__code__.co_filename)]
+    functions = [
+        one for one in reached(kernel) if not one.__code__.co_filename.startswith(_FOREIGN)
+    ]
     place, reason = _named_place(text, functions), ""
     if isinstance(failure, KeyError):  # raised by Numba's look-up of a field
         name = str(failure.args[0]) if failure.args else ""
@@ -371,17 +362,13 @@ def _about_field(name: str, place: Place | None, constants: dict[str, Any]) -> s
     return f"a record has no field {name!r}; {told}"
 
 
-def _is_ours(filename: str) -> bool:
-    return filename.startswith(_FOREIGN)
-
-
 def _named_place(text: str, functions: list[types.FunctionType]) -> Place | None:
     """Return the first place in Numba's message outside this package and Numba: the innermost."""
     for found in _PLACES.finditer(text):
         filename, line = found[1] or found[3], int(found[2] or found[4])
         if not filename.startswith("<"):
             filename = os.path.abspath(filename)
-        if not _is_ours(filename):
+        if not filename.startswith(_FOREIGN):
             for one in functions:
                 lines = [number for *_, number in one.__code__.co_lines()]
                 if one.__code__.co_filename == filename and line in lines:

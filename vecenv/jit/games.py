@@ -20,16 +20,6 @@ from numba.extending import is_jitted
 from vecenv.core.masks import can_be_masked, mask_width
 from vecenv.jit.driver import array_row, scalar_row
 
-__all__ = [
-    "COLUMNS",
-    "AgentsOf",
-    "GameLayout",
-    "as_njit",
-    "check_space",
-    "game_kernels",
-    "with_columns",
-]
-
 # Fields that are added to the state record, one entry per agent in the order of the groups.
 COLUMNS = {
     "rewards": np.dtype(np.float64),  # of the latest step

@@ -20,8 +20,6 @@ from vecenv.jit import driver
 from vecenv.jit.binding import Loop
 from vecenv.jit.driver import JOB_DTYPE, STEP, STOP, Batch, control_words, first_invalid_row
 
-__all__ = ["Runner", "SplitChoice"]
-
 # Helpers busy-wait after a job, so that they see the next one in less than 1 us.
 NUM_SPINS = 3_000  # rounds of busy-waiting: 75 us at 2.6 GHz
 CHUNKS_PER_PART = 4

@@ -16,8 +16,6 @@ from gymnasium.vector import AutoresetMode
 from vecenv.core.errors import ActionError
 from vecenv.jit.env import JitVectorEnv
 
-__all__ = ["JitEnv"]
-
 _PACKAGE = __name__.partition(".")[0]
 _OF_VECTORS = ("num_envs", "autoreset_mode", "num_threads")
 _SAVED = "_saved_state"  # key in a pickled env, in place of its vector env

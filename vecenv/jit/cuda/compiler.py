@@ -35,8 +35,6 @@ from vecenv.jit.errors import explain
 from vecenv.jit.interpreted import interpretable
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["ARGUMENTS", "ENTRY", "bound_driver", "kept_code", "lower"]
-
 ENTRY = "vecenv_run_thread"
 ARGUMENTS = (
     *(JOB_DTYPE.names or ()),  # the parts and chunks of threads of the host are not used

@@ -267,7 +267,8 @@ class GridWorldVectorEnv(JitVectorEnv):
             **options,
         )
 
-    def _check_states(self, states: np.ndarray) -> None:
+    def check_state(self, state: Any, states: np.ndarray) -> None:
+        """Refuse players outside of the walls, and unknown cells."""
         height, width = states["grid"].shape[1:]
         is_inside = (states["x"] > 0) & (states["x"] < width - 1)
         is_inside &= (states["y"] > 0) & (states["y"] < height - 1)

@@ -164,7 +164,8 @@ class TableVectorEnv(BundledVectorEnv):
         """Return further parameters of an env."""
         raise NotImplementedError
 
-    def _check_states(self, states: np.ndarray) -> None:
+    def check_state(self, state: Any, states: np.ndarray) -> None:
+        """Refuse cells that the table does not have."""
         num_states = self.single_observation_space.n  # type: ignore[attr-defined]  # a Discrete
         if states["cell"].min() < 0 or states["cell"].max() >= num_states:
             raise ValueError(f"state['states'] has cells outside of 0 to {num_states - 1}")
