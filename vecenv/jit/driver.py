@@ -225,7 +225,7 @@ def any_in_each_part(mask):
 
 @njit
 def no_mask(state, out, *params):
-    """Replace the action mask of an env that has none; do nothing."""
+    """Write nothing: the mask of an env that has none."""
 
 
 # -- bounds of actions ----------------------------------------------------------------------------

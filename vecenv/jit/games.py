@@ -18,7 +18,7 @@ from numba import njit
 from numba.extending import is_jitted
 
 from vecenv.core.masks import can_be_masked, mask_width
-from vecenv.jit.driver import array_row, scalar_row
+from vecenv.jit.driver import array_row, no_mask, scalar_row
 
 # Fields that are added to the state record, one entry per agent in the order of the groups.
 COLUMNS = {
@@ -226,17 +226,16 @@ def game_kernels(layout: GameLayout, own: Mapping[str, Any]) -> dict[str, Any]:
 
     def written(kernels: Any, part: str, field: str, empty: int) -> Any:
         """Return a kernel that calls the author's kernels for the agents of all groups."""
-        writers = []
+        write: Any = no_mask
         for name, group in groups.items():
             kernel = as_njit(kernels[name] if isinstance(kernels, Mapping) else kernels)
             shape = (group.mask_width,) if part == "masks" else group.obs_shape or (1,)
             row_of: Any = array_row if group.obs_shape else scalar_row
             if part == "masks" or layout.is_flat:
                 row_of = _flat_rows(getattr(group, part).start, shape)
-            writers.append(
-                _writer(kernel, len(group.agents), group.agent_ids.start, row_of, field, empty)
-            )
-        return _all_of(writers)
+            ids = group.agent_ids
+            write = _writer(write, kernel, len(group.agents), ids.start, row_of, field, empty)
+        return write
 
     masks = own["action_mask"]
     return {
@@ -313,13 +312,16 @@ def _flat_rows(start: int, shape: tuple[int, ...]) -> Any:
     return njit(flat_row if len(shape) == 1 else shaped_row, inline="always")
 
 
-def _writer(kernel: Any, count: int, first: int, row_of: Any, field: str, empty: int) -> Any:
-    """Return a kernel that calls another one for `count` agents, from number `first` on.
+def _writer(
+    before: Any, kernel: Any, count: int, first: int, row_of: Any, field: str, empty: int
+) -> Any:
+    """Return a kernel that calls `before`, and another one for `count` agents from `first` on.
 
     Rows of agents that are not in the column `field` are filled with `empty`.
     """
 
     def write_group(state, out, *params):
+        before(state, out, *params)
         for k in range(count):
             row = row_of(out, k)
             if state[field][first + k] != 0:
@@ -328,19 +330,6 @@ def _writer(kernel: Any, count: int, first: int, row_of: Any, field: str, empty:
                 row[:] = empty
 
     return as_njit(write_group)
-
-
-def _all_of(kernels: list[Any]) -> Any:
-    """Return a kernel that calls all of these kernels."""
-    if len(kernels) == 1:
-        return kernels[0]
-    first, rest = kernels[0], _all_of(kernels[1:])
-
-    def both(state, out, *params):
-        first(state, out, *params)
-        rest(state, out, *params)
-
-    return as_njit(both)
 
 
 def _splitter(groups: list[GroupLayout]) -> Any:

@@ -13,8 +13,8 @@ was left unwritten.
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import functools
 import linecache
 import logging
 import re
@@ -23,7 +23,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -59,22 +59,15 @@ _FOUND = (
 
 
 class _Here(threading.local):
-    """How kernels run in this thread: `end` is when a trial must end, 0.0 outside of trials."""
+    """How kernels run in this thread: `end` is when a trial must end, 0.0 outside of trials.
+
+    In trials, results are checked by `checked_in_trials`; reads after the end raise TimeoutError.
+    """
 
     end = 0.0
 
 
 _here = _Here()
-
-
-@contextlib.contextmanager
-def _trial(seconds: float) -> Iterator[None]:
-    """Let `checked_in_trials` check results, and reads raise TimeoutError after some seconds."""
-    _here.end = time.perf_counter() + seconds
-    try:
-        yield
-    finally:
-        _here.end = 0.0
 
 
 def _widened(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -337,89 +330,20 @@ _WIDE_TYPES = {
 
 
 @dataclass
-class Trial:
-    """A trial of an env, and what came of it.
+class _Trial:
+    """What came of a trial of an env.
 
     Attributes:
-        fields: Fields of the state record that are filled before the first reset; others are zero.
-        fills_out: Whether `out` is filled before each call; otherwise it is zero, and a mask True.
-        repeats: Actions to take; None to draw actions.
         actions: The actions taken.
         results: Step (0 is the reset), name and value of each output.
         error: The error that ended the trial early, or None.
         num_episodes: Number of episodes that ended.
     """
 
-    fields: tuple[str, ...] = ()
-    fills_out: bool = False
-    repeats: list[np.ndarray] | None = None
     actions: list[np.ndarray] = field(default_factory=list)
     results: list[tuple[int, str, np.ndarray]] = field(default_factory=list)
     error: Exception | None = None
     num_episodes: int = 0
-
-    def play(
-        self,
-        kernels: EnvKernels,
-        loop: Callable[..., Any],
-        params: np.ndarray | None,
-        limit: int,
-        seconds: float | None,
-    ) -> None:
-        """Reset an env and step it with random actions that its mask allows, or with `repeats`.
-
-        See `try_out`; if `seconds` is given, no results are noted.
-        """
-        space, rng = copy.deepcopy(kernels.action_space), np.random.default_rng(0)
-        space.seed(0)
-        batch = empty_batch(kernels, 1)._replace(
-            max_episode_steps=limit, params=None if params is None else params.copy()
-        )
-        given = None if params is None or kernels.sampler else batch.params.tobytes()
-        batch.runs["key"] = rng.integers(2**63)
-        for name in self.fields:
-            _fill(batch.states[name])
-        self._call(loop, batch, RESET, 0)
-        end = time.perf_counter() + (_TRIAL_SECONDS if seconds is None else seconds)
-        num_steps = _NUM_STEPS if seconds is None else sys.maxsize
-        for step in range(1, 1 + (num_steps if self.repeats is None else len(self.repeats))):
-            if self.repeats is None and step > _MIN_STEPS and time.perf_counter() > end:
-                return
-            self.num_episodes = int(batch.runs["num_episodes"][0])
-            if seconds is not None:
-                self.results.clear()
-                self.actions.clear()
-                if self.num_episodes >= NUM_EPISODES:
-                    return
-            if kernels.action_mask is not None:
-                self._call(loop, batch, MASK, step)
-            if self.repeats is not None:
-                batch.actions[0] = self.repeats[step - 1]
-            elif kernels.action_mask is not None:
-                batch.actions[0] = sample_actions(space, batch.masks, rng)[0]
-            else:
-                batch.actions[0] = space.sample()
-            self.actions.append(batch.actions[0].copy())
-            self._call(loop, batch, STEP, step)
-            if given is not None and batch.params.tobytes() != given:
-                _refuse(
-                    kernels,
-                    _author(kernels.step),
-                    "a kernel writes `params`, which only a sampler may, as envs share them: keep "
-                    "what changes during an episode in the state",
-                    found="",
-                )
-
-    def _call(self, loop: Callable[..., Any], batch: Batch, op: int, step: int) -> None:
-        """Do one job on memory that it has to fill; note what it has written."""
-        if self.fills_out:
-            _fill(batch.obs)
-        else:
-            batch.obs[...] = 0
-        batch.masks[...] = not self.fills_out
-        loop(batch._replace(op=op), 0, 1)
-        names = ("masks",) if op == MASK else [name for name in _SHOWN if name != "masks"]
-        self.results += [(step, name, getattr(batch, name)[0].copy()) for name in names]
 
 
 def try_out(
@@ -447,16 +371,8 @@ def try_out(
         KernelIndexError: An index is out of range; the message names file and line.
         KernelResultError: `step` returns something wrong, or a kernel leaves something unwritten.
     """
-
-    def play(trial: Trial) -> Trial:
-        try:
-            with _trial(_LIMIT_SECONDS + (seconds or 0.0)):
-                trial.play(kernels, loop, params, max_episode_steps, seconds)
-        except Exception as error:
-            trial.error = error
-        return trial
-
-    clean = play(Trial())  # the others start with foreign numbers in memory
+    play = functools.partial(_play, kernels, loop, params, max_episode_steps, seconds)
+    clean = play()  # the others start with foreign numbers in memory
     error = clean.error
     if isinstance(error, KernelResultError):
         raise error from None
@@ -467,6 +383,82 @@ def try_out(
     if error is not None:
         _logger.debug("%s: the trial in Python ended early: %r", kernels.name, error)
     return clean.num_episodes
+
+
+def _play(
+    kernels: EnvKernels,
+    loop: Callable[..., Any],
+    params: np.ndarray | None,
+    limit: int,
+    seconds: float | None,
+    fields: Sequence[str] = (),
+    repeats: list[np.ndarray] | None = None,
+    *,
+    fills_out: bool = False,
+) -> _Trial:
+    """Reset an env and step it with random actions that its mask allows, or with `repeats`.
+
+    See `try_out`; if `seconds` is given, no results are noted. The fields are filled before the
+    reset, others are zero; with `fills_out` `out` is filled before each call, else it is zero, and
+    a mask True.
+    """
+    trial, space, rng = _Trial(), copy.deepcopy(kernels.action_space), np.random.default_rng(0)
+    space.seed(0)
+    batch = empty_batch(kernels, 1)._replace(
+        max_episode_steps=limit, params=None if params is None else params.copy()
+    )
+    given = None if params is None or kernels.sampler else batch.params.tobytes()
+    batch.runs["key"] = rng.integers(2**63)
+    for name in fields:
+        _fill(batch.states[name])
+
+    def call(op: int, step: int) -> None:
+        """Do one job on memory that it has to fill; note what it has written."""
+        batch.obs[...] = 0
+        if fills_out:
+            _fill(batch.obs)
+        batch.masks[...] = not fills_out
+        loop(batch._replace(op=op), 0, 1)
+        names = ("masks",) if op == MASK else [name for name in _SHOWN if name != "masks"]
+        trial.results += [(step, name, getattr(batch, name)[0].copy()) for name in names]
+
+    _here.end = time.perf_counter() + _LIMIT_SECONDS + (seconds or 0.0)
+    try:
+        call(RESET, 0)
+        end = time.perf_counter() + (_TRIAL_SECONDS if seconds is None else seconds)
+        num_steps = _NUM_STEPS if seconds is None else sys.maxsize
+        for step in range(1, 1 + (num_steps if repeats is None else len(repeats))):
+            if repeats is None and step > _MIN_STEPS and time.perf_counter() > end:
+                break
+            trial.num_episodes = int(batch.runs["num_episodes"][0])
+            if seconds is not None:
+                trial.results.clear()
+                trial.actions.clear()
+                if trial.num_episodes >= NUM_EPISODES:
+                    break
+            if kernels.action_mask is not None:
+                call(MASK, step)
+            if repeats is not None:
+                batch.actions[0] = repeats[step - 1]
+            elif kernels.action_mask is not None:
+                batch.actions[0] = sample_actions(space, batch.masks, rng)[0]
+            else:
+                batch.actions[0] = space.sample()
+            trial.actions.append(batch.actions[0].copy())
+            call(STEP, step)
+            if given is not None and batch.params.tobytes() != given:
+                _refuse(
+                    kernels,
+                    _author(kernels.step),
+                    "a kernel writes `params`, which only a sampler may, as envs share them: keep "
+                    "what changes during an episode in the state",
+                    found="",
+                )
+    except Exception as error:
+        trial.error = error
+    finally:
+        _here.end = 0.0
+    return trial
 
 
 def _raise_index_error(kernels: EnvKernels, error: IndexError) -> None:
@@ -509,7 +501,7 @@ class _Difference(NamedTuple):
         return f"{_SHOWN[self.name]} of {self.moment}" if self.name else "what follows"
 
 
-def _find_leftovers(kernels: EnvKernels, clean: Trial, play: Callable[[Trial], Trial]) -> None:
+def _find_leftovers(kernels: EnvKernels, clean: _Trial, play: Callable[..., _Trial]) -> None:
     """Play a trial again on memory that is filled differently; refuse memory left unwritten.
 
     A field is refused only if results depend on its old content. Kernels of this package are not
@@ -525,7 +517,7 @@ def _find_leftovers(kernels: EnvKernels, clean: Trial, play: Callable[[Trial], T
         return
 
     def found(*fields: str, fills_out: bool) -> _Difference | None:
-        return _difference(play(Trial(fields, fills_out, clean.actions)), clean)
+        return _difference(play(fields, clean.actions, fills_out=fills_out), clean)
 
     columns = COLUMNS if kernels.groups is not None else ()
     fields = [name for name in kernels.state_dtype.names if name not in columns]
@@ -566,7 +558,7 @@ def _fill(array: np.ndarray) -> None:
         array[...] = True if array.dtype.kind == "b" else _MOST + 0.5
 
 
-def _difference(trial: Trial, clean: Trial) -> _Difference | None:
+def _difference(trial: _Trial, clean: _Trial) -> _Difference | None:
     """Return the first difference between a trial and the clean one."""
     for (step, name, one), (_, _, other) in zip(trial.results, clean.results, strict=False):
         places = np.argwhere((one != other) & ((one == one) | (other == other)))

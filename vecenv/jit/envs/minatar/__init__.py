@@ -42,7 +42,12 @@ def intended(state, action, rng, params):
 
 
 def game_kernels(
-    name: str, channels: tuple[str, ...], num_actions: int, fields: list[Any], **kernels: Any
+    name: str,
+    channels: tuple[str, ...],
+    num_actions: int,
+    numbers: str,
+    arrays: list[Any],
+    **kernels: Any,
 ) -> EnvKernels:
     """Return the kernels of a game.
 
@@ -50,7 +55,8 @@ def game_kernels(
         name: Name of the game.
         channels: For each channel of the observation a name in `COLORS`.
         num_actions: Number of actions.
-        fields: Fields of the state, besides `action`.
+        numbers: Names of the integers in the state, besides `action`.
+        arrays: Its other fields.
         **kernels: `reset`, `step` and `observe`.
     """
 
@@ -66,7 +72,7 @@ def game_kernels(
 
     return EnvKernels(
         name=name,
-        state_dtype=[("action", np.int64), *fields],
+        state_dtype=[("action", np.int64), *((n, np.int32) for n in numbers.split()), *arrays],
         observation_space=Box(0, 255, (SIZE, SIZE, len(channels)), np.uint8),
         action_space=Discrete(num_actions),
         render=draw,

@@ -120,11 +120,8 @@ ASTERIX = game_kernels(
     "Asterix",
     ("player", "enemy", "trail", "gold"),
     5,
-    [
-        *((name, np.int32) for name in ("x", "y", "spawn_interval", "spawn_timer")),
-        *((name, np.int32) for name in ("move_interval", "move_timer", "ramp_timer", "ramp_count")),
-        *((name, np.int8, (NUM_LANES,)) for name in ("kind", "at", "heading")),
-    ],
+    "x y spawn_interval spawn_timer move_interval move_timer ramp_timer ramp_count",
+    [(name, np.int8, (NUM_LANES,)) for name in ("kind", "at", "heading")],
     reset=reset,
     step=step,
     observe=observe,

@@ -79,10 +79,8 @@ FREEWAY = game_kernels(
     "Freeway",
     ("player", "enemy", *["trail"] * SLOWEST),
     3,
-    [
-        *((name, np.int32) for name in ("y", "pause", "num_left")),
-        *((name, np.int8, (NUM_LANES,)) for name in ("car", "heading", "interval", "timer")),
-    ],
+    "y pause num_left",
+    [(name, np.int8, (NUM_LANES,)) for name in ("car", "heading", "interval", "timer")],
     reset=reset,
     step=step,
     observe=observe,

@@ -267,27 +267,11 @@ def observe(state, out, params):
 
 SEAQUEST = game_kernels(
     "Seaquest",
-    (
-        "player",
-        "tail",
-        "shot",
-        "trail",
-        "enemy shot",
-        "enemy",
-        "enemy",
-        "gauge",
-        "friend",
-        "friend",
-    ),
+    ("player", "tail", "shot", "trail", "enemy shot", *2 * ["enemy"], "gauge", *2 * ["friend"]),
     6,
-    [
-        *((name, np.int32) for name in ("x", "y", "heading", "air", "num_divers", "pause")),
-        *((name, np.int32) for name in ("enemy_interval", "enemy_timer", "diver_timer")),
-        *((name, np.int32) for name in ("move_interval", "ramp_count")),
-        ("is_up", np.bool_),
-        ("num", np.int32, (5,)),
-        ("things", np.int8, (5, CAPACITY, 5)),
-    ],
+    "x y heading air num_divers pause enemy_interval enemy_timer diver_timer move_interval "
+    "ramp_count",
+    [("is_up", np.bool_), ("num", np.int32, (5,)), ("things", np.int8, (5, CAPACITY, 5))],
     reset=reset,
     step=step,
     observe=observe,

@@ -163,11 +163,8 @@ SPACE_INVADERS = game_kernels(
     "SpaceInvaders",
     ("player", "enemy", "enemy", "enemy", "shot", "enemy shot"),
     4,
-    [
-        *((name, np.int32) for name in ("x", "pause", "heading", "alien_pause")),
-        *((name, np.int32) for name in ("move_interval", "move_timer")),
-        *((name, np.int8, (SIZE, SIZE)) for name in ("aliens", "shots", "alien_shots")),
-    ],
+    "x pause heading alien_pause move_interval move_timer",
+    [(name, np.int8, (SIZE, SIZE)) for name in ("aliens", "shots", "alien_shots")],
     reset=reset,
     step=step,
     observe=observe,
