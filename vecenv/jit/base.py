@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import logger
 from gymnasium.vector import AutoresetMode
+from numpy.lib.recfunctions import structured_to_unstructured
 
 from vecenv.core.arguments import Seed, check_choice, seed_per_env
 from vecenv.core.base import StepBatch, StepResult, VecEnv
@@ -27,7 +28,7 @@ from vecenv.core.rows import StepSlot, aligned_zeros, slot_outputs
 from vecenv.files import read_entry
 from vecenv.jit import random
 from vecenv.jit.driver import DISABLED, MASK, NEXT_STEP, OBSERVE, RUN_DTYPE, SAME_STEP
-from vecenv.jit.kernels import EnvKernels, draw, flat_params, write_params
+from vecenv.jit.kernels import EnvKernels, draw, write_params
 
 MODES = {
     AutoresetMode.NEXT_STEP: NEXT_STEP,
@@ -313,11 +314,8 @@ class CompiledVecEnv(VecEnv):
             episode = {"r": where(over, returns, 0.0), "l": where(over, lengths, 0)}
             infos = {"episode": episode, "_episode": over}
         if self._is_same_step:
-            final = {
-                "final_obs": self._final_infos(self._final_obs[rows], over),
-                "final_info": infos,
-            }
-            infos = {**infos, **final, "_final_obs": over, "_final_info": over}
+            final = {"final_obs": self._final_infos(self._final_obs[rows], over)}
+            infos = {**infos, **final, "final_info": infos, "_final_obs": over, "_final_info": over}
         if self._on_episode_end is not None:
             ended = np.flatnonzero(self._memory.get(over))
             if len(ended):
@@ -428,8 +426,9 @@ class CompiledVecEnv(VecEnv):
             float32 (B, P), a new array: all numbers of a record, field by field.
         """
         self._require_params()
-        chosen = _read_rows("rows", rows, self.num_envs)
-        return self._memory.put(flat_params(self._read("params", chosen)))
+        records = self._read("params", _read_rows("rows", rows, self.num_envs))
+        numbers = structured_to_unstructured(records, dtype=np.float32)
+        return self._memory.put(numbers.reshape(len(records), -1))
 
     # -- branches and saved states ------------------------------------------------------------
 
@@ -580,7 +579,9 @@ class CompiledVecEnv(VecEnv):
         self._calls.require_idle("load_state_dict")
         is_left_out = not self.has_own_params and "params" not in state
         dtypes = {k: v for k, v in self._dtypes.items() if k != "params" or not is_left_out}
-        found = {k: _read_array(state, k, self.num_envs, dtype) for k, dtype in dtypes.items()}
+        for name in dtypes.keys() - state.keys():
+            raise KeyError(f"state has no entry {name!r}; pass what `state_dict` returned")
+        found = {name: self._read_entry(state, name, dtype) for name, dtype in dtypes.items()}
         self.check_state(state, found["states"])
         self._settle()
         self._calls.forget_reset("`load_state_dict` did not come to its end")
@@ -590,6 +591,19 @@ class CompiledVecEnv(VecEnv):
             self._write(name, np.arange(self.num_envs), self._memory.as_rows(records))
         self._is_seeded = True
         self._calls.mark_reset()
+
+    def _read_entry(self, state: Mapping[str, np.ndarray], name: str, wanted: Any) -> np.ndarray:
+        """Return the records (num_envs,) of a state; raises ValueError as `load_state_dict`."""
+
+        def accepts(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
+            if (dtype, shape) == (wanted, (self.num_envs,)):
+                return True
+            raise ValueError(
+                f"state[{name!r}] is {dtype!s:.300} {shape}, expected {wanted!s:.300} "
+                f"({self.num_envs},): {self.num_envs} envs of the same kind"
+            )
+
+        return read_entry(state, name, accepts)
 
 
 def _read_rows(name: str, rows: Any, num_envs: int) -> np.ndarray:
@@ -612,21 +626,3 @@ def _read_rows(name: str, rows: Any, num_envs: int) -> np.ndarray:
         bad = ids[(ids < 0) | (ids >= num_envs)][0]
         raise ValueError(f"{name} has {bad}, expected env ids from 0 to {num_envs - 1}")
     return ids
-
-
-def _read_array(
-    state: Mapping[str, np.ndarray], name: str, num_envs: int, dtype: np.dtype
-) -> np.ndarray:
-    """Return the records (num_envs,) of a state; raises as `load_state_dict`."""
-    if name not in state:
-        raise KeyError(f"state has no entry {name!r}; pass what `state_dict` returned")
-
-    def accepts(found: np.dtype, shape: tuple[int, ...]) -> bool:
-        if shape == (num_envs,) and found == dtype:
-            return True
-        told = f"has shape {shape}, expected {(num_envs,)}"
-        if found != dtype:
-            told = f"has dtype {found!s:.300}, expected {dtype!s:.300}"
-        raise ValueError(f"state[{name!r}] {told}: {num_envs} envs of the same kind")
-
-    return read_entry(state, name, accepts)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.kernels import EnvKernels, write_params
+from vecenv.jit.kernels import EnvKernels, read_params
 
 WHITE = (255, 255, 255)
 PICTURES = {"render_modes": ["rgb_array"], "render_fps": 10}  # metadata of envs drawn here
@@ -23,19 +23,24 @@ class BundledVectorEnv(JitVectorEnv):
     Attributes:
         kind: The kernels, whose `params` are the defaults.
         length: The usual limit of episodes.
+        fps: Pictures per second of an animation.
     """
 
     metadata: dict[str, Any] = PICTURES
     kind: EnvKernels
     length: int | None = None
+    fps: int
+
+    def __init_subclass__(cls) -> None:
+        if "fps" in vars(cls):
+            cls.metadata = {**cls.metadata, "render_fps": cls.fps}
 
     def __init__(self, num_envs: int = 1, **options: Any) -> None:
         kind = self.kind
-        if (params := kind.params) is not None:
-            names = options.keys() & set(params.dtype.names)
-            params = params.copy()
-            write_params(params, {name: options.pop(name) for name in names}, kind.name)
-            kind = kind.having(params=params)
+        if kind.params is not None:
+            names = options.keys() & set(kind.params.dtype.names)
+            given = {name: options.pop(name) for name in names}
+            kind = kind.having(params=read_params(kind, given, 1, per_env=False))
         super().__init__(kind, num_envs, **{"max_episode_steps": self.length, **options})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import timeit
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, ClassVar, NoReturn
@@ -30,8 +32,6 @@ from vecenv.jit.kernels import EnvKernels, as_sampler, empty_batch, read_params
 from vecenv.jit.runner import Runner
 from vecenv.machine import usable_cores
 
-_RENDER_MODES = ("rgb_array", "ansi")
-_RENDER_FPS = 10
 _ALL = slice(None)
 _NUM_EMPTY = 20  # empty compiled calls, to measure the cost of a time stamp
 
@@ -288,12 +288,9 @@ class JitVectorEnv(CompiledVecEnv):
         """Stamp jobs instead of envs; return the time of an empty job, in ns."""
         self._calls.require_open("timing.enable")
         # A reference to self would be a cycle and delay the env's deletion.
-        runner, log, lengths_ns = self._runner, self.timing.log, []
-        job, run = self._batch._replace(op=OBSERVE), runner.run
-        for _ in range(_NUM_EMPTY):
-            begin_ns = perf_counter_ns()
-            run(job, 0, self._batch.actions, self._unused)
-            lengths_ns.append(perf_counter_ns() - begin_ns)
+        run, log = self._runner.run, self.timing.log
+        empty = self._batch._replace(op=OBSERVE), 0, self._batch.actions, self._unused
+        seconds = timeit.repeat(lambda: run(*empty), number=1, repeat=_NUM_EMPTY)
 
         def stamped(*args: Any) -> int:
             begin_ns = perf_counter_ns()
@@ -303,7 +300,7 @@ class JitVectorEnv(CompiledVecEnv):
                 log.note_wait(begin_ns, perf_counter_ns())  # of the calling thread
 
         self._run_job = stamped
-        return sorted(lengths_ns)[_NUM_EMPTY // 2]
+        return int(1e9 * statistics.median(seconds))
 
     def _end_stamps(self) -> None:
         self._run_job = self._runner.run
@@ -320,7 +317,7 @@ def _with_rendering(
 ) -> dict[str, Any]:
     """Add render modes and frame rate if the kernels have a `render` function; check the mode."""
     if kernels.render is not None:
-        metadata = {"render_modes": list(_RENDER_MODES), "render_fps": _RENDER_FPS, **metadata}
+        metadata = {"render_modes": ["rgb_array", "ansi"], "render_fps": 10, **metadata}
     if "render_modes" in metadata and render_mode not in (None, *metadata["render_modes"]):
         modes = ", ".join(metadata["render_modes"])
         hint = "; with the command vecenv by --gif FILE or --html FILE"

@@ -13,7 +13,6 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 from numba.extending import overload
-from numpy.lib.recfunctions import structured_to_unstructured
 
 from vecenv.core.masks import mask_width
 from vecenv.core.rows import aligned_zeros
@@ -108,15 +107,11 @@ class EnvKernels:
             self._lay_out(GameLayout.of(self.groups))
         check_space("observation_space", self.observation_space)
         check_space("action_space", self.action_space)
-        for name in ("reset", "step", "observe", "action_mask", "sampler", "render"):
-            self._check_function(name, is_optional=name in ("action_mask", "sampler", "render"))
-        if self.action_mask is not None and not isinstance(
-            self.action_space, Discrete | MultiDiscrete
-        ):
-            raise TypeError(
-                f"action_mask needs a Discrete or MultiDiscrete action space, got "
-                f"{self.action_space}"
-            )
+        for name in (*ARGUMENTS, "render"):
+            self._check_function(name)
+        space = self.action_space
+        if self.action_mask is not None and not isinstance(space, Discrete | MultiDiscrete):
+            raise TypeError(f"action_mask needs a Discrete or MultiDiscrete action space: {space}")
         is_central = callable(self.central_state) and isinstance(self.state_space, Box)
         has_any = self.central_state is not None or self.state_space is not None
         if has_any and (self.groups is None or not is_central):
@@ -140,9 +135,9 @@ class EnvKernels:
                 )
             object.__setattr__(self, name, space)
 
-    def _check_function(self, name: str, *, is_optional: bool) -> None:
+    def _check_function(self, name: str) -> None:
         """Raise unless a kernel is a function, or, in a game, a dict of functions by group."""
-        found = getattr(self, name)
+        found, is_optional = getattr(self, name), name in ("action_mask", "sampler", "render")
         if self.groups is not None and isinstance(found, Mapping) and name in _PER_AGENT:
             if found.keys() != self.groups.keys() or not all(map(callable, found.values())):
                 raise TypeError(
@@ -156,11 +151,10 @@ class EnvKernels:
 
 def _state_dtype(fields: Any) -> np.dtype:
     """Return the author's state record as a structured dtype, or raise TypeError."""
-    is_dtype = isinstance(fields, np.dtype)
     if isinstance(fields, list):  # `descr` of another dtype gives padding as nameless fields
         fields = [one for one in fields if not (isinstance(one, tuple) and one[0] == "")]
     try:
-        dtype = fields if is_dtype else np.dtype(fields, align=True)
+        dtype = fields if isinstance(fields, np.dtype) else np.dtype(fields, align=True)
     except (TypeError, ValueError) as error:
         raise TypeError(f"state_dtype {fields!r} is no NumPy dtype: {error}") from error
     if not dtype.names:
@@ -211,10 +205,7 @@ def pack_record(**fields: Any) -> np.record:
     layout = [(name, array.dtype, array.shape) for name, array in arrays.items()]
     dtype = np.dtype(layout, align=True)
     _check_fields("field", dtype)
-    record = np.zeros(1, dtype).view(np.recarray)
-    for name, array in arrays.items():
-        record[name] = array
-    return record[0]
+    return np.array([tuple(arrays.values())], dtype).view(np.recarray)[0]
 
 
 def as_record(params: Any) -> np.ndarray:
@@ -365,11 +356,6 @@ def write_params(records: np.ndarray, values: Any, name: str) -> None:
                 f"parameter {key!r} of {name} has shape {array.shape}, expected "
                 f"{records.dtype[key].shape} for all, or {field.shape}: one per env"
             ) from error
-
-
-def flat_params(records: np.ndarray) -> np.ndarray:
-    """Return the numbers of records (B,) as float32 (B, P), field by field."""
-    return structured_to_unstructured(records, dtype=np.float32).reshape(len(records), -1)
 
 
 def as_sampler(kernels: EnvKernels, sampler: Any) -> Callable[..., Any]:

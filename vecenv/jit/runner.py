@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -213,24 +214,21 @@ class SplitChoice:
 
     def note(self, elapsed_ns: int) -> bool:
         """Add the duration of a step; return whether jobs must now be described anew."""
+        before = self.is_split, self.is_timed
         if self._num_kept:
             self._num_kept -= 1
-            return self._num_kept == 0 and self._turn_to(False)
+            self.is_split &= self._num_kept > 0
+            return before[0] != self.is_split
         self._times_ns.append(elapsed_ns)
-        if len(self._times_ns) < NUM_TRIED:
-            return False
-        median_ns = statistics.median(self._times_ns)
-        self._times_ns.clear()
-        if self.is_split:
-            self._num_kept = NUM_KEPT
-            return self._turn_to(median_ns < self._alone_ns)
-        self._alone_ns = median_ns
-        self.is_timed = median_ns >= SPLIT_NS
-        return self._turn_to(self.is_timed)
-
-    def _turn_to(self, is_split: bool) -> bool:
-        is_new, self.is_split = is_split != self.is_split or not self.is_timed, is_split
-        return is_new
+        if len(self._times_ns) == NUM_TRIED:
+            median_ns = statistics.median(self._times_ns)
+            self._times_ns.clear()
+            if self.is_split:
+                self._num_kept, self.is_split = NUM_KEPT, median_ns < self._alone_ns
+            else:
+                self._alone_ns = median_ns
+                self.is_split = self.is_timed = median_ns >= SPLIT_NS
+        return before != (self.is_split, self.is_timed)
 
 
 class _Helpers:
@@ -253,9 +251,9 @@ class _Helpers:
         self._bells: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(1, num_threads)]
         finalize(self, _release, self.control, self._bells)
         for thread, bell in enumerate(self._bells, start=1):
-            args = attend, self.control, jobs, thread, bell, self.failures, self.kept, ref(self)
-            name = f"vecenv-jit-{thread}"
-            Thread(target=_help, args=args, name=name, daemon=True).start()
+            work = partial(attend, self.control, jobs, thread, NUM_SPINS)
+            args = work, self.control, bell, self.failures, self.kept, ref(self)
+            Thread(target=_help, args=args, name=f"vecenv-jit-{thread}", daemon=True).start()
 
     def wake(self, threads: int) -> None:
         """Wake the sleeping helpers of a bit set; awake ones make one more round."""
@@ -272,14 +270,7 @@ class _Helpers:
 
 
 def _help(
-    attend: Any,
-    control: np.ndarray,
-    jobs: np.ndarray,
-    thread: int,
-    bell: SimpleQueue[None],
-    failures: list[BaseException],
-    kept: list[Any],
-    owner: Callable[[], Any],
+    work: Any, control: np.ndarray, bell: Any, failures: list[BaseException], kept: Any, owner: Any
 ) -> None:
     """Take part in jobs until told to stop; the target of a helper thread.
 
@@ -288,7 +279,7 @@ def _help(
     """
     while not control[STOP] and owner() is not None:
         try:
-            attend(control, jobs, thread, NUM_SPINS)
+            work()
         except BaseException as error:
             failures.append(error)
             _leave(control)

@@ -101,14 +101,11 @@ def action_is_allowed(elements, row, bounds):
 
 @functools.cache
 def _prepare() -> Any:
-    """Return `numba.cuda` with the versions that kernels need; raises as `cuda.require`."""
+    """Return `numba.cuda`, with a `write_bits` for devices; raises as `cuda.require`.
+
+    Threads store four numbers at once: rows lie apart, so each store is one sector.
+    """
     numba_cuda = cuda.require()
-    _overload_write_bits(numba_cuda)
-    return numba_cuda
-
-
-def _overload_write_bits(numba_cuda: Any) -> None:
-    """Let threads store four numbers at once: rows lie apart, so each store is one sector."""
     extending, cgutils = numba_cuda.extending, numba_cuda.cgutils
     four = ir.VectorType(ir.FloatType(), 4)
 
@@ -167,6 +164,8 @@ def _overload_write_bits(numba_cuda: Any) -> None:
                 done += one
 
         return by_four
+
+    return numba_cuda
 
 
 # What the code depends on, beside the kernels.

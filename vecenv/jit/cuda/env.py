@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -142,17 +141,12 @@ class Device:
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # creates torch's context, into which the code is loaded
             loaded = cuda.loaded(kernels.name, code, compiler.ENTRY)
-        values = np.zeros(len(ARGUMENTS), np.int64)
-        places = np.array([values[k:].ctypes.data for k in range(len(values))], np.uint64)
-        places_at = places.ctypes.data
 
-        # The default argument keeps `places` alive; its address alone would not.
-        def launch(num_rows: int, arguments: np.ndarray, kept: Any = places) -> None:
-            values[:] = arguments  # the driver copies them before it returns
+        def launch(num_rows: int, arguments: np.ndarray) -> None:
+            places = np.arange(len(arguments)) * arguments.itemsize + arguments.ctypes.data
             stream = torch.cuda.current_stream(device).cuda_stream
-            is_current = torch.cuda.current_device() == device.index
-            with nullcontext() if is_current else torch.cuda.device(device):
-                loaded(-(-num_rows // BLOCK_SIZE), BLOCK_SIZE, stream, places_at)
+            with torch.cuda.device(device):  # the call copies the arguments before it returns
+                loaded(-(-num_rows // BLOCK_SIZE), BLOCK_SIZE, stream, places.ctypes.data)
 
         return launch
 
@@ -210,15 +204,14 @@ class DeviceActions:
             ActionError: Wrong count, shape or dtype, or a tensor on another device.
         """
         shape = (self._shape[0] if env_ids is None else len(env_ids), *self._shape[1:])
-        if not isinstance(actions, Tensor):
-            try:
-                if hasattr(actions, "__dlpack__") and not isinstance(actions, np.ndarray):
-                    actions = torch.from_dlpack(actions)
-                else:
-                    array = np.ascontiguousarray(np.asarray(actions))
-                    actions = torch.from_numpy(array).to(self._device)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise ActionError(f"actions can't be made one tensor: {error}") from None
+        try:
+            if isinstance(actions, np.ndarray) or not hasattr(actions, "__dlpack__"):
+                array = np.ascontiguousarray(np.asarray(actions))
+                actions = torch.from_numpy(array).to(self._device)
+            elif not isinstance(actions, Tensor):
+                actions = torch.from_dlpack(actions)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ActionError(f"actions can't be made one tensor: {error}") from None
         if actions.device != self._device:
             raise ActionError(
                 f"actions is on {actions.device}, expected a tensor on {self._device}: move it "

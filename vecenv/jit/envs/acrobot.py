@@ -1,13 +1,12 @@
 """Acrobot-v1 as a compiled environment, by Gymnasium's equations (those of Sutton's book)."""
 
 import math
-from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
-from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
+from vecenv.jit.bundled import BundledVectorEnv, draw_stroke, new_picture
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -126,5 +125,4 @@ class AcrobotVectorEnv(BundledVectorEnv):
     `mass_1`, `mass_2` (kg), `length_1`, `length_2` (m; their centres of mass are in the middle).
     """
 
-    metadata: dict[str, Any] = {**PICTURES, "render_fps": 15}
-    kind, length = ACROBOT, 500
+    kind, length, fps = ACROBOT, 500, 15

@@ -1,12 +1,11 @@
 """Pendulum-v1 as a compiled environment, by Gymnasium's equations."""
 
 import math
-from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
 
-from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
+from vecenv.jit.bundled import BundledVectorEnv, draw_stroke, new_picture
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -73,5 +72,4 @@ class PendulumVectorEnv(BundledVectorEnv):
     Parameters that may differ between envs: `g` (m/s^2), `mass` (kg) and `length` (m).
     """
 
-    metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
-    kind, length = PENDULUM, 200
+    kind, length, fps = PENDULUM, 200, round(1 / STEP_SECONDS)

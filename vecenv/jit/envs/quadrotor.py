@@ -7,12 +7,11 @@ semi-implicit Euler method. The figures are roughly those of a drone of half a k
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
 
-from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
+from vecenv.jit.bundled import BundledVectorEnv, draw_stroke, new_picture
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -95,5 +94,4 @@ class Quadrotor2DVectorEnv(BundledVectorEnv):
     (kg m^2). Thrusts stay the same, so a heavier drone hovers with actions above the middle.
     """
 
-    metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
-    kind, length = QUADROTOR, 250
+    kind, length, fps = QUADROTOR, 250, round(1 / STEP_SECONDS)

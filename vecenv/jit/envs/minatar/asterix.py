@@ -3,13 +3,7 @@
 import numpy as np
 from numba import njit
 
-from vecenv.jit.envs.minatar import (
-    RAMP_INTERVAL,
-    SIZE,
-    MinAtarVectorEnv,
-    game_kernels,
-    intended,
-)
+from vecenv.jit.envs.minatar import RAMP_INTERVAL, SIZE, MinAtarVectorEnv, game_kernels, intended
 from vecenv.jit.random import integers, uniform
 
 NUM_LANES = SIZE - 2  # the rows 1 to 8, with at most one thing each
