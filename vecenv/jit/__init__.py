@@ -2,12 +2,11 @@
 
 from vecenv.core.compiling import cached_njit
 from vecenv.jit.base import Branch
-from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.env import JitEnv, JitVectorEnv
 from vecenv.jit.errors import KernelCompileError, KernelIndexError, KernelResultError
 from vecenv.jit.games import AgentsOf
 from vecenv.jit.interpreted import checked_in_trials
 from vecenv.jit.kernels import EnvKernels, pack_record, write_bits
-from vecenv.jit.single import JitEnv
 
 __all__ = [
     "AgentsOf",

@@ -188,10 +188,10 @@ def bound_scope(
     has_params = constants["PARAMS_DTYPE"] is not None
     scope = {**vars(driver), **constants}
     kind = "with" if has_params else "without"
-    adapters = {"step": scope[f"step_{kind}_params"], "sampler": driver.sample_params}
-    scope["env_sampler"] = finish(rebound(driver.keep_params, {}))
+    adapters = {"step": scope[f"_step_{kind}_params"], "sampler": scope["_sample_params"]}
+    scope["env_sampler"] = finish(rebound(scope["_keep_params"], {}))
     for name, kernel in functions.items():
-        adapter = adapters.get(name, scope[f"pair_{kind}_params"])
+        adapter = adapters.get(name, scope[f"_pair_{kind}_params"])
         scope[f"env_{name}"] = finish(
             rebound(adapter, {"kernel": kernel, "own_params": own_params})
         )
@@ -215,7 +215,6 @@ def bound_scope(
 
 def rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
     """Copy a template so that it reads its global names from `scope`."""
-    template = getattr(template, "py_func", template)
     copy = types.FunctionType(template.__code__, scope, template.__name__)
     copy.__module__ = template.__module__
     return copy

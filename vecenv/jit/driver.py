@@ -93,7 +93,6 @@ int64_at = float32_at = float64_at = bool_at = cast("Any", None)
 MASK_STARTS = (0, 0)  # where the parts of a mask begin, and its width
 
 
-@njit
 def run_rows(batch, start, stop):
     """Do `batch.op` for rows start <= row < stop; return how many episodes ended.
 
@@ -174,42 +173,33 @@ def own_params(params, env):
     return params[env if params.shape[0] > 1 else env - env]
 
 
-@njit
-def step_with_params(state, action, rng, params, env):
-    """Call a step kernel that takes a parameter record."""
+# Templates of the calls of kernels from `run_rows`; of a kind without sampler, the last is called.
+
+
+def _step_with_params(state, action, rng, params, env):
     return kernel(state, action, rng, own_params(params, env))
 
 
-@njit
-def step_without_params(state, action, rng, params, env):
-    """Call a step kernel that takes no parameter record."""
+def _step_without_params(state, action, rng, params, env):
     return kernel(state, action, rng)
 
 
-@njit
-def pair_with_params(state, other, params, env):
-    """Call any other kernel that takes a parameter record."""
+def _pair_with_params(state, other, params, env):
     return kernel(state, other, own_params(params, env))
 
 
-@njit
-def pair_without_params(state, other, params, env):
-    """Call any other kernel that takes no parameter record."""
+def _pair_without_params(state, other, params, env):
     return kernel(state, other)
 
 
-@njit
-def sample_params(rng, params, env):
-    """Call a sampler, which writes the parameter record."""
+def _sample_params(rng, params, env):
     kernel(own_params(params, env), rng)
 
 
-@njit
-def keep_params(rng, params, env):
-    """Replace the sampler of an env that has none; do nothing."""
+def _keep_params(rng, params, env):
+    pass
 
 
-@njit
 def any_in_each_part(mask):
     """Return whether a mask, bool (A,), has a True in each part; it becomes `allows_something`."""
     for part in range(len(MASK_STARTS) - 1):
@@ -453,7 +443,6 @@ def unpack(job, op):
     )
 
 
-@njit
 def attend(control, jobs, thread, num_spins):
     """Do parts of jobs.
 
