@@ -32,19 +32,12 @@ from vecenv.jit.kernels import ARGUMENTS, EnvKernels
 
 
 class Loop(NamedTuple):
-    """The loop over envs, bound to the kernels of one kind of env.
+    """The loop over envs, bound to the kernels of one kind of env."""
 
-    Attributes:
-        is_ours: Whether no kernel calls a function outside of this package.
-        run_rows: Plain Python; None if it is not needed.
-        attend: Compiled for its only signature; None with the JIT off or for debugging.
-        tried: Parameters of the dry runs so far.
-    """
-
-    is_ours: bool
-    run_rows: Any
-    attend: Any
-    tried: set[Any]
+    is_ours: bool  # no kernel calls a function outside of this package
+    run_rows: Any  # plain Python; None if it is not needed
+    attend: Any  # compiled for its only signature; None with the JIT off or for debugging
+    tried: set[Any]  # parameters of the dry runs so far
 
 
 _is_uncompiled: ContextVar[bool] = ContextVar("is_uncompiled", default=False)
@@ -71,12 +64,8 @@ def bind_loop(
 ) -> Loop:
     """Return the loop over envs for these kernels: from memory, from disk, or compiled now.
 
-    Args:
-        kernels: The kind of env.
-        params: (1,) parameter record of the first env, or None if the kernels take none.
-        max_episode_steps: For the dry run.
-        debug: Whether everything runs in Python and nothing is compiled.
-        dry_run: Whether to try out kernels in Python first, unless they are part of this package.
+    `params` is the (1,) parameter record of the first env, or None if the kernels take none. See
+    `JitVectorEnv` about the others; kernels of this package are not tried out.
 
     Raises:
         TypeError: A kernel takes the wrong number of arguments.

@@ -130,21 +130,13 @@ class KernelIndexError(_OfALine, IndexError):
 
 
 class Read(NamedTuple):
-    """An instruction of a function: its line, name and argument, and the value that it reads.
+    """An instruction of a function, and the value that it reads."""
 
-    Attributes:
-        line: Line in the file.
-        operation: Name of the instruction.
-        name: Its argument; for some operations the name that it reads.
-        value: The value that it reads, if known without running the function; else None.
-        attribute: The attribute of the value that the next instruction reads, or "".
-    """
-
-    line: int
+    line: int  # in the file
     operation: str = ""
-    name: Any = ""
-    value: Any = None
-    attribute: str = ""
+    name: Any = ""  # its argument; for some operations the name that it reads
+    value: Any = None  # if known without running the function
+    attribute: str = ""  # of the value, that the next instruction reads
 
 
 def reads(function: types.FunctionType) -> Iterator[Read]:

@@ -47,43 +47,27 @@ class AgentsOf(NamedTuple):
 
 
 class GroupLayout(NamedTuple):
-    """A group, and its place in the arrays of a game.
+    """A group, and its place in the arrays of a game; spaces, shapes and width are of one agent."""
 
-    Attributes:
-        agents: Names.
-        observation_space, action_space: Spaces of one agent.
-        agent_ids: Numbers of its agents among all agents of the game.
-        obs, actions, masks: The group's part of a flat observation, a flat action and a mask.
-        obs_shape, action_shape: Shapes for one agent.
-        mask_width: Width for one agent; 0 if its actions can't be masked.
-    """
-
-    agents: tuple[str, ...]
+    agents: tuple[str, ...]  # names
     observation_space: Space
     action_space: Space
-    agent_ids: slice
-    obs: slice
+    agent_ids: slice  # numbers of its agents among all agents of the game
+    obs: slice  # of a flat observation; likewise:
     actions: slice
     masks: slice
     obs_shape: tuple[int, ...]
     action_shape: tuple[int, ...]
-    mask_width: int
+    mask_width: int  # 0 if its actions can't be masked
 
 
 class GameLayout(NamedTuple):
-    """The layout of a game in arrays.
-
-    Attributes:
-        groups: Groups by name.
-        num_agents: Number of agents in all groups.
-        observation_space: Space of one game: (A, *shape) for a single group, else flat (sum,).
-        action_space: Likewise.
-    """
+    """The layout of a game in arrays."""
 
     groups: dict[str, GroupLayout]
-    num_agents: int
-    observation_space: Space
-    action_space: Space
+    num_agents: int  # in all groups
+    observation_space: Space  # of one game: (A, *shape) for a single group, else flat (sum,)
+    action_space: Space  # likewise
 
     @property
     def is_flat(self) -> bool:
@@ -144,8 +128,6 @@ def _agent_names(group: str, given: Any) -> tuple[str, ...]:
         raise TypeError(f"group {group!r}: agents must be their names or a number, got {agents!r}")
     if not agents:
         raise ValueError(f"group {group!r} has no agents")
-    if len(set(agents)) != len(agents):
-        raise ValueError(f"group {group!r} names agents twice: {list(agents)}")
     return tuple(agents)
 
 

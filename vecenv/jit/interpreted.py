@@ -331,19 +331,13 @@ _WIDE_TYPES = {
 
 @dataclass
 class _Trial:
-    """What came of a trial of an env.
-
-    Attributes:
-        actions: The actions taken.
-        results: Step (0 is the reset), name and value of each output.
-        error: The error that ended the trial early, or None.
-        num_episodes: Number of episodes that ended.
-    """
+    """What came of a trial of an env."""
 
     actions: list[np.ndarray] = field(default_factory=list)
+    # Step (0 is the reset), name and value of each output.
     results: list[tuple[int, str, np.ndarray]] = field(default_factory=list)
-    error: Exception | None = None
-    num_episodes: int = 0
+    error: Exception | None = None  # ended the trial early
+    num_episodes: int = 0  # that ended
 
 
 def try_out(

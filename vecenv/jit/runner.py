@@ -48,10 +48,7 @@ class Runner:
         is_python: Whether jobs run as plain Python.
 
     Args:
-        loop: The loop over envs, compiled or in Python.
         batch: The states of the vector env, and everything else that all its jobs share.
-        bounds: Bounds of the actions, see `first_invalid_row`.
-        num_threads: Maximum number of threads.
         note_cut: Called with an exception that leaves a job half done.
     """
 
@@ -67,7 +64,6 @@ class Runner:
         self.num_threads = 1 if self.is_python else min(num_threads, MAX_THREADS)
         self._run: Any = loop.run_rows if self.is_python else loop.attend
         self._note_cut = note_cut
-        self._kept = batch  # the job record has the addresses of its arrays
         self._bounds = bounds if bounds.shape[1] else None
         self._jobs = np.zeros(1, dtype=JOB_DTYPE)
         self._job = self._jobs[0]  # a view
@@ -160,7 +156,7 @@ class Runner:
         """Do the described job with helpers."""
         helpers = self._helpers
         if helpers is None or helpers.pid != os.getpid():  # a forked process has no other threads
-            helpers = _Helpers(self._run, self._jobs, self._kept, self.num_threads)
+            helpers = _Helpers(self._run, self._jobs, self.num_threads)
         self._helpers = None  # if the wait below is interrupted, too, these are not used again
         helpers.kept[0] = batch, actions, outputs  # helpers only have their addresses
         try:
@@ -194,14 +190,11 @@ class SplitChoice:
 
     Splitting is slower if other processes or threads use the processors, or if the caller works so
     long between steps that helpers fall asleep. Both change with time, so they are timed again.
-
-    Attributes:
-        is_split: Whether the next step is split.
-        is_timed: Whether the next step is timed; False once steps are known to be short.
     """
 
     def __init__(self, num_envs: int) -> None:
-        self.is_split, self.is_timed = False, True
+        self.is_split = False  # the next step
+        self.is_timed = True  # likewise; False once steps are known to be short
         self._num_envs = num_envs
         self._times_ns: list[int] = []  # of the steps in this trial
         self._alone_ns = 0.0  # median of steps on one thread
@@ -234,20 +227,14 @@ class SplitChoice:
 class _Helpers:
     """The threads that take part in the jobs of one runner; they end when this is deleted.
 
-    They keep `kept` alive while they run; `num_threads` includes the caller.
-
-    Attributes:
-        pid: The process that has these threads.
-        control: Control words.
-        failures: Exceptions raised by kernels in helper threads.
-        kept: Its first entry holds the objects that the current job keeps alive.
+    `num_threads` includes the caller.
     """
 
-    def __init__(self, attend: Any, jobs: np.ndarray, kept: Any, num_threads: int) -> None:
-        self.pid = os.getpid()
+    def __init__(self, attend: Any, jobs: np.ndarray, num_threads: int) -> None:
+        self.pid = os.getpid()  # the process that has these threads
         self.control = aligned_zeros((control_words(num_threads),), np.int64)
-        self.failures: list[BaseException] = []
-        self.kept: list[Any] = [None, kept]
+        self.failures: list[BaseException] = []  # raised by kernels in helper threads
+        self.kept: list[Any] = [None]  # what the current job keeps alive, with its arrays
         self._bells: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(1, num_threads)]
         finalize(self, _release, self.control, self._bells)
         for thread, bell in enumerate(self._bells, start=1):

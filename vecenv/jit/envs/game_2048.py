@@ -73,8 +73,7 @@ def add_tile(board, rng):
 
 def reset(state, rng):
     """Begin with two tiles."""
-    for k in range(SIZE * SIZE):
-        state.board[k] = 0
+    state.board[:] = 0
     add_tile(state.board, rng)
     add_tile(state.board, rng)
 

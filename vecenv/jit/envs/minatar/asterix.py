@@ -19,9 +19,8 @@ def reset(state, rng, params):
     state.spawn_interval = state.spawn_timer = 10
     state.move_interval = state.move_timer = 5
     state.ramp_timer, state.ramp_count = RAMP_INTERVAL, 0
-    for lane in range(NUM_LANES):
-        state.kind[lane] = NOTHING
-        state.at[lane], state.heading[lane] = 0, 1
+    state.kind[:] = NOTHING
+    state.at[:], state.heading[:] = 0, 1
 
 
 @njit

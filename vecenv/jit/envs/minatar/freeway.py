@@ -28,8 +28,7 @@ def change_traffic(state, rng):
 def reset(state, rng, params):
     """Begin at the bottom, with all cars at the left."""
     state.action, state.y, state.pause, state.num_left = 0, BOTTOM, PAUSE, DURATION
-    for lane in range(NUM_LANES):
-        state.car[lane] = 0
+    state.car[:] = 0
     change_traffic(state, rng)
 
 

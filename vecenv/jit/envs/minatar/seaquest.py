@@ -60,8 +60,7 @@ def reset(state, rng, params):
     state.air, state.num_divers, state.pause, state.is_up = AIR, 0, 0, True
     state.enemy_interval = state.enemy_timer = ENEMY_INTERVAL
     state.diver_timer, state.move_interval, state.ramp_count = DIVER_INTERVAL, MOVE_INTERVAL, 0
-    for kind in range(5):
-        state.num[kind] = 0
+    state.num[:] = 0
 
 
 @njit

@@ -27,11 +27,9 @@ def reset(state, rng, params):
     state.action, state.x, state.pause = 0, 5, 0
     state.heading, state.alien_pause = -1, ALIEN_PAUSE
     state.move_interval = state.move_timer = MOVE_INTERVAL
-    for row in range(SIZE):
-        for column in range(SIZE):
-            state.aliens[row, column] = 0
-            state.shots[row, column] = 0
-            state.alien_shots[row, column] = 0
+    state.aliens[:] = 0
+    state.shots[:] = 0
+    state.alien_shots[:] = 0
     send_wave(state)
 
 
