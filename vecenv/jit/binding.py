@@ -28,7 +28,7 @@ from vecenv.jit.driver import JOB_DTYPE, NO_LIMIT, RUN_DTYPE
 from vecenv.jit.errors import KernelIndexError, explain, reached, refuse_foreign_draws
 from vecenv.jit.games import GameLayout, as_njit, game_kernels
 from vecenv.jit.interpreted import interpretable, try_out
-from vecenv.jit.kernels import ARGUMENTS, EnvKernels
+from vecenv.jit.kernels import ARGUMENTS, EnvKernels, arguments_of
 
 
 class Loop(NamedTuple):
@@ -211,12 +211,10 @@ def rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
 
 def _check_arguments(kernels: EnvKernels, has_params: bool) -> None:
     """Raise if a kernel, or `render`, can't be called with its arguments."""
-    for name, arguments in {**ARGUMENTS, "render": ("state",)}.items():
+    for name in (*ARGUMENTS, "render"):
+        expected = arguments_of(name, has_params=has_params)
         if kernels.groups is not None and name in ("observe", "action_mask"):
-            arguments = ("state", "agent", "out")
-        expected = (*arguments, "params") if has_params else arguments
-        if name == "sampler":
-            expected = ("params", "rng")
+            expected = ("state", "agent", *expected[1:])
         given = getattr(kernels, name)
         for function in given.values() if isinstance(given, Mapping) else [given]:
             if function is None:

@@ -117,9 +117,7 @@ class JitVectorEnv(CompiledVecEnv):
         limit = NO_LIMIT
         if max_episode_steps is not None:
             limit = min(read_count("max_episode_steps", max_episode_steps), NO_LIMIT)
-        if num_threads is None:
-            num_threads = usable_cores()
-        threads = read_count("num_threads", num_threads)
+        threads = read_count("num_threads", usable_cores() if num_threads is None else num_threads)
         if sampler is False or (sampler is None and params is not None):
             kernels = kernels.having(sampler=None)
         elif sampler is not None:

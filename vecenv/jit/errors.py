@@ -27,7 +27,7 @@ from numba import types as numba_types
 from vecenv.core.compiling import Copies, closed_over, fresh_njit, python_function
 from vecenv.jit import random
 from vecenv.jit.driver import RUN_DTYPE
-from vecenv.jit.kernels import ARGUMENTS, EnvKernels
+from vecenv.jit.kernels import EnvKernels, arguments_of
 
 _PACKAGE = Path(__file__).parents[1]
 _GENERATORS = (
@@ -243,20 +243,18 @@ def explain(
 ) -> NoReturn:
     """Compile the kernels one by one to find the one at fault; raise KernelCompileError for it.
 
-    Args:
-        kernels, error: The kernels that could not be compiled, and Numba's error.
-        compiled, constants: Their Numba functions, and constants of the templates; see `binding`.
-        compile_one: Compiles a Python function for argument types; None compiles for the CPU.
-        where: " for ...", the target of the compilation, for the message.
+    For `compiled` and `constants` see `binding.njit_parts`. `compile_one` compiles a Python
+    function for argument types; None compiles for the CPU. `where` names the target.
     """
-    for name, types_all in _signatures(constants).items():
+    types_of = _argument_types(constants)
+    for name, dispatcher in compiled.items():
         if getattr(kernels, name) is None:
             continue
-        kernel = fresh_njit(compiled[name])
+        kernel = fresh_njit(dispatcher)
         function = python_function(kernel)
-        names = [*ARGUMENTS[name], "params"] if name != "sampler" else ["params", "rng"]
-        listed = ", ".join(f"{a}: {_type_text(t)}" for a, t in zip(names, types_all, strict=False))
-        given = tuple(types_all)
+        names = arguments_of(name, has_params="params" in types_of)
+        given = tuple(types_of[name if one == "out" else one] for one in names)
+        listed = ", ".join(f"{a}: {_type_text(t)}" for a, t in zip(names, given, strict=True))
         if function.__code__.co_flags & inspect.CO_VARARGS:  # `*params` is one argument, a tuple
             count = function.__code__.co_argcount
             given = *given[:count], numba_types.StarArgTuple.from_types(given[count:])
@@ -279,22 +277,19 @@ def explain(
     ) from None
 
 
-def _signatures(constants: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return the types of the arguments of each kernel."""
-    state, rng = from_dtype(constants["STATE_DTYPE"]), from_dtype(RUN_DTYPE)
-    params = [] if constants["PARAMS_DTYPE"] is None else [from_dtype(constants["PARAMS_DTYPE"])]
-    action = from_dtype(constants["ACTION_DTYPE"])
+def _argument_types(constants: dict[str, Any]) -> dict[str, Any]:
+    """Return the types of the kernels' arguments; that of `out` by the kernel's name."""
+    dtypes = {name: constants[f"{name.upper()}_DTYPE"] for name in ("state", "params", "action")}
+    types_of = {name: from_dtype(dtype) for name, dtype in dtypes.items() if dtype is not None}
     if constants["ACTION_SHAPE"]:
-        action = numba_types.Array(action, len(constants["ACTION_SHAPE"]), "C")
+        types_of["action"] = numba_types.Array(
+            types_of["action"], len(constants["ACTION_SHAPE"]), "C"
+        )
     obs_ndim = max(1, len(constants["OBS_SHAPE"]))
-    obs = numba_types.Array(from_dtype(constants["OBS_DTYPE"]), obs_ndim, "C")
-    mask = numba_types.Array(numba_types.boolean, 1, "C")
-    return {
-        "reset": [state, rng, *params],
-        "step": [state, action, rng, *params],
-        "observe": [state, obs, *params],
-        "action_mask": [state, mask, *params],
-        "sampler": [*params, rng],
+    return types_of | {
+        "rng": from_dtype(RUN_DTYPE),
+        "observe": numba_types.Array(from_dtype(constants["OBS_DTYPE"]), obs_ndim, "C"),
+        "action_mask": numba_types.Array(numba_types.boolean, 1, "C"),
     }
 
 

@@ -349,14 +349,9 @@ def try_out(
 ) -> int:
     """Run one separate env for a few steps in Python, to find mistakes that compiled code hides.
 
-    Kernels that fail in Python or NumPy, or take over two seconds, are left to the compiler.
-
-    Args:
-        kernels: The kind of env.
-        loop: Its loop, from `interpretable`.
-        params: (1,) parameter record, which is copied, or None.
-        max_episode_steps: Limit of an episode; NO_LIMIT for none.
-        seconds: Play `NUM_EPISODES` whole episodes, for at most this long, instead of a few steps.
+    Kernels that fail in Python or NumPy, or take over two seconds, are left to the compiler. The
+    loop is from `interpretable`; `params`, (1,) or None, are copied. If `seconds` is given,
+    `NUM_EPISODES` whole episodes are played, for at most this long.
 
     Returns:
         The number of episodes that ended.
@@ -500,9 +495,6 @@ def _find_leftovers(kernels: EnvKernels, clean: _Trial, play: Callable[..., _Tri
 
     A field is refused only if results depend on its old content. Kernels of this package are not
     checked.
-
-    Raises:
-        KernelResultError: A kernel leaves memory unwritten; the message names it, file and line.
     """
     own = [kernels.reset, kernels.observe, kernels.action_mask]
     given = [list(one.values()) if isinstance(one, Mapping) else [one] for one in own]

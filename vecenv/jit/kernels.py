@@ -25,10 +25,15 @@ ARGUMENTS = {
     "step": ("state", "action", "rng"),
     "observe": ("state", "out"),
     "action_mask": ("state", "out"),
-    "sampler": ("rng",),  # it writes the parameters, which come first
-}  # arguments of the kernels; all but a sampler take the parameters last
-_PER_AGENT = ("observe", "action_mask")  # groups may have kernels of their own for these
+    "sampler": ("params", "rng"),
+}  # arguments of the kernels; see `arguments_of`
 _LEFT_OUT: Any = None  # omitted by a game, which has groups instead, or by mistake
+
+
+def arguments_of(name: str, *, has_params: bool) -> tuple[str, ...]:
+    """Return the names of a kernel's arguments: the parameters come last, but for a sampler."""
+    arguments = ARGUMENTS.get(name, ("state",))  # of `render`
+    return (*arguments, "params") if has_params and name != "sampler" else arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +143,7 @@ class EnvKernels:
     def _check_function(self, name: str) -> None:
         """Raise unless a kernel is a function, or, in a game, a dict of functions by group."""
         found, is_optional = getattr(self, name), name in ("action_mask", "sampler", "render")
-        if self.groups is not None and isinstance(found, Mapping) and name in _PER_AGENT:
+        if self.groups and isinstance(found, Mapping) and name in ("observe", "action_mask"):
             if found.keys() != self.groups.keys() or not all(map(callable, found.values())):
                 raise TypeError(
                     f"{name} must be a function, or one for each of the groups "
@@ -281,14 +286,8 @@ def read_params(
 ) -> np.ndarray | None:
     """Return the parameter records of envs, a copy: (num_envs,), or (1,) where all share one.
 
-    kernels: The kind of env; its own `params` supply missing values.
-    params: One record; an array (num_envs,) of records; a mapping of field names to values, each
-        one for all envs or an array with one value per env along its first axis; or None.
-    num_envs: Number of envs.
-    per_env: Whether each env must have its own record, because a sampler writes it.
-
-    Raises:
-        TypeError, ValueError: A field does not fit the kernels or the number of envs; names it.
+    For `params` see `JitVectorEnv`. `per_env` says that each env must have its own record, because
+    a sampler writes it. Raises TypeError or ValueError if a field does not fit; names it.
     """
     own, values = kernels.params, {}
     if params is None and own is None:

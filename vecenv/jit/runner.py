@@ -78,16 +78,11 @@ class Runner:
         self._helpers: _Helpers | None = None
 
     def run(self, batch: Batch, num_rows: int, actions: np.ndarray, outputs: Outputs) -> int:
-        """Do a job.
+        """Do a job with R envs.
 
-        Args:
-            batch: Says what is done with which envs; passing the same object again is quicker. Its
-                actions and outputs are replaced by the arguments.
-            num_rows: Number of envs, R.
-            actions: (R, *action_shape) of the action space's dtype, C-contiguous; empty unless op
-                is STEP.
-            outputs: R rows each. Only STEP writes rewards and flags; all ops but MASK write obs.
-                Arrays that are not written may be empty.
+        `batch` says what is done with which envs; passing the same object again is quicker. Its
+        actions, (R, ...) of the space's dtype, C-contiguous, and outputs, R rows, are replaced by
+        the arguments. Arrays that the op does not read or write may be empty.
 
         Returns:
             The number of episodes that ended (for MASK: the number of masks that wrongly allow

@@ -176,11 +176,12 @@ _OWN += [Path(__file__).read_bytes()]
 def lower(kernels: EnvKernels, params: np.ndarray | None) -> cuda.Lowered:
     """Lower the driver with these kernels and a parameter record (1,), or None.
 
-    Raises:
-        ModuleNotFoundError: numba-cuda is not installed.
-        KernelCompileError: A kernel uses what devices lack; names file and line.
+    Raises KernelCompileError if a kernel uses what devices lack; names file and line.
     """
-    main = bound_driver(kernels, params, _prepare(), _device_view)
+    numba_cuda = _prepare()
+    array_at = numba_cuda.extending.intrinsic(atomics.make_array_at)
+    view = functools.partial(host_driver.array_maker, array_at=array_at)
+    main = bound_driver(kernels, params, numba_cuda, view)
     # A fresh function, because Numba remembers the globals of compiled ones.
     function = fresh_njit(main).py_func
     arguments = numba_types.StarArgTuple.from_types((numba_types.int64,) * len(ARGUMENTS))
@@ -217,20 +218,15 @@ def bound_driver(
     return rebound(run_thread, scope)
 
 
-def _device_view(dtype: Any, inner: tuple[int, ...]) -> Any:
-    """Return a device function from an address and a number of rows to an array."""
-    return host_driver.array_maker(
-        dtype, inner, _prepare().extending.intrinsic(atomics.make_array_at)
-    )
-
-
 def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[int, int]) -> bytes:
     """Return machine code of the driver with these kernels, cached on disk.
 
     If ptxas is missing or fails, return PTX, which the device's own driver compiles.
     """
     _prepare()
-    folder = _cache_folder()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vecenv" / "cuda"
+    if numbas := vars(config)["CACHE_DIR"]:
+        folder = Path(numbas) / "vecenv-cuda"
     functions, constants = parts_of(kernels, params)
     depends = [*functions.values(), *constants.values(), *_OWN, cuda.versions()]
     key = fingerprint([*depends, element_bounds(kernels.action_space).shape])
@@ -251,11 +247,3 @@ def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[
         with whole_file(kept) as aside:
             aside.write_bytes(code)
     return code
-
-
-def _cache_folder() -> Path:
-    """Return the cache folder of machine code, according to Numba's settings."""
-    if folder := vars(config)["CACHE_DIR"]:
-        return Path(folder) / "vecenv-cuda"
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "vecenv" / "cuda"

@@ -43,15 +43,7 @@ Launch = Callable[[int, np.ndarray], None]
 
 
 def open_device(device: Any) -> Device:
-    """Return the device of this name: "cuda", "cuda:1" or a `torch.device`.
-
-    "cuda" is the device that is current at the time of use.
-
-    Raises:
-        ModuleNotFoundError: numba-cuda is not installed.
-        DeviceError: There is no such device, or it is too old.
-        ValueError: `device` is not a CUDA device.
-    """
+    """Return the device of this name; raises as `CudaVectorEnv`. "cuda" is the current device."""
     try:
         wanted = torch.device(device)
     except (RuntimeError, TypeError):
@@ -194,8 +186,8 @@ class DeviceActions:
         self._space, self._device = space, device
         self._shape = (num_envs, *(space.shape or ()))
         self._dtype = torch_dtype(space.dtype)
-        is_binary = isinstance(space, MultiBinary)
-        self._kinds = [*("fi" if self._dtype.is_floating_point else "i"), *[torch.bool] * is_binary]
+        self._kinds = "b" * isinstance(space, MultiBinary)
+        self._kinds += "fi" if self._dtype.is_floating_point else "i"
 
     def check(self, actions: Any, env_ids: np.ndarray | None = None) -> Tensor:
         """Return actions (B, *action_shape) as a contiguous tensor of the space's dtype.
@@ -224,7 +216,7 @@ class DeviceActions:
             )
         if actions.dtype != self._dtype:
             kind = "f" if actions.dtype.is_floating_point else "i"
-            if (torch.bool if actions.dtype == torch.bool else kind) not in self._kinds:
+            if ("b" if actions.dtype == torch.bool else kind) not in self._kinds:
                 raise ActionTypeError(
                     f"actions has dtype {actions.dtype}, expected {self._dtype} for {self._space}"
                 )
@@ -305,16 +297,12 @@ class CudaVectorEnv(CompiledVecEnv):
         self._faults = self._memory.host_zeros(1)  # in host memory, so reading it does not wait
         self._fault_word = self._faults.numpy()
         self._bounds = self._memory.put(element_bounds(self.single_action_space).reshape(-1))
-        self._job = {  # arguments of all launches
-            "autoreset_mode": MODES[self.autoreset_mode],
-            "max_episode_steps": min(self.max_episode_steps or NO_LIMIT, NO_LIMIT),
-            "num_envs": self.num_envs,
-            "states": _address(states),
-            "runs": _address(runs),
-            "bounds": _address(self._bounds),
-            "final_obs": _address(self._final_obs),
-            "faults": _address(self._faults),
-        }
+        own = {"states": states, "runs": runs, "bounds": self._bounds, "faults": self._faults}
+        own["final_obs"] = self._final_obs
+        self._job = {name: _address(tensor) for name, tensor in own.items()}  # of all launches
+        self._job["autoreset_mode"] = MODES[self.autoreset_mode]
+        self._job["max_episode_steps"] = min(self.max_episode_steps or NO_LIMIT, NO_LIMIT)
+        self._job["num_envs"] = self.num_envs
         if records is not None:
             self._params_moved()
             if self.has_own_params:
