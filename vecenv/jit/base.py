@@ -248,7 +248,7 @@ class CompiledVecEnv(VecEnv):
         if len(env_ids):
             runs = self._read("runs", env_ids)
             runs["seed"] = seeds
-            _seed_streams(runs.view(np.recarray), np.arange(len(env_ids)), seeds)
+            _seed_streams(runs.view(np.recarray), seeds)
             self._write("runs", env_ids, self._memory.as_rows(runs))
 
     def _reset(
@@ -598,10 +598,10 @@ class CompiledVecEnv(VecEnv):
         def accepts(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
             if (dtype, shape) == (wanted, (self.num_envs,)):
                 return True
-            raise ValueError(
-                f"state[{name!r}] is {dtype!s:.300} {shape}, expected {wanted!s:.300} "
-                f"({self.num_envs},): {self.num_envs} envs of the same kind"
-            )
+            told = f"has shape {shape}, expected ({self.num_envs},)"
+            if dtype != wanted:
+                told = f"has dtype {dtype!s:.300}, expected {wanted!s:.300}"
+            raise ValueError(f"state[{name!r}] {told}: {self.num_envs} envs of the same kind")
 
         return read_entry(state, name, accepts)
 

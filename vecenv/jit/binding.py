@@ -30,6 +30,8 @@ from vecenv.jit.games import GameLayout, as_njit, game_kernels
 from vecenv.jit.interpreted import interpretable, try_out
 from vecenv.jit.kernels import ARGUMENTS, EnvKernels, arguments_of
 
+Parts = tuple[dict[str, Any], dict[str, Any]]  # kernels by name, constants of the templates
+
 
 class Loop(NamedTuple):
     """The loop over envs, bound to the kernels of one kind of env."""
@@ -84,9 +86,8 @@ def bind_loop(
         run_rows = bound_scope(functions, constants, lambda function: function)["run_rows"]
         found = {(one.__module__ or "").partition(".")[0] for one in reached(run_rows)}
         is_ours = found <= {"vecenv", *FIXED_PACKAGES}
-        needs_python = not (is_compiled and is_ours)  # compiled ones of our own need no trial
-        in_python = interpretable(run_rows, kernels) if needs_python else None
-        loop = Loop(is_ours, in_python, None, set())
+        is_tried = not (is_compiled and is_ours)
+        loop = Loop(is_ours, interpretable(run_rows, kernels) if is_tried else None, None, set())
     tried = (None if params is None else params.tobytes(), max_episode_steps)
     dry_run = dry_run and not is_jit_off() and not (debug and loop.is_ours)
     if dry_run and loop.run_rows and tried not in loop.tried:
@@ -104,9 +105,7 @@ def bind_loop(
     return loop
 
 
-def parts_of(
-    kernels: EnvKernels, params: np.ndarray | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def parts_of(kernels: EnvKernels, params: np.ndarray | None) -> Parts:
     """Return kernels of one env by name, and the global constants of the templates.
 
     For a game the kernels are those that `game_kernels` makes.
@@ -132,9 +131,7 @@ def parts_of(
     }
 
 
-def njit_parts(
-    kernels: EnvKernels, params: np.ndarray | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def njit_parts(kernels: EnvKernels, params: np.ndarray | None) -> Parts:
     """Return `parts_of` with functions for compiled code to call."""
     functions, constants = parts_of(kernels, params)
     return {name: as_njit(function) for name, function in functions.items()}, constants

@@ -7,7 +7,6 @@ import numpy as np
 from vecenv.jit.env import JitVectorEnv
 from vecenv.jit.kernels import EnvKernels, read_params
 
-WHITE = (255, 255, 255)
 PICTURES = {"render_modes": ["rgb_array"], "render_fps": 10}  # metadata of envs drawn here
 Point = tuple[float, float]  # x to the right, y downwards, in pixels
 Color = tuple[int, int, int]
@@ -44,11 +43,6 @@ class BundledVectorEnv(JitVectorEnv):
         super().__init__(kind, num_envs, **{"max_episode_steps": self.length, **options})
 
 
-def new_picture(height: int, width: int, color: Color = WHITE) -> np.ndarray:
-    """Return a picture of one colour, uint8 (height, width, 3)."""
-    return np.full((height, width, 3), color, np.uint8)
-
-
 def draw_stroke(picture: np.ndarray, start: Point, end: Point, width: float, color: Color) -> None:
     """Draw a line with round ends and soft edges; a disc if start and end are one point."""
     reach = width / 2 + 1.0
@@ -59,10 +53,8 @@ def draw_stroke(picture: np.ndarray, start: Point, end: Point, width: float, col
     part = picture[tuple(box)]
     rows, columns = np.mgrid[tuple(box)] + 0.5
     (x, y), dx, dy = start, end[0] - start[0], end[1] - start[1]
-    length = dx * dx + dy * dy
-    along = 0.0
-    if length > 0:
-        along = np.clip(((columns - x) * dx + (rows - y) * dy) / length, 0.0, 1.0)
+    length = max(dx * dx + dy * dy, 1e-9)
+    along = np.clip(((columns - x) * dx + (rows - y) * dy) / length, 0.0, 1.0)
     distance = np.hypot(columns - x - along * dx, rows - y - along * dy)
     share = np.clip(width / 2 + 0.5 - distance, 0.0, 1.0)[..., None]
     part[:] = np.rint(part * (1.0 - share) + np.asarray(color) * share)

@@ -147,6 +147,7 @@ class JitVectorEnv(CompiledVecEnv):
         if (bounds == bounds[:, :1]).all():
             self._bounds = bounds[:, :1].copy()  # one column is checked in one pass
         self._action_dtype = np.dtype(kernels.action_space.dtype)
+        self._cast: np.ndarray | None = None  # actions of this dtype; made by the first cast
         self._unused = self._new_outputs(0)  # for jobs that do not write these outputs
         first = None if records is None else records[:1]
         self._loop = loop = bind_loop(
@@ -228,7 +229,9 @@ class JitVectorEnv(CompiledVecEnv):
         if actions.dtype != self._action_dtype or not actions.flags.carray:
             if not np.can_cast(actions.dtype, self._action_dtype):
                 self._check_actions(actions)
-            given = np.array(actions, self._action_dtype, order="C")
+            if self._cast is None:
+                self._cast = np.zeros((self.num_envs, *actions.shape[1:]), self._action_dtype)
+            np.copyto(given := self._cast[: len(actions)], actions, casting="unsafe")
         num_ended = self._run_job(batch, len(given), given, outputs)
         if num_ended < 0:
             self._refuse_action(actions, -1 - num_ended, env_ids)
@@ -284,9 +287,8 @@ class JitVectorEnv(CompiledVecEnv):
         """
         if self._loop.is_ours:
             return None
-        batch = self._batch
-        loop, limit = self._loop.run_rows, batch.max_episode_steps
-        return try_out(self.kernels, loop, batch.params, limit, seconds)
+        params, limit = self._batch.params, self._batch.max_episode_steps
+        return try_out(self.kernels, self._loop.run_rows, params, limit, seconds)
 
     def _begin_stamps(self) -> int:
         """Stamp jobs instead of envs; return the time of an empty job, in ns."""
@@ -324,11 +326,8 @@ def _with_rendering(
         metadata = {"render_modes": ["rgb_array", "ansi"], "render_fps": 10, **metadata}
     if "render_modes" in metadata and render_mode not in (None, *metadata["render_modes"]):
         modes = ", ".join(metadata["render_modes"])
-        hint = "; with the command vecenv by --gif FILE or --html FILE"
-        raise ValueError(
-            f"render_mode is {render_mode!r}, expected one of {modes}"
-            f"{hint if render_mode == 'ansi' else ''}"
-        )
+        hint = "; with the command vecenv by --gif FILE or --html FILE" * (render_mode == "ansi")
+        raise ValueError(f"render_mode is {render_mode!r}, expected one of {modes}{hint}")
     return metadata
 
 
@@ -482,10 +481,8 @@ def _of_first(infos: Mapping[str, Any]) -> dict[str, Any]:
     for name, values in infos.items():
         if name.startswith("_") or not infos.get(f"_{name}", (True,))[0]:
             continue
-        is_dict = isinstance(values, dict)
-        info[name] = _of_first(values) if is_dict else values[0]
-        if not is_dict and values.ndim == 1:
-            info[name] = values[0].item()
+        one = _of_first(values) if isinstance(values, dict) else values[0]
+        info[name] = one.item() if isinstance(one, np.generic) else one
     return info
 
 

@@ -150,7 +150,11 @@ def check_space(name: str, space: Any) -> None:
 
 def _joined(verb: str, parts: list[tuple[Space, tuple[str, ...]]]) -> Space:
     """Return the space of all agents' observations, or of all their actions."""
-    spaces: list[Any] = [_batched(space, len(agents)) for space, agents in parts]
+    spaces: list[Any] = [batch_space(space, len(agents)) for space, agents in parts]
+    for k, (space, agents) in enumerate(parts):
+        if isinstance(space, MultiDiscrete):  # of which Gymnasium makes a Box, without masks
+            nvec, start = (np.stack([one] * len(agents)) for one in (space.nvec, space.start))
+            spaces[k] = MultiDiscrete(nvec, start=start)
     if len(spaces) == 1:
         return spaces[0]
     if all(isinstance(space, MultiDiscrete) for space in spaces):
@@ -170,13 +174,6 @@ def _joined(verb: str, parts: list[tuple[Space, tuple[str, ...]]]) -> Space:
         np.concatenate([space.high.reshape(-1) for space in spaces]),
         dtype=spaces[0].dtype,
     )
-
-
-def _batched(space: Space, count: int) -> Space:
-    """Batch a space; MultiDiscrete stays MultiDiscrete for masks, where Gymnasium makes a Box."""
-    if isinstance(space, MultiDiscrete):
-        return MultiDiscrete(np.stack([space.nvec] * count), start=np.stack([space.start] * count))
-    return batch_space(space, count)
 
 
 def with_columns(dtype: np.dtype, num_agents: int) -> np.dtype:

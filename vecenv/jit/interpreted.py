@@ -19,11 +19,11 @@ import linecache
 import logging
 import re
 import sys
-import threading
 import time
 import traceback
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
@@ -58,16 +58,9 @@ _FOUND = (
 )
 
 
-class _Here(threading.local):
-    """How kernels run in this thread: `end` is when a trial must end, 0.0 outside of trials.
-
-    In trials, results are checked by `checked_in_trials`; reads after the end raise TimeoutError.
-    """
-
-    end = 0.0
-
-
-_here = _Here()
+# When the trial under way in this thread must end; 0.0 outside of trials. In trials, results are
+# checked by `checked_in_trials`, and reads after the end raise TimeoutError.
+_end: ContextVar[float] = ContextVar("end", default=0.0)
 
 
 def _widened(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,7 +135,7 @@ def _is_narrow(array: np.ndarray) -> bool:
 
 def _wide(value: Any) -> Any:
     """Return an element or a field as compiled code sees it."""
-    if _here.end and time.perf_counter() > _here.end:
+    if (end := _end.get()) and time.perf_counter() > end:
         raise TimeoutError("the trial was stopped")
     if isinstance(value, np.ndarray):
         return value.view(WideArray)
@@ -200,7 +193,7 @@ def interpretable(run_rows: Any, kernels: EnvKernels | None = None) -> Callable[
             return _checked(copy, own_step, step_problem)
         if (check := getattr(found, "check_in_trials", None)) is not None:
             checked = _checked(copy, *check)
-            return lambda *args: (checked if _here.end else copy)(*args)  # noqa: PLW0108  # asked anew
+            return lambda *args: (checked if _end.get() else copy)(*args)  # noqa: PLW0108  # asked anew
         return copy
 
     loop = Copies(remake, convert=_wide_constant, with_plain=True).copy(run_rows)
@@ -411,7 +404,7 @@ def _play(
         names = ("masks",) if op == MASK else [name for name in _SHOWN if name != "masks"]
         trial.results += [(step, name, getattr(batch, name)[0].copy()) for name in names]
 
-    _here.end = time.perf_counter() + _LIMIT_SECONDS + (seconds or 0.0)
+    _end.set(time.perf_counter() + _LIMIT_SECONDS + (seconds or 0.0))
     try:
         call(RESET, 0)
         end = time.perf_counter() + (_TRIAL_SECONDS if seconds is None else seconds)
@@ -436,17 +429,15 @@ def _play(
             trial.actions.append(batch.actions[0].copy())
             call(STEP, step)
             if given is not None and batch.params.tobytes() != given:
-                _refuse(
-                    kernels,
-                    _author(kernels.step),
-                    "a kernel writes `params`, which only a sampler may, as envs share them: keep "
-                    "what changes during an episode in the state",
-                    found="",
+                raise KernelResultError.at(
+                    Place.of(_author(kernels.step)),
+                    f"{kernels.name}: a kernel writes `params`, which only a sampler may, as envs "
+                    "share them: keep what changes during an episode in the state",
                 )
     except Exception as error:
         trial.error = error
     finally:
-        _here.end = 0.0
+        _end.set(0.0)
     return trial
 
 
@@ -583,14 +574,10 @@ def _refuse_out(kernels: EnvKernels, found: _Difference) -> None:
 
 
 def _refuse(
-    kernels: EnvKernels,
-    function: types.FunctionType,
-    text: str,
-    line: int | None = None,
-    found: str = f".\n{_FOUND}",
+    kernels: EnvKernels, function: types.FunctionType, text: str, line: int | None = None
 ) -> NoReturn:
     place = Place.of(function, line)
-    raise KernelResultError.at(place, f"{kernels.name}: {text}{found}") from None
+    raise KernelResultError.at(place, f"{kernels.name}: {text}.\n{_FOUND}") from None
 
 
 def _writer(

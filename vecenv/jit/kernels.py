@@ -109,7 +109,15 @@ class EnvKernels:
         if self.params is not None:
             object.__setattr__(self, "params", as_record(self.params))
         if self.groups is not None:
-            self._lay_out(GameLayout.of(self.groups))
+            layout = GameLayout.of(self.groups)
+            dtype = with_columns(self.state_dtype, layout.num_agents)
+            object.__setattr__(self, "state_dtype", dtype)
+            for name in ("observation_space", "action_space"):
+                if getattr(self, name) not in (None, space := getattr(layout, name)):
+                    raise ValueError(
+                        f"{name} is given beside groups, which have their own; leave it out"
+                    )
+                object.__setattr__(self, name, space)
         check_space("observation_space", self.observation_space)
         check_space("action_space", self.action_space)
         for name in (*ARGUMENTS, "render"):
@@ -128,17 +136,6 @@ class EnvKernels:
     def having(self, **changed: Any) -> EnvKernels:
         """Return these kernels with some attributes, `params` or `sampler`, replaced."""
         return replace(self, **changed)
-
-    def _lay_out(self, layout: GameLayout) -> None:
-        """Set the spaces and the state record of a game."""
-        object.__setattr__(self, "state_dtype", with_columns(self.state_dtype, layout.num_agents))
-        for name in ("observation_space", "action_space"):
-            space, given = getattr(layout, name), getattr(self, name)
-            if given is not None and given != space:
-                raise ValueError(
-                    f"{name} is given beside groups, which have their own; leave it out"
-                )
-            object.__setattr__(self, name, space)
 
     def _check_function(self, name: str) -> None:
         """Raise unless a kernel is a function, or, in a game, a dict of functions by group."""

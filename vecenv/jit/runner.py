@@ -117,16 +117,12 @@ class Runner:
             bad_row = first_invalid_row(actions, self._bounds)
             if bad_row >= 0:
                 return -1 - bad_row
-        obs, rewards, terminations, truncations = outputs
+        arrays = outputs._asdict()
+        rewards = arrays.pop("rewards")
         is_float32 = rewards.itemsize == 4
-        job = batch._replace(
-            actions=actions,
-            obs=obs,
-            rewards32=rewards if is_float32 else rewards[:0],
-            rewards64=rewards[:0] if is_float32 else rewards,
-            terminations=terminations,
-            truncations=truncations,
-        )
+        arrays["rewards32"] = rewards if is_float32 else rewards[:0]
+        arrays["rewards64"] = rewards[:0] if is_float32 else rewards
+        job = batch._replace(actions=actions, **arrays)
         return self._run(job, 0, num_rows)
 
     def _describe(self, batch: Batch, num_rows: int) -> None:
@@ -141,8 +137,8 @@ class Runner:
         record["num_rows"] = num_rows
         record["env_ids"] = env_ids.ctypes.data if len(env_ids) else 0
         record["masks"] = batch.masks.ctypes.data
-        record["num_params"] = 0 if params is None else len(params)
-        record["params"] = 0 if params is None else params.ctypes.data
+        if params is not None:  # it is never taken away
+            record["num_params"], record["params"] = len(params), params.ctypes.data
         record["num_parts"] = parts
         record["chunk_rows"] = num_rows if parts == 1 else lines * ROWS_PER_LINE
         self._described = batch  # also keeps its arrays alive

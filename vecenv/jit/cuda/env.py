@@ -38,9 +38,6 @@ except ImportError as missing:
 
 BLOCK_SIZE = 128  # threads per block
 
-# Launches a driver for a number of rows; the arguments are int64, in the order of ARGUMENTS.
-Launch = Callable[[int, np.ndarray], None]
-
 
 def open_device(device: Any) -> Device:
     """Return the device of this name; raises as `CudaVectorEnv`. "cuda" is the current device."""
@@ -126,8 +123,11 @@ class Device:
         columns = rows.view(base)[:, first : first + kind.itemsize // size]
         return columns.reshape(len(rows), *kind.shape)
 
-    def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Launch:
-        """Compile or load the driver with these kernels; return the function that launches it."""
+    def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Callable[..., None]:
+        """Compile or load the driver with these kernels; return the function that launches it.
+
+        It takes the number of rows, and int64 arguments in the order of ARGUMENTS.
+        """
         code = compiler.kept_code(kernels, params, self.capability)
         device = self.torch_device
         with torch.cuda.device(device):

@@ -104,14 +104,9 @@ def observe(state, out):
 
 
 def action_mask(state, out):
-    """Write which moves change something; after the end, all."""
-    is_over = True
+    """Write which moves change something."""
     for action in range(4):
         out[action] = can_slide(state.board, action)
-        is_over = is_over and not out[action]
-    if is_over:
-        for action in range(4):
-            out[action] = True
 
 
 def draw(state):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from gymnasium.spaces import Box
 
-from vecenv.jit.bundled import BundledVectorEnv, draw_stroke, new_picture
+from vecenv.jit.bundled import BundledVectorEnv, draw_stroke
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -44,7 +44,7 @@ def observe(state, out, params):
 
 def draw(state, params):
     """Return a picture, uint8 (240, 240, 3)."""
-    picture = new_picture(240, 240)
+    picture = np.full((240, 240, 3), 255, np.uint8)
     reach = 90 * float(params.length)
     tip = 120 - reach * math.sin(state.theta), 120 - reach * math.cos(state.theta)
     draw_stroke(picture, (120, 120), tip, 18, (204, 77, 77))

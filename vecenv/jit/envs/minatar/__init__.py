@@ -6,6 +6,7 @@ Reproducible Reinforcement Learning Experiments", 2019 (arXiv 1903.03176), as of
 Here is what they share: the board, the actions, the options, the picture.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,12 +43,7 @@ def intended(state, action, rng, params):
 
 
 def game_kernels(
-    name: str,
-    channels: tuple[str, ...],
-    num_actions: int,
-    numbers: str,
-    arrays: list[Any],
-    **kernels: Any,
+    name: str, channels: Sequence[str], num_actions: int, numbers: str, arrays: Any, **kernels: Any
 ) -> EnvKernels:
     """Return the kernels of a game.
 

@@ -19,8 +19,7 @@ def reset(state, rng, params):
     state.spawn_interval = state.spawn_timer = 10
     state.move_interval = state.move_timer = 5
     state.ramp_timer, state.ramp_count = RAMP_INTERVAL, 0
-    state.kind[:] = NOTHING
-    state.at[:], state.heading[:] = 0, 1
+    state.kind[:], state.at[:], state.heading[:] = NOTHING, 0, 1
 
 
 @njit

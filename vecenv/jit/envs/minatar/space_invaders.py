@@ -17,9 +17,7 @@ PLAYER, ALIENS, TO_LEFT, TO_RIGHT, SHOTS, ALIEN_SHOTS = range(6)  # channels
 @njit
 def send_wave(state):
     """Put up four rows of six aliens."""
-    for row in range(4):
-        for column in range(2, 8):
-            state.aliens[row, column] = 1
+    state.aliens[0:4, 2:8] = 1
 
 
 def reset(state, rng, params):
@@ -27,9 +25,7 @@ def reset(state, rng, params):
     state.action, state.x, state.pause = 0, 5, 0
     state.heading, state.alien_pause = -1, ALIEN_PAUSE
     state.move_interval = state.move_timer = MOVE_INTERVAL
-    state.aliens[:] = 0
-    state.shots[:] = 0
-    state.alien_shots[:] = 0
+    state.aliens[:], state.shots[:], state.alien_shots[:] = 0, 0, 0
     send_wave(state)
 
 
@@ -73,13 +69,10 @@ def move_aliens(state):
     edge = 0 if state.heading < 0 else SIZE - 1
     if lowest_alien(state, edge) < 0:
         for row in range(SIZE):
-            if state.heading < 0:
-                for column in range(1, SIZE):
-                    state.aliens[row, column - 1] = state.aliens[row, column]
-            else:
-                for column in range(SIZE - 1, 0, -1):
-                    state.aliens[row, column] = state.aliens[row, column - 1]
-            state.aliens[row, SIZE - 1 if state.heading < 0 else 0] = 0
+            for k in range(SIZE - 1):
+                column = k if state.heading < 0 else SIZE - 1 - k
+                state.aliens[row, column] = state.aliens[row, column - state.heading]
+            state.aliens[row, SIZE - 1 - edge] = 0
         return False
     state.heading = -state.heading
     has_landed = False
