@@ -228,8 +228,9 @@ def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[
     if numbas := vars(config)["CACHE_DIR"]:
         folder = Path(numbas) / "vecenv-cuda"
     functions, constants = parts_of(kernels, params)
-    depends = [*functions.values(), *constants.values(), *_OWN, cuda.versions()]
-    key = fingerprint([*depends, element_bounds(kernels.action_space).shape])
+    depends = [host_driver.run_rows, *functions.values(), *constants.values()]
+    bounds = element_bounds(kernels.action_space).shape
+    key = fingerprint([*depends, bounds, *_OWN, cuda.versions()])
     kept = folder / f"{key}-sm{capability[0]}{capability[1]}.cubin"
     with contextlib.suppress(OSError):
         return kept.read_bytes()
