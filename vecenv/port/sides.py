@@ -242,7 +242,9 @@ class PythonSide:
         """
         names, asked = list(dtype.names or ()), given or {}
         found = {name: name for name in names if hasattr(self.inner, name)}
-        self.paths = {name: path for name, path in (found | dict(asked)).items() if path is not None}
+        self.paths = {
+            name: path for name, path in (found | dict(asked)).items() if path is not None
+        }
         for name, path in list(self.paths.items()):
             if name not in names:
                 raise ValueError(f"fields has {name!r}, but the state has {', '.join(names)}")
