@@ -227,7 +227,8 @@ class JitVectorEnv(CompiledVecEnv):
             self._refuse_ended()
         given = actions
         if actions.dtype != self._action_dtype or not actions.flags.carray:
-            self._check_actions(actions)
+            if not np.can_cast(actions.dtype, self._action_dtype):
+                self._check_actions(actions)
             if self._cast is None:
                 self._cast = np.zeros((self.num_envs, *actions.shape[1:]), self._action_dtype)
             np.copyto(given := self._cast[: len(actions)], actions, casting="unsafe")

@@ -169,8 +169,8 @@ def _prepare() -> Any:
 
 
 # What the code depends on, beside the kernels.
-_OWN = [Path(str(one.__file__)).read_bytes() for one in (atomics, cuda, host_driver)]
-_OWN += [Path(__file__).read_bytes()]
+_OWN = [host_driver.run_rows, Path(__file__).read_bytes()]
+_OWN += [Path(str(one.__file__)).read_bytes() for one in (atomics, cuda, host_driver)]
 
 
 def lower(kernels: EnvKernels, params: np.ndarray | None) -> cuda.Lowered:
@@ -228,9 +228,8 @@ def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[
     if numbas := vars(config)["CACHE_DIR"]:
         folder = Path(numbas) / "vecenv-cuda"
     functions, constants = parts_of(kernels, params)
-    depends = [host_driver.run_rows, *functions.values(), *constants.values()]
-    bounds = element_bounds(kernels.action_space).shape
-    key = fingerprint([*depends, bounds, *_OWN, cuda.versions()])
+    depends = [*functions.values(), *constants.values(), *_OWN, cuda.versions()]
+    key = fingerprint([*depends, element_bounds(kernels.action_space).shape])
     kept = folder / f"{key}-sm{capability[0]}{capability[1]}.cubin"
     with contextlib.suppress(OSError):
         return kept.read_bytes()
