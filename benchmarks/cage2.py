@@ -22,7 +22,7 @@ from numba import njit
 from work import make_slot
 
 from vecenv.cage import Cage2VectorEnv
-from vecenv.jit.copying import write_bits
+from vecenv.jit.kernels import write_bits
 
 NUM_ROWS = 16  # rows of actions, used in turn
 EPISODE_LENGTH = 100

@@ -53,7 +53,7 @@ TARGETS = {
     "vecenv/workers/pool.py": (*_ENVS, "tests/timing"),
     "vecenv/workers/worker.py": (*_ENVS, "tests/timing"),
     "vecenv/jit/runner.py": _JIT,
-    "vecenv/jit/episodes.py": _JIT,
+    "vecenv/jit/driver.py": _JIT,
     "vecenv/cage/challenge2/rules/dynamics.py": ("tests/cage/challenge2",),
     "buffers/rollout/gae.py": ("tests/buffers",),
     "buffers/replay/table.py": ("tests/buffers",),

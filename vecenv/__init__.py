@@ -161,4 +161,4 @@ _register("Cage4-v0", "cage:Cage4Env", "cage:Cage4VectorEnv")
 _register("Synthetic-v0", "synthetic:SyntheticEnv")
 for _name, (_point, _kwargs) in _POINTS.items():
     _vector = f"{_point}VectorEnv"
-    _register(_name, f"jit.single:{_vector.replace(':', '.')}", _vector, **_kwargs)
+    _register(_name, f"jit.env:{_vector.replace(':', '.')}", _vector, **_kwargs)

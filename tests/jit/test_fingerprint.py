@@ -17,7 +17,6 @@ from vecenv.core.compiling import (
     is_jit_off,
 )
 from vecenv.jit import EnvKernels, JitVectorEnv, binding, driver
-from vecenv.jit.games import as_njit
 
 if is_jit_off():
     pytest.skip("nothing is compiled", allow_module_level=True)
@@ -124,9 +123,9 @@ class _NotCompiledError(Exception):
 def test_all_code_of_bundled_envs_is_kept(name, monkeypatch):
     walks = []
 
-    def note(kernels, functions, constants):
-        compiled = {name: as_njit(function) for name, function in functions.items()}
-        scope = binding.bound_scope(compiled, constants, njit(inline="always"))
+    def note(kernels, params):
+        functions, constants = binding.njit_parts(kernels, params)
+        scope = binding.bound_scope(functions, constants, njit(inline="always"))
         walks.append(_Walk([binding.rebound(driver.attend, scope)]))
         walks.append(_Walk([*functions.values(), *constants.values()]))
         raise _NotCompiledError

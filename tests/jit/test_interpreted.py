@@ -147,12 +147,8 @@ def endless_step(state, action, rng):
 @needs_jit
 def test_a_trial_that_does_not_end_is_given_up():
     kernels = dataclasses.replace(WALK, step=endless_step)
-    run_rows = binding.bound_scope(
-        {**{name: getattr(kernels, name) for name in ("reset", "step", "observe")},
-         "action_mask": binding.episodes.no_mask},
-        binding.constants_of(kernels, None),
-        lambda function: function,
-    )["run_rows"]  # fmt: skip
+    parts = binding.parts_of(kernels, None)
+    run_rows = binding.bound_scope(*parts, lambda function: function)["run_rows"]
     begin = time.monotonic()
     binding.try_out(kernels, binding.interpretable(run_rows), None, binding.NO_LIMIT)
     assert time.monotonic() - begin < 30.0

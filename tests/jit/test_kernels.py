@@ -10,7 +10,7 @@ from vecenv import ActionError
 from vecenv.check import check_vector_env
 from vecenv.core.compiling import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, KernelCompileError, pack_record
-from vecenv.jit.arrays import element_bounds
+from vecenv.jit.driver import element_bounds
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
 

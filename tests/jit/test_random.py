@@ -35,7 +35,7 @@ def words_at(stream, slots, words):
 
 def seeded(seeds):
     streams = np.zeros(len(seeds), random.RNG_DTYPE).view(np.recarray)
-    random.seed_streams(streams, np.arange(len(seeds)), np.asarray(seeds, dtype=np.uint64))
+    random.seed_streams(streams, np.asarray(seeds, dtype=np.uint64))
     return streams
 
 

@@ -26,8 +26,7 @@ from vecenv.agents.grouping import Members
 from vecenv.core.base import StepBatch
 from vecenv.core.errors import ActionError, NoActionMaskError, ObservationError, SlotError
 from vecenv.core.masks import MASK_KEY, can_be_masked
-from vecenv.jit.cuda.device import DeviceActions, checked_tensor
-from vecenv.jit.cuda.env import CudaVectorEnv
+from vecenv.jit.cuda.env import CudaVectorEnv, DeviceActions, checked_tensor
 from vecenv.jit.games import GameLayout, GroupLayout
 from vecenv.jit.kernels import EnvKernels
 

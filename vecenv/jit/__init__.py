@@ -2,13 +2,11 @@
 
 from vecenv.core.compiling import cached_njit
 from vecenv.jit.base import Branch
-from vecenv.jit.copying import write_bits
-from vecenv.jit.env import JitVectorEnv
+from vecenv.jit.env import JitEnv, JitVectorEnv
 from vecenv.jit.errors import KernelCompileError, KernelIndexError, KernelResultError
 from vecenv.jit.games import AgentsOf
 from vecenv.jit.interpreted import checked_in_trials
-from vecenv.jit.kernels import EnvKernels, pack_record
-from vecenv.jit.single import JitEnv
+from vecenv.jit.kernels import EnvKernels, pack_record, write_bits
 
 __all__ = [
     "AgentsOf",

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium import logger
 from gymnasium.vector import AutoresetMode
+from numpy.lib.recfunctions import structured_to_unstructured
 
-from vecenv.core.arguments import Seed, check_choice
+from vecenv.core.arguments import Seed, check_choice, seed_per_env
 from vecenv.core.base import StepBatch, StepResult, VecEnv
 from vecenv.core.compiling import cached_njit
 from vecenv.core.errors import NoActionMaskError
@@ -26,11 +27,8 @@ from vecenv.core.masks import MASK_KEY, allow_something, mask_starts, none_allow
 from vecenv.core.rows import StepSlot, aligned_zeros, slot_outputs
 from vecenv.files import read_entry
 from vecenv.jit import random
-from vecenv.jit.episodes import DISABLED, MASK, NEXT_STEP, OBSERVE, RUN_DTYPE, SAME_STEP
-from vecenv.jit.kernels import EnvKernels, draw
-from vecenv.jit.worlds import flat_params, write_params
-
-__all__ = ["MODES", "Branch", "CompiledVecEnv", "HostMemory"]
+from vecenv.jit.driver import DISABLED, MASK, NEXT_STEP, OBSERVE, RUN_DTYPE, SAME_STEP
+from vecenv.jit.kernels import EnvKernels, draw, write_params
 
 MODES = {
     AutoresetMode.NEXT_STEP: NEXT_STEP,
@@ -232,25 +230,17 @@ class CompiledVecEnv(VecEnv):
         Raises:
             ValueError: A seed is not a 64-bit number.
         """
-        every = np.arange(self.num_envs)
-        ids = every if reset_mask is None else np.flatnonzero(reset_mask)
-        given: Any = (seed, seed + self.num_envs - 1) if isinstance(seed, int) else ()
-        if seed is not None and not isinstance(seed, int):
-            ids = np.array([i for i in ids.tolist() if seed[i] is not None], np.int64)
-            given = [seed[i] for i in ids.tolist()]
-        for one in given:
+        given = seed_per_env(seed, self.num_envs)
+        ids = range(self.num_envs) if reset_mask is None else np.flatnonzero(reset_mask).tolist()
+        seeds: dict[int, int] = {i: one for i in ids if (one := given[i]) is not None}
+        for one in seeds.values():
             if not 0 <= one <= _MAX_SEED:
                 raise ValueError(f"an env has the seed {one}, expected one from 0 to {_MAX_SEED}")
-        if isinstance(seed, int):
-            seeds = np.uint64(seed) + ids.astype(np.uint64)
-        else:
-            ids, seeds = ids[: len(given)], np.array(given, np.uint64)
         self._settle()
         if not self._is_seeded:
-            of_all = secrets.randbits(62) + every.astype(np.uint64)
-            of_all[ids] = seeds
-            ids, seeds = every, of_all
-        self._set_streams(ids, seeds)
+            first = secrets.randbits(62)
+            seeds = {i: first + i for i in range(self.num_envs)} | seeds
+        self._set_streams(np.array([*seeds], np.int64), np.array([*seeds.values()], np.uint64))
 
     def _set_streams(self, env_ids: np.ndarray, seeds: np.ndarray) -> None:
         """Begin the random streams of envs, int64 (B,), from seeds uint64 (B,)."""
@@ -258,7 +248,7 @@ class CompiledVecEnv(VecEnv):
         if len(env_ids):
             runs = self._read("runs", env_ids)
             runs["seed"] = seeds
-            _seed_streams(runs.view(np.recarray), np.arange(len(env_ids)), seeds)
+            _seed_streams(runs.view(np.recarray), seeds)
             self._write("runs", env_ids, self._memory.as_rows(runs))
 
     def _reset(
@@ -324,11 +314,8 @@ class CompiledVecEnv(VecEnv):
             episode = {"r": where(over, returns, 0.0), "l": where(over, lengths, 0)}
             infos = {"episode": episode, "_episode": over}
         if self._is_same_step:
-            final = {
-                "final_obs": self._final_infos(self._final_obs[rows], over),
-                "final_info": infos,
-            }
-            infos = {**infos, **final, "_final_obs": over, "_final_info": over}
+            final = {"final_obs": self._final_infos(self._final_obs[rows], over)}
+            infos = {**infos, **final, "final_info": infos, "_final_obs": over, "_final_info": over}
         if self._on_episode_end is not None:
             ended = np.flatnonzero(self._memory.get(over))
             if len(ended):
@@ -439,8 +426,9 @@ class CompiledVecEnv(VecEnv):
             float32 (B, P), a new array: all numbers of a record, field by field.
         """
         self._require_params()
-        chosen = _read_rows("rows", rows, self.num_envs)
-        return self._memory.put(flat_params(self._read("params", chosen)))
+        records = self._read("params", _read_rows("rows", rows, self.num_envs))
+        numbers = structured_to_unstructured(records, dtype=np.float32)
+        return self._memory.put(numbers.reshape(len(records), -1))
 
     # -- branches and saved states ------------------------------------------------------------
 
@@ -561,11 +549,10 @@ class CompiledVecEnv(VecEnv):
         return arrays
 
     def check_state(self, state: Mapping[str, np.ndarray], states: np.ndarray) -> None:
-        """Raise ValueError if a state is of other envs, or has invalid records `states` (N,)."""
-        self._check_states(states)
+        """Raise ValueError if a state is of other envs, or has invalid records `states` (N,).
 
-    def _check_states(self, states: np.ndarray) -> None:
-        """Raise ValueError for invalid states (N,): kernels would use them unchecked."""
+        Kernels use them unchecked.
+        """
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the whole state as arrays: envs, random streams and statistics (copies).
@@ -592,7 +579,9 @@ class CompiledVecEnv(VecEnv):
         self._calls.require_idle("load_state_dict")
         is_left_out = not self.has_own_params and "params" not in state
         dtypes = {k: v for k, v in self._dtypes.items() if k != "params" or not is_left_out}
-        found = {k: _read_array(state, k, self.num_envs, dtype) for k, dtype in dtypes.items()}
+        for name in dtypes.keys() - state.keys():
+            raise KeyError(f"state has no entry {name!r}; pass what `state_dict` returned")
+        found = {name: self._read_entry(state, name, dtype) for name, dtype in dtypes.items()}
         self.check_state(state, found["states"])
         self._settle()
         self._calls.forget_reset("`load_state_dict` did not come to its end")
@@ -602,6 +591,19 @@ class CompiledVecEnv(VecEnv):
             self._write(name, np.arange(self.num_envs), self._memory.as_rows(records))
         self._is_seeded = True
         self._calls.mark_reset()
+
+    def _read_entry(self, state: Mapping[str, np.ndarray], name: str, wanted: Any) -> np.ndarray:
+        """Return the records (num_envs,) of a state; raises ValueError as `load_state_dict`."""
+
+        def accepts(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
+            if (dtype, shape) == (wanted, (self.num_envs,)):
+                return True
+            told = f"has shape {shape}, expected ({self.num_envs},)"
+            if dtype != wanted:
+                told = f"has dtype {dtype!s:.300}, expected {wanted!s:.300}"
+            raise ValueError(f"state[{name!r}] {told}: {self.num_envs} envs of the same kind")
+
+        return read_entry(state, name, accepts)
 
 
 def _read_rows(name: str, rows: Any, num_envs: int) -> np.ndarray:
@@ -624,21 +626,3 @@ def _read_rows(name: str, rows: Any, num_envs: int) -> np.ndarray:
         bad = ids[(ids < 0) | (ids >= num_envs)][0]
         raise ValueError(f"{name} has {bad}, expected env ids from 0 to {num_envs - 1}")
     return ids
-
-
-def _read_array(
-    state: Mapping[str, np.ndarray], name: str, num_envs: int, dtype: np.dtype
-) -> np.ndarray:
-    """Return the records (num_envs,) of a state; raises as `load_state_dict`."""
-    if name not in state:
-        raise KeyError(f"state has no entry {name!r}; pass what `state_dict` returned")
-
-    def accepts(found: np.dtype, shape: tuple[int, ...]) -> bool:
-        if shape == (num_envs,) and found == dtype:
-            return True
-        told = f"has shape {shape}, expected {(num_envs,)}"
-        if found != dtype:
-            told = f"has dtype {found!s:.300}, expected {dtype!s:.300}"
-        raise ValueError(f"state[{name!r}] {told}: {num_envs} envs of the same kind")
-
-    return read_entry(state, name, accepts)

@@ -1,8 +1,9 @@
-"""Bind the templates of `episodes` and `driver` to the kernels of one kind of env, and compile."""
+"""Bind the templates of `driver` to the kernels of one kind of env, and compile."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -22,48 +23,23 @@ from vecenv.core.compiling import (
     is_lasting,
 )
 from vecenv.core.masks import mask_starts, mask_width
-from vecenv.jit import driver, episodes
-from vecenv.jit.driver import JOB_DTYPE
-from vecenv.jit.episodes import NO_LIMIT, RUN_DTYPE
+from vecenv.jit import driver
+from vecenv.jit.driver import JOB_DTYPE, NO_LIMIT, RUN_DTYPE
 from vecenv.jit.errors import KernelIndexError, explain, reached, refuse_foreign_draws
 from vecenv.jit.games import GameLayout, as_njit, game_kernels
-from vecenv.jit.interpreted import interpretable
-from vecenv.jit.kernels import ARGUMENTS, EnvKernels
-from vecenv.jit.trials import try_out
+from vecenv.jit.interpreted import interpretable, try_out
+from vecenv.jit.kernels import ARGUMENTS, EnvKernels, arguments_of
 
-__all__ = [
-    "Loop",
-    "bind_loop",
-    "bound_scope",
-    "constants_of",
-    "functions_of",
-    "rebound",
-    "uncompiled",
-]
-
-_KERNEL_NAMES = {
-    "reset": "env_reset",
-    "step": "env_step",
-    "observe": "env_observe",
-    "action_mask": "env_mask",
-    "sampler": "env_sampler",
-}  # names in the templates
+Parts = tuple[dict[str, Any], dict[str, Any]]  # kernels by name, constants of the templates
 
 
 class Loop(NamedTuple):
-    """The loop over envs, bound to the kernels of one kind of env.
+    """The loop over envs, bound to the kernels of one kind of env."""
 
-    Attributes:
-        is_ours: Whether no kernel calls a function outside of this package.
-        run_rows: Plain Python; None if it is not needed.
-        attend: Compiled for its only signature; None with the JIT off or for debugging.
-        tried: Parameters of the dry runs so far.
-    """
-
-    is_ours: bool
-    run_rows: Any
-    attend: Any
-    tried: set[Any]
+    is_ours: bool  # no kernel calls a function outside of this package
+    run_rows: Any  # plain Python; None if it is not needed
+    attend: Any  # compiled for its only signature; None with the JIT off or for debugging
+    tried: set[Any]  # parameters of the dry runs so far
 
 
 _is_uncompiled: ContextVar[bool] = ContextVar("is_uncompiled", default=False)
@@ -90,12 +66,8 @@ def bind_loop(
 ) -> Loop:
     """Return the loop over envs for these kernels: from memory, from disk, or compiled now.
 
-    Args:
-        kernels: The kind of env.
-        params: (1,) parameter record of the first env, or None if the kernels take none.
-        max_episode_steps: For the dry run.
-        debug: Whether everything runs in Python and nothing is compiled.
-        dry_run: Whether to try out kernels in Python first, unless they are part of this package.
+    `params` is the (1,) parameter record of the first env, or None if the kernels take none. See
+    `JitVectorEnv` about the others; kernels of this package are not tried out.
 
     Raises:
         TypeError: A kernel takes the wrong number of arguments.
@@ -105,56 +77,49 @@ def bind_loop(
             numbers from another stream than its env's.
     """
     is_compiled = not (debug or is_jit_off() or _is_uncompiled.get())
-    constants = constants_of(kernels, params)
-    functions = functions_of(kernels)
+    functions, constants = parts_of(kernels, params)
     key = fingerprint([*functions.values(), *constants.values()]), is_compiled
     loop = _loops.get(key)
-    is_new = loop is None
     if loop is None:
         _check_arguments(kernels, params is not None)
         refuse_foreign_draws(kernels, functions)
         run_rows = bound_scope(functions, constants, lambda function: function)["run_rows"]
         found = {(one.__module__ or "").partition(".")[0] for one in reached(run_rows)}
         is_ours = found <= {"vecenv", *FIXED_PACKAGES}
-        in_python = None  # our own need no trial
-        if not (is_compiled and is_ours):
-            in_python = interpretable(run_rows, kernels)
-        loop = Loop(is_ours, in_python, None, set())
+        is_tried = not (is_compiled and is_ours)
+        loop = Loop(is_ours, interpretable(run_rows, kernels) if is_tried else None, None, set())
     tried = (None if params is None else params.tobytes(), max_episode_steps)
-    if debug and loop.is_ours:
-        dry_run = False
-    if dry_run and not is_jit_off() and loop.run_rows and tried not in loop.tried:
+    dry_run = dry_run and not is_jit_off() and not (debug and loop.is_ours)
+    if dry_run and loop.run_rows and tried not in loop.tried:
         try:
             try_out(kernels, loop.run_rows, params, max_episode_steps)
         except KernelIndexError:
             if not debug:  # else it is an IndexError of the call that uses it
                 raise
         loop.tried.add(tried)
-    if is_compiled and is_new:
-        loop = loop._replace(attend=_compiled(kernels, functions, constants))
+    if is_compiled and loop.attend is None:
+        loop = loop._replace(attend=_compiled(kernels, params))
     # Without the compiler, functions may close over values that the fingerprint does not cover.
     if not is_jit_off() and is_lasting(key[0]):
         _loops[key] = loop
     return loop
 
 
-def functions_of(kernels: EnvKernels) -> dict[str, Any]:
-    """Return the kernels of one env by name; for a game, those that `game_kernels` makes."""
+def parts_of(kernels: EnvKernels, params: np.ndarray | None) -> Parts:
+    """Return kernels of one env by name, and the global constants of the templates.
+
+    For a game the kernels are those that `game_kernels` makes.
+    """
     functions = {name: getattr(kernels, name) for name in ARGUMENTS}
     if kernels.groups is not None:
         functions |= game_kernels(GameLayout.of(kernels.groups), functions)
-    functions["action_mask"] = functions["action_mask"] or episodes.no_mask
+    functions["action_mask"] = functions["action_mask"] or driver.no_mask
     if functions["sampler"] is None:
         del functions["sampler"]
-    return functions
-
-
-def constants_of(kernels: EnvKernels, params: np.ndarray | None) -> dict[str, Any]:
-    """Return the global constants of the templates."""
     starts: tuple[int, ...] = (0, 0)
     if kernels.action_mask is not None:
         starts = *map(int, mask_starts(kernels.action_space)), mask_width(kernels.action_space)
-    return {
+    return functions, {
         "STATE_DTYPE": kernels.state_dtype,
         "RUN_DTYPE": RUN_DTYPE,
         "OBS_DTYPE": kernels.observation_space.dtype,
@@ -166,15 +131,17 @@ def constants_of(kernels: EnvKernels, params: np.ndarray | None) -> dict[str, An
     }
 
 
-def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[str, Any]) -> Any:
+def njit_parts(kernels: EnvKernels, params: np.ndarray | None) -> Parts:
+    """Return `parts_of` with functions for compiled code to call."""
+    functions, constants = parts_of(kernels, params)
+    return {name: as_njit(function) for name, function in functions.items()}, constants
+
+
+def _compiled(kernels: EnvKernels, params: np.ndarray | None) -> Any:
     """Compile `attend` for these kernels, or load it from disk."""
-    compiled = {name: as_njit(function) for name, function in functions.items()}
-    scope = bound_scope(
-        compiled,
-        constants,
-        lambda function: njit(function, inline="always"),
-        own_params=driver.own_params,
-    )
+    functions, constants = njit_parts(kernels, params)
+    finish = functools.partial(njit, inline="always")
+    scope = bound_scope(functions, constants, finish, own_params=driver.guessed_params)
     attend = cached_njit(rebound(driver.attend, scope), nogil=True)
     job_array = numba_types.Array(from_dtype(JOB_DTYPE), 1, "C")
     words = numba_types.Array(numba_types.int64, 1, "C")
@@ -186,7 +153,7 @@ def _compiled(kernels: EnvKernels, functions: dict[str, Any], constants: dict[st
         ):
             attend.compile((words, job_array, numba_types.int64, numba_types.int64))
     except Exception as error:  # Numba lets KeyError and others through
-        explain(kernels, compiled, constants, error)
+        explain(kernels, functions, constants, error)
     attend.disable_compile()
     return attend
 
@@ -196,7 +163,7 @@ def bound_scope(
     constants: dict[str, Any],
     finish: Callable[[Any], Any],
     view: Callable[[Any, tuple[int, ...]], Any] = driver.array_maker,
-    own_params: Any = episodes.own_params,
+    own_params: Any = driver.own_params,
 ) -> dict[str, Any]:
     """Return the global names of the templates, bound to these kernels and constants.
 
@@ -205,18 +172,18 @@ def bound_scope(
     `own_params` do what the functions of these defaults do.
     """
     has_params = constants["PARAMS_DTYPE"] is not None
-    scope = {**vars(episodes), **vars(driver), **constants}
-    step_adapter, pair_adapter = episodes.step_without_params, episodes.pair_without_params
-    if has_params:
-        step_adapter, pair_adapter = episodes.step_with_params, episodes.pair_with_params
-    scope["env_sampler"] = finish(rebound(episodes.keep_params, {}))
-    adapters = {"step": step_adapter, "sampler": episodes.sample_params}
+    scope = {**vars(driver), **constants}
+    kind = "with" if has_params else "without"
+    adapters = {"step": scope[f"_step_{kind}_params"], "sampler": scope["_sample_params"]}
+    scope["env_sampler"] = finish(rebound(scope["_keep_params"], {}))
     for name, kernel in functions.items():
-        names = {"kernel": kernel, "own_params": own_params}
-        scope[_KERNEL_NAMES[name]] = finish(rebound(adapters.get(name, pair_adapter), names))
-    scope["obs_row"] = episodes.scalar_row if constants["OBS_SHAPE"] == () else episodes.array_row
-    scope["action_row"] = episodes.array_row
-    scope["allows_something"] = njit(rebound(episodes.any_in_each_part, constants))
+        adapter = adapters.get(name, scope[f"_pair_{kind}_params"])
+        scope[f"env_{name}"] = finish(
+            rebound(adapter, {"kernel": kernel, "own_params": own_params})
+        )
+    scope["obs_row"] = driver.scalar_row if constants["OBS_SHAPE"] == () else driver.array_row
+    scope["action_row"] = driver.array_row
+    scope["allows_something"] = njit(rebound(driver.any_in_each_part, constants))
     rows = {
         "states_at": (constants["STATE_DTYPE"], ()),
         "runs_at": (RUN_DTYPE, ()),
@@ -227,14 +194,13 @@ def bound_scope(
         **{f"{kind}_at": (kind, ()) for kind in ("int64", "float32", "float64", "bool")},
     }
     scope |= {name: view(*row) for name, row in rows.items()}
-    for template in (episodes.run_rows, driver.unpack):
+    for template in (driver.run_rows, driver.unpack):
         scope[template.__name__] = finish(rebound(template, scope))
     return scope
 
 
 def rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
     """Copy a template so that it reads its global names from `scope`."""
-    template = getattr(template, "py_func", template)
     copy = types.FunctionType(template.__code__, scope, template.__name__)
     copy.__module__ = template.__module__
     return copy
@@ -242,12 +208,10 @@ def rebound(template: Any, scope: dict[str, Any]) -> types.FunctionType:
 
 def _check_arguments(kernels: EnvKernels, has_params: bool) -> None:
     """Raise if a kernel, or `render`, can't be called with its arguments."""
-    for name, arguments in {**ARGUMENTS, "render": ("state",)}.items():
+    for name in (*ARGUMENTS, "render"):
+        expected = arguments_of(name, has_params=has_params)
         if kernels.groups is not None and name in ("observe", "action_mask"):
-            arguments = ("state", "agent", "out")
-        expected = (*arguments, "params") if has_params else arguments
-        if name == "sampler":
-            expected = ("params", "rng")
+            expected = ("state", "agent", *expected[1:])
         given = getattr(kernels, name)
         for function in given.values() if isinstance(given, Mapping) else [given]:
             if function is None:

@@ -5,12 +5,8 @@ from typing import Any
 import numpy as np
 
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.kernels import EnvKernels
-from vecenv.jit.worlds import write_params
+from vecenv.jit.kernels import EnvKernels, read_params
 
-__all__ = ["PICTURES", "WHITE", "BundledVectorEnv", "draw_stroke", "enlarge", "new_picture"]
-
-WHITE = (255, 255, 255)
 PICTURES = {"render_modes": ["rgb_array"], "render_fps": 10}  # metadata of envs drawn here
 Point = tuple[float, float]  # x to the right, y downwards, in pixels
 Color = tuple[int, int, int]
@@ -26,25 +22,25 @@ class BundledVectorEnv(JitVectorEnv):
     Attributes:
         kind: The kernels, whose `params` are the defaults.
         length: The usual limit of episodes.
+        fps: Pictures per second of an animation.
     """
 
     metadata: dict[str, Any] = PICTURES
     kind: EnvKernels
     length: int | None = None
+    fps: int
+
+    def __init_subclass__(cls) -> None:
+        if "fps" in vars(cls):
+            cls.metadata = {**cls.metadata, "render_fps": cls.fps}
 
     def __init__(self, num_envs: int = 1, **options: Any) -> None:
         kind = self.kind
-        if (params := kind.params) is not None:
-            names = options.keys() & set(params.dtype.names)
-            params = params.copy()
-            write_params(params, {name: options.pop(name) for name in names}, kind.name)
-            kind = kind.having(params=params)
+        if kind.params is not None:
+            names = options.keys() & set(kind.params.dtype.names)
+            given = {name: options.pop(name) for name in names}
+            kind = kind.having(params=read_params(kind, given, 1, per_env=False))
         super().__init__(kind, num_envs, **{"max_episode_steps": self.length, **options})
-
-
-def new_picture(height: int, width: int, color: Color = WHITE) -> np.ndarray:
-    """Return a picture of one colour, uint8 (height, width, 3)."""
-    return np.full((height, width, 3), color, np.uint8)
 
 
 def draw_stroke(picture: np.ndarray, start: Point, end: Point, width: float, color: Color) -> None:
@@ -57,10 +53,8 @@ def draw_stroke(picture: np.ndarray, start: Point, end: Point, width: float, col
     part = picture[tuple(box)]
     rows, columns = np.mgrid[tuple(box)] + 0.5
     (x, y), dx, dy = start, end[0] - start[0], end[1] - start[1]
-    length = dx * dx + dy * dy
-    along = 0.0
-    if length > 0:
-        along = np.clip(((columns - x) * dx + (rows - y) * dy) / length, 0.0, 1.0)
+    length = max(dx * dx + dy * dy, 1e-9)
+    along = np.clip(((columns - x) * dx + (rows - y) * dy) / length, 0.0, 1.0)
     distance = np.hypot(columns - x - along * dx, rows - y - along * dy)
     share = np.clip(width / 2 + 0.5 - distance, 0.0, 1.0)[..., None]
     part[:] = np.rint(part * (1.0 - share) + np.asarray(color) * share)

@@ -1,12 +1,11 @@
 """CartPole-v1 as a compiled environment, equal to Gymnasium's step for step."""
 
 import math
-from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
+from vecenv.jit.bundled import BundledVectorEnv, draw_stroke
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -50,7 +49,7 @@ def observe(state, out, params):
 
 def draw(state, params):
     """Return a picture of the whole track, uint8 (200, 300, 3)."""
-    picture = new_picture(200, 300)
+    picture = np.full((200, 300, 3), 255, np.uint8)
     ground = 160.0
     x = 150 + float(state.x) * 300 / (2 * MAX_POSITION)
     draw_stroke(picture, (0, ground), (300, ground), 1.5, (60, 60, 60))
@@ -83,5 +82,4 @@ class CartPoleVectorEnv(BundledVectorEnv):
     `pole_length` (m; the centre of mass is in the middle) and `force` (N).
     """
 
-    metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
-    kind, length = CARTPOLE, 500
+    kind, length, fps = CARTPOLE, 500, round(1 / STEP_SECONDS)

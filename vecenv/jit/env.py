@@ -1,32 +1,44 @@
-"""JitVectorEnv: environments written as Numba functions, thousands in one compiled call."""
+"""Environments written as Numba functions: thousands in one compiled call, or a single one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import statistics
+import timeit
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from time import perf_counter_ns
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
+from gymnasium import Env
+from gymnasium.error import ResetNeeded
+from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode
 
 from vecenv.core.arguments import read_autoreset_mode, read_count
+from vecenv.core.errors import ActionError
 from vecenv.core.rows import StepSlot, aligned_zeros
 from vecenv.core.spaces import BatchedSpaces
-from vecenv.jit.arrays import ActionReader
 from vecenv.jit.base import MODES, CompiledVecEnv, HostMemory
 from vecenv.jit.binding import bind_loop
-from vecenv.jit.episodes import NO_LIMIT, OBSERVE, RESET, RUN_DTYPE, STEP
-from vecenv.jit.kernels import EnvKernels, empty_batch
+from vecenv.jit.driver import (
+    NO_LIMIT,
+    OBSERVE,
+    RESET,
+    RUN_DTYPE,
+    STEP,
+    element_bounds,
+    first_invalid_row,
+)  # fmt: skip
+from vecenv.jit.interpreted import try_out
+from vecenv.jit.kernels import EnvKernels, as_sampler, empty_batch, read_params
 from vecenv.jit.runner import Runner
-from vecenv.jit.trials import try_out
-from vecenv.jit.worlds import as_sampler, read_params
 from vecenv.machine import usable_cores
 
-__all__ = ["JitVectorEnv"]
-
-_RENDER_MODES = ("rgb_array", "ansi")
-_RENDER_FPS = 10
 _ALL = slice(None)
+_OF_VECTORS = ("num_envs", "autoreset_mode", "num_threads")
+_SAVED = "_saved_state"  # key of a pickled single env, in place of its vector env
 _NUM_EMPTY = 20  # empty compiled calls, to measure the cost of a time stamp
 
 
@@ -105,9 +117,7 @@ class JitVectorEnv(CompiledVecEnv):
         limit = NO_LIMIT
         if max_episode_steps is not None:
             limit = min(read_count("max_episode_steps", max_episode_steps), NO_LIMIT)
-        if num_threads is None:
-            num_threads = usable_cores()
-        threads = read_count("num_threads", num_threads)
+        threads = read_count("num_threads", usable_cores() if num_threads is None else num_threads)
         if sampler is False or (sampler is None and params is not None):
             kernels = kernels.having(sampler=None)
         elif sampler is not None:
@@ -133,8 +143,11 @@ class JitVectorEnv(CompiledVecEnv):
         as_rows = HostMemory.as_rows
         self._allocate(as_rows(self._states), as_rows(self._runs), records)
         self._over = self.episode_over
-        self._is_disabled = mode is AutoresetMode.DISABLED
-        self._reader = ActionReader(kernels.action_space, num_envs)
+        self._bounds = bounds = element_bounds(kernels.action_space)
+        if (bounds == bounds[:, :1]).all():
+            self._bounds = bounds[:, :1].copy()  # one column is checked in one pass
+        self._action_dtype = np.dtype(kernels.action_space.dtype)
+        self._cast: np.ndarray | None = None  # actions of this dtype; made by the first cast
         self._unused = self._new_outputs(0)  # for jobs that do not write these outputs
         first = None if records is None else records[:1]
         self._loop = loop = bind_loop(
@@ -144,7 +157,7 @@ class JitVectorEnv(CompiledVecEnv):
             op=STEP, autoreset_mode=MODES[mode], max_episode_steps=limit, states=self._states,
             runs=self._runs, params=records, final_obs=self._final_obs,
         )  # fmt: skip
-        self._runner = Runner(loop, self._batch, self._reader.bounds, threads, self._calls.give_up)
+        self._runner = Runner(loop, self._batch, self._bounds, threads, self._calls.give_up)
         self._run_job = self._runner.run
 
     @property
@@ -210,12 +223,18 @@ class JitVectorEnv(CompiledVecEnv):
         batch = self._batch
         if env_ids is not None:
             batch = batch._replace(env_ids=env_ids)
-        elif self._is_disabled:
+        else:
             self._refuse_ended()
-        given = self._reader.read(actions)
+        given = actions
+        if actions.dtype != self._action_dtype or not actions.flags.carray:
+            if not np.can_cast(actions.dtype, self._action_dtype):
+                self._check_actions(actions)
+            if self._cast is None:
+                self._cast = np.zeros((self.num_envs, *actions.shape[1:]), self._action_dtype)
+            np.copyto(given := self._cast[: len(actions)], actions, casting="unsafe")
         num_ended = self._run_job(batch, len(given), given, outputs)
         if num_ended < 0:
-            self._reader.refuse(actions, -1 - num_ended, -1 - num_ended)
+            self._refuse_action(actions, -1 - num_ended, env_ids)
         infos: dict[str, Any] = {}
         if num_ended and self._has_end_infos:
             infos = self._end_infos(outputs, env_ids)
@@ -225,8 +244,23 @@ class JitVectorEnv(CompiledVecEnv):
 
     def _send(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
         self._refuse_ended(env_ids)
-        self._reader.check(actions, env_ids)
+        self._check_actions(actions, env_ids)
         super()._send(actions, env_ids)
+
+    def _check_actions(self, actions: np.ndarray, env_ids: np.ndarray | None = None) -> None:
+        """Raise ActionError for actions (B, ...) out of bounds, of these envs or of all."""
+        if (row := first_invalid_row(actions, self._bounds)) >= 0:
+            self._refuse_action(actions, row, env_ids)
+
+    def _refuse_action(self, actions: np.ndarray, row: int, env_ids: np.ndarray | None) -> NoReturn:
+        space, (low, high) = self.single_action_space, self._bounds[:, :1]
+        expected = f"an action of {space}"
+        if isinstance(space, Discrete):
+            expected = f"an integer from {low[0]} to {high[0]} ({space})"
+        raise ActionError(
+            f"actions[{row}] (env {row if env_ids is None else env_ids[row]}) is {actions[row]}, "
+            f"expected {expected}; nothing was stepped"
+        )
 
     def _is_over(self, env_ids: np.ndarray | slice = _ALL) -> np.ndarray:
         return self._over[env_ids]
@@ -253,20 +287,16 @@ class JitVectorEnv(CompiledVecEnv):
         """
         if self._loop.is_ours:
             return None
-        batch = self._batch
-        loop, limit = self._loop.run_rows, batch.max_episode_steps
-        return try_out(self.kernels, loop, batch.params, limit, seconds)
+        params, limit = self._batch.params, self._batch.max_episode_steps
+        return try_out(self.kernels, self._loop.run_rows, params, limit, seconds)
 
     def _begin_stamps(self) -> int:
         """Stamp jobs instead of envs; return the time of an empty job, in ns."""
         self._calls.require_open("timing.enable")
         # A reference to self would be a cycle and delay the env's deletion.
-        runner, log, lengths_ns = self._runner, self.timing.log, []
-        job, run = self._batch._replace(op=OBSERVE), runner.run
-        for _ in range(_NUM_EMPTY):
-            begin_ns = perf_counter_ns()
-            run(job, 0, self._batch.actions, self._unused)
-            lengths_ns.append(perf_counter_ns() - begin_ns)
+        run, log = self._runner.run, self.timing.log
+        empty = self._batch._replace(op=OBSERVE), 0, self._batch.actions, self._unused
+        seconds = timeit.repeat(lambda: run(*empty), number=1, repeat=_NUM_EMPTY)
 
         def stamped(*args: Any) -> int:
             begin_ns = perf_counter_ns()
@@ -276,7 +306,7 @@ class JitVectorEnv(CompiledVecEnv):
                 log.note_wait(begin_ns, perf_counter_ns())  # of the calling thread
 
         self._run_job = stamped
-        return sorted(lengths_ns)[_NUM_EMPTY // 2]
+        return int(1e9 * statistics.median(seconds))
 
     def _end_stamps(self) -> None:
         self._run_job = self._runner.run
@@ -293,14 +323,11 @@ def _with_rendering(
 ) -> dict[str, Any]:
     """Add render modes and frame rate if the kernels have a `render` function; check the mode."""
     if kernels.render is not None:
-        metadata = {"render_modes": list(_RENDER_MODES), "render_fps": _RENDER_FPS, **metadata}
+        metadata = {"render_modes": ["rgb_array", "ansi"], "render_fps": 10, **metadata}
     if "render_modes" in metadata and render_mode not in (None, *metadata["render_modes"]):
         modes = ", ".join(metadata["render_modes"])
-        hint = "; with the command vecenv by --gif FILE or --html FILE"
-        raise ValueError(
-            f"render_mode is {render_mode!r}, expected one of {modes}"
-            f"{hint if render_mode == 'ansi' else ''}"
-        )
+        hint = "; with the command vecenv by --gif FILE or --html FILE" * (render_mode == "ansi")
+        raise ValueError(f"render_mode is {render_mode!r}, expected one of {modes}{hint}")
     return metadata
 
 
@@ -312,3 +339,163 @@ def _check_kernels(kernels: Any) -> None:
     if isinstance(kernels, list | tuple) and any(isinstance(one, EnvKernels) for one in kernels):
         given = f"got a {type(kernels).__name__} of {len(kernels)}: pass one of them and num_envs"
     raise TypeError(f"kernels must be one EnvKernels, of which num_envs copies are made; {given}")
+
+
+class JitEnv(Env[Any, Any]):
+    """One env of a compiled kind as a `gymnasium.Env`: a vector env of one, without autoreset.
+
+    With seed s it acts like env i of the vector env with seed s - i. A step costs some microseconds
+    of Python, however short the kernels are: for training, use the vector env.
+
+    Args:
+        make: Makes the vector env: a subclass of `JitVectorEnv`, or a function that passes
+            `num_envs`, `autoreset_mode` and `num_threads` on to one.
+        render_mode: Form of the frames of `render`, as for the vector env.
+        **options: For `make`; `mask_infos=True` puts the mask into every info, as "action_mask".
+
+    Raises:
+        TypeError: An option that only vector envs have, or one that `make` rejects.
+
+    Example:
+        >>> from vecenv.jit.cartpole import CartPoleVectorEnv
+        >>> env = JitEnv(CartPoleVectorEnv, debug=True)
+        >>> obs, info = env.reset(seed=1)
+        >>> obs, reward, terminated, truncated, info = env.step(0)
+        >>> obs.shape, reward, terminated, truncated, info
+        ((4,), 1.0, False, False, {})
+        >>> env.close()
+    """
+
+    def __init__(
+        self, make: Callable[..., JitVectorEnv], *, render_mode: str | None = None, **options: Any
+    ) -> None:
+        for name in _OF_VECTORS:
+            if name in options:
+                raise TypeError(f"{name} is for vector envs; a single env takes none")
+        self._make = make
+        self._options = options if render_mode is None else {**options, "render_mode": render_mode}
+        self._envs = self._make_envs()
+        self.observation_space = self._envs.single_observation_space
+        self.action_space = self._envs.single_action_space
+        self.metadata = {"render_modes": [], **self._envs.metadata}
+        del self.metadata["autoreset_mode"]  # belongs to vector envs
+        self.render_mode = render_mode
+
+    def _make_envs(self) -> Any:
+        return self._make(
+            num_envs=1, autoreset_mode=AutoresetMode.DISABLED, num_threads=1, **self._options
+        )
+
+    @property
+    def action_masks(self) -> Callable[[], np.ndarray]:
+        """A function that returns which actions are valid, int8 (width,), a copy.
+
+        Only for kinds with masks. `action_space.sample(mask=...)` of a Discrete space takes this
+        array; `mask.view(bool)` is the same as bool.
+        """
+        if not self._envs.has_action_masks:
+            raise AttributeError(f"{self._envs.kernels.name} has no action masks")
+        return lambda: self._envs.action_masks()[0].copy()  # noqa: PLW0108  # masks of later
+
+    def observe(self) -> Any:
+        """Return the observation of the current state; nothing is stepped."""
+        return self._envs.observe()[0]
+
+    def play_in_python(self, seconds: float) -> int | None:
+        """Play episodes in plain Python, see `JitVectorEnv.play_in_python`."""
+        return self._envs.play_in_python(seconds)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the whole state as arrays (copies), the random stream included.
+
+        After `load_state_dict`, an env made with the same arguments continues from it bit for bit.
+        The arrays can be stored with `numpy.savez`. Copies (`copy.deepcopy`) and pickles of an env,
+        wrapped or not, continue likewise. The stream of `action_space.sample` is not part of the
+        state, but copies and pickles include it.
+        """
+        return self._envs.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Load a state that `state_dict` returned; then `observe` gives its observation.
+
+        Raises:
+            KeyError: An entry is missing.
+            ValueError: The state is of another kind, or of a vector env of several envs.
+        """
+        self._envs.load_state_dict(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = {name: value for name, value in vars(self).items() if name != "_envs"}
+        try:
+            return {**kept, _SAVED: self.state_dict()}
+        except ResetNeeded:
+            return {**kept, _SAVED: None}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        state = kept.pop(_SAVED)
+        vars(self).update(kept)
+        self._envs = self._make_envs()
+        if state is not None:
+            self._envs.load_state_dict(state)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; without a seed the random stream continues. There are no options."""
+        if options:
+            raise ValueError(f"options has {sorted(options)}, but this env knows none")
+        super().reset(seed=seed)
+        obs, infos = self._envs.reset(seed=seed)
+        return obs[0], _of_first(infos)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take one step.
+
+        Raises:
+            ActionError: The action is not one of `action_space`. Nothing was stepped.
+            ResetNeeded: Before the first `reset`, or the episode is over.
+        """
+        space, row = self.action_space, np.asarray(action)
+        if isinstance(space, Discrete) and not space.contains(row):  # vector envs tell of rows
+            low, high = space.start, space.start + space.n - 1
+            raise ActionError(f"action is {action!r}, expected an integer from {low} to {high}")
+        if self._envs._over[0]:
+            raise ResetNeeded("the episode is over; call reset() before the next step")
+        obs, rewards, terminations, truncations, infos = self._envs.step(row[None])
+        ended = bool(terminations[0]), bool(truncations[0])
+        return obs[0], float(rewards[0]), *ended, _of_first(infos)
+
+    def render(self) -> Any:
+        """Return a picture or a text, as `render_mode` says; None without one."""
+        frames = self._envs.render()
+        return None if frames is None else frames[0]
+
+    def close(self) -> None:
+        """Close the env; may be called twice."""
+        self._envs.close()
+
+
+def _of_first(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the info of the first env from batched infos."""
+    info: dict[str, Any] = {}
+    for name, values in infos.items():
+        if name.startswith("_") or not infos.get(f"_{name}", (True,))[0]:
+            continue
+        one = _of_first(values) if isinstance(values, dict) else values[0]
+        info[name] = one.item() if isinstance(one, np.generic) else one
+    return info
+
+
+def __getattr__(name: str) -> Any:
+    """Return the single-env version of a vector class of this package: "jit.envs.NAME.CLASS".
+
+    Ids of bundled envs have such entry points. Gymnasium passes one set of arguments to an entry
+    point and to a vector entry point, so the vector class can't be one of them.
+    """
+    module, _, class_name = name.rpartition(".")
+    if not module:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    kind = getattr(import_module(f"vecenv.{module}"), class_name)
+    make: Any = functools.partial(JitEnv, kind)
+    make.metadata = kind.metadata  # Gymnasium looks here for the render modes
+    return make

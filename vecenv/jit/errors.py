@@ -26,19 +26,8 @@ from numba import types as numba_types
 
 from vecenv.core.compiling import Copies, closed_over, fresh_njit, python_function
 from vecenv.jit import random
-from vecenv.jit.episodes import RUN_DTYPE
-from vecenv.jit.kernels import ARGUMENTS, EnvKernels
-
-__all__ = [
-    "KernelCompileError",
-    "KernelIndexError",
-    "KernelResultError",
-    "Place",
-    "explain",
-    "reached",
-    "reads",
-    "refuse_foreign_draws",
-]
+from vecenv.jit.driver import RUN_DTYPE
+from vecenv.jit.kernels import EnvKernels, arguments_of
 
 _PACKAGE = Path(__file__).parents[1]
 _GENERATORS = (
@@ -141,21 +130,13 @@ class KernelIndexError(_OfALine, IndexError):
 
 
 class Read(NamedTuple):
-    """An instruction of a function: its line, name and argument, and the value that it reads.
+    """An instruction of a function, and the value that it reads."""
 
-    Attributes:
-        line: Line in the file.
-        operation: Name of the instruction.
-        name: Its argument; for some operations the name that it reads.
-        value: The value that it reads, if known without running the function; else None.
-        attribute: The attribute of the value that the next instruction reads, or "".
-    """
-
-    line: int
+    line: int  # in the file
     operation: str = ""
-    name: Any = ""
-    value: Any = None
-    attribute: str = ""
+    name: Any = ""  # its argument; for some operations the name that it reads
+    value: Any = None  # if known without running the function
+    attribute: str = ""  # of the value, that the next instruction reads
 
 
 def reads(function: types.FunctionType) -> Iterator[Read]:
@@ -206,7 +187,7 @@ def refuse_foreign_draws(kernels: EnvKernels, functions: dict[str, Any]) -> None
     """Raise KernelCompileError if a kernel may draw from NumPy's or Python's generators.
 
     They are not part of an env's state, and differ between threads, workers and devices. For
-    `functions` see `functions_of`.
+    `functions` see `binding.parts_of`.
     """
     for name, kernel in {**functions, "central_state": kernels.central_state}.items():
         for function in reached(kernel):
@@ -262,20 +243,18 @@ def explain(
 ) -> NoReturn:
     """Compile the kernels one by one to find the one at fault; raise KernelCompileError for it.
 
-    Args:
-        kernels, error: The kernels that could not be compiled, and Numba's error.
-        compiled, constants: Their Numba functions, and constants of the templates; see `binding`.
-        compile_one: Compiles a Python function for argument types; None compiles for the CPU.
-        where: " for ...", the target of the compilation, for the message.
+    For `compiled` and `constants` see `binding.njit_parts`. `compile_one` compiles a Python
+    function for argument types; None compiles for the CPU. `where` names the target.
     """
-    for name, types_all in _signatures(constants).items():
+    types_of = _argument_types(constants)
+    for name, dispatcher in compiled.items():
         if getattr(kernels, name) is None:
             continue
-        kernel = fresh_njit(compiled[name])
+        kernel = fresh_njit(dispatcher)
         function = python_function(kernel)
-        names = [*ARGUMENTS[name], "params"] if name != "sampler" else ["params", "rng"]
-        listed = ", ".join(f"{a}: {_type_text(t)}" for a, t in zip(names, types_all, strict=False))
-        given = tuple(types_all)
+        names = arguments_of(name, has_params="params" in types_of)
+        given = tuple(types_of[name if one == "out" else one] for one in names)
+        listed = ", ".join(f"{a}: {_type_text(t)}" for a, t in zip(names, given, strict=True))
         if function.__code__.co_flags & inspect.CO_VARARGS:  # `*params` is one argument, a tuple
             count = function.__code__.co_argcount
             given = *given[:count], numba_types.StarArgTuple.from_types(given[count:])
@@ -298,22 +277,19 @@ def explain(
     ) from None
 
 
-def _signatures(constants: dict[str, Any]) -> dict[str, list[Any]]:
-    """Return the types of the arguments of each kernel."""
-    state, rng = from_dtype(constants["STATE_DTYPE"]), from_dtype(RUN_DTYPE)
-    params = [] if constants["PARAMS_DTYPE"] is None else [from_dtype(constants["PARAMS_DTYPE"])]
-    action = from_dtype(constants["ACTION_DTYPE"])
+def _argument_types(constants: dict[str, Any]) -> dict[str, Any]:
+    """Return the types of the kernels' arguments; that of `out` by the kernel's name."""
+    dtypes = {name: constants[f"{name.upper()}_DTYPE"] for name in ("state", "params", "action")}
+    types_of = {name: from_dtype(dtype) for name, dtype in dtypes.items() if dtype is not None}
     if constants["ACTION_SHAPE"]:
-        action = numba_types.Array(action, len(constants["ACTION_SHAPE"]), "C")
+        types_of["action"] = numba_types.Array(
+            types_of["action"], len(constants["ACTION_SHAPE"]), "C"
+        )
     obs_ndim = max(1, len(constants["OBS_SHAPE"]))
-    obs = numba_types.Array(from_dtype(constants["OBS_DTYPE"]), obs_ndim, "C")
-    mask = numba_types.Array(numba_types.boolean, 1, "C")
-    return {
-        "reset": [state, rng, *params],
-        "step": [state, action, rng, *params],
-        "observe": [state, obs, *params],
-        "action_mask": [state, mask, *params],
-        "sampler": [*params, rng],
+    return types_of | {
+        "rng": from_dtype(RUN_DTYPE),
+        "observe": numba_types.Array(from_dtype(constants["OBS_DTYPE"]), obs_ndim, "C"),
+        "action_mask": numba_types.Array(numba_types.boolean, 1, "C"),
     }
 
 
@@ -321,7 +297,9 @@ def _place_and_reason(
     failure: Exception, text: str, kernel: Any, constants: dict[str, Any]
 ) -> tuple[Place, str]:
     """Return the line at fault and the reason."""
-    functions = [one for one in reached(kernel) if not _is_ours(one.__code__.co_filename)]
+    functions = [
+        one for one in reached(kernel) if not one.__code__.co_filename.startswith(_FOREIGN)
+    ]
     place, reason = _named_place(text, functions), ""
     if isinstance(failure, KeyError):  # raised by Numba's look-up of a field
         name = str(failure.args[0]) if failure.args else ""
@@ -371,17 +349,13 @@ def _about_field(name: str, place: Place | None, constants: dict[str, Any]) -> s
     return f"a record has no field {name!r}; {told}"
 
 
-def _is_ours(filename: str) -> bool:
-    return filename.startswith(_FOREIGN)
-
-
 def _named_place(text: str, functions: list[types.FunctionType]) -> Place | None:
     """Return the first place in Numba's message outside this package and Numba: the innermost."""
     for found in _PLACES.finditer(text):
         filename, line = found[1] or found[3], int(found[2] or found[4])
         if not filename.startswith("<"):
             filename = os.path.abspath(filename)
-        if not _is_ours(filename):
+        if not filename.startswith(_FOREIGN):
             for one in functions:
                 lines = [number for *_, number in one.__code__.co_lines()]
                 if one.__code__.co_filename == filename and line in lines:

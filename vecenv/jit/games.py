@@ -18,17 +18,7 @@ from numba import njit
 from numba.extending import is_jitted
 
 from vecenv.core.masks import can_be_masked, mask_width
-from vecenv.jit.episodes import array_row, scalar_row
-
-__all__ = [
-    "COLUMNS",
-    "AgentsOf",
-    "GameLayout",
-    "as_njit",
-    "check_space",
-    "game_kernels",
-    "with_columns",
-]
+from vecenv.jit.driver import array_row, no_mask, scalar_row
 
 # Fields that are added to the state record, one entry per agent in the order of the groups.
 COLUMNS = {
@@ -57,43 +47,27 @@ class AgentsOf(NamedTuple):
 
 
 class GroupLayout(NamedTuple):
-    """A group, and its place in the arrays of a game.
+    """A group, and its place in the arrays of a game; spaces, shapes and width are of one agent."""
 
-    Attributes:
-        agents: Names.
-        observation_space, action_space: Spaces of one agent.
-        agent_ids: Numbers of its agents among all agents of the game.
-        obs, actions, masks: The group's part of a flat observation, a flat action and a mask.
-        obs_shape, action_shape: Shapes for one agent.
-        mask_width: Width for one agent; 0 if its actions can't be masked.
-    """
-
-    agents: tuple[str, ...]
+    agents: tuple[str, ...]  # names
     observation_space: Space
     action_space: Space
-    agent_ids: slice
-    obs: slice
+    agent_ids: slice  # numbers of its agents among all agents of the game
+    obs: slice  # of a flat observation; likewise:
     actions: slice
     masks: slice
     obs_shape: tuple[int, ...]
     action_shape: tuple[int, ...]
-    mask_width: int
+    mask_width: int  # 0 if its actions can't be masked
 
 
 class GameLayout(NamedTuple):
-    """The layout of a game in arrays.
-
-    Attributes:
-        groups: Groups by name.
-        num_agents: Number of agents in all groups.
-        observation_space: Space of one game: (A, *shape) for a single group, else flat (sum,).
-        action_space: Likewise.
-    """
+    """The layout of a game in arrays."""
 
     groups: dict[str, GroupLayout]
-    num_agents: int
-    observation_space: Space
-    action_space: Space
+    num_agents: int  # in all groups
+    observation_space: Space  # of one game: (A, *shape) for a single group, else flat (sum,)
+    action_space: Space  # likewise
 
     @property
     def is_flat(self) -> bool:
@@ -154,8 +128,6 @@ def _agent_names(group: str, given: Any) -> tuple[str, ...]:
         raise TypeError(f"group {group!r}: agents must be their names or a number, got {agents!r}")
     if not agents:
         raise ValueError(f"group {group!r} has no agents")
-    if len(set(agents)) != len(agents):
-        raise ValueError(f"group {group!r} names agents twice: {list(agents)}")
     return tuple(agents)
 
 
@@ -178,7 +150,11 @@ def check_space(name: str, space: Any) -> None:
 
 def _joined(verb: str, parts: list[tuple[Space, tuple[str, ...]]]) -> Space:
     """Return the space of all agents' observations, or of all their actions."""
-    spaces: list[Any] = [_batched(space, len(agents)) for space, agents in parts]
+    spaces: list[Any] = [batch_space(space, len(agents)) for space, agents in parts]
+    for k, (space, agents) in enumerate(parts):
+        if isinstance(space, MultiDiscrete):  # of which Gymnasium makes a Box, without masks
+            nvec, start = (np.stack([one] * len(agents)) for one in (space.nvec, space.start))
+            spaces[k] = MultiDiscrete(nvec, start=start)
     if len(spaces) == 1:
         return spaces[0]
     if all(isinstance(space, MultiDiscrete) for space in spaces):
@@ -198,13 +174,6 @@ def _joined(verb: str, parts: list[tuple[Space, tuple[str, ...]]]) -> Space:
         np.concatenate([space.high.reshape(-1) for space in spaces]),
         dtype=spaces[0].dtype,
     )
-
-
-def _batched(space: Space, count: int) -> Space:
-    """Batch a space; MultiDiscrete stays MultiDiscrete for masks, where Gymnasium makes a Box."""
-    if isinstance(space, MultiDiscrete):
-        return MultiDiscrete(np.stack([space.nvec] * count), start=np.stack([space.start] * count))
-    return batch_space(space, count)
 
 
 def with_columns(dtype: np.dtype, num_agents: int) -> np.dtype:
@@ -236,17 +205,16 @@ def game_kernels(layout: GameLayout, own: Mapping[str, Any]) -> dict[str, Any]:
 
     def written(kernels: Any, part: str, field: str, empty: int) -> Any:
         """Return a kernel that calls the author's kernels for the agents of all groups."""
-        writers = []
+        write: Any = no_mask
         for name, group in groups.items():
             kernel = as_njit(kernels[name] if isinstance(kernels, Mapping) else kernels)
             shape = (group.mask_width,) if part == "masks" else group.obs_shape or (1,)
             row_of: Any = array_row if group.obs_shape else scalar_row
             if part == "masks" or layout.is_flat:
                 row_of = _flat_rows(getattr(group, part).start, shape)
-            writers.append(
-                _writer(kernel, len(group.agents), group.agent_ids.start, row_of, field, empty)
-            )
-        return _all_of(writers)
+            ids = group.agent_ids
+            write = _writer(write, kernel, len(group.agents), ids.start, row_of, field, empty)
+        return write
 
     masks = own["action_mask"]
     return {
@@ -323,13 +291,16 @@ def _flat_rows(start: int, shape: tuple[int, ...]) -> Any:
     return njit(flat_row if len(shape) == 1 else shaped_row, inline="always")
 
 
-def _writer(kernel: Any, count: int, first: int, row_of: Any, field: str, empty: int) -> Any:
-    """Return a kernel that calls another one for `count` agents, from number `first` on.
+def _writer(
+    before: Any, kernel: Any, count: int, first: int, row_of: Any, field: str, empty: int
+) -> Any:
+    """Return a kernel that calls `before`, and another one for `count` agents from `first` on.
 
     Rows of agents that are not in the column `field` are filled with `empty`.
     """
 
     def write_group(state, out, *params):
+        before(state, out, *params)
         for k in range(count):
             row = row_of(out, k)
             if state[field][first + k] != 0:
@@ -338,19 +309,6 @@ def _writer(kernel: Any, count: int, first: int, row_of: Any, field: str, empty:
                 row[:] = empty
 
     return as_njit(write_group)
-
-
-def _all_of(kernels: list[Any]) -> Any:
-    """Return a kernel that calls all of these kernels."""
-    if len(kernels) == 1:
-        return kernels[0]
-    first, rest = kernels[0], _all_of(kernels[1:])
-
-    def both(state, out, *params):
-        first(state, out, *params)
-        rest(state, out, *params)
-
-    return as_njit(both)
 
 
 def _splitter(groups: list[GroupLayout]) -> Any:

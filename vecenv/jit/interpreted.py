@@ -1,49 +1,66 @@
-"""Kernels as plain Python: for debugging, and for trials that find indices out of range.
+"""Kernels as plain Python: for debugging, and for trials before compiled code is called.
 
 Compiled code does not check indices, so a wrong one reads or writes other memory; NumPy checks
 them. Compiled integers of less than 64 bits are widened in every operation, NumPy's are not. So
 kernels get their records and arrays as `Record` and `WideArray`, which return wide numbers,
 constants as wide numbers, and NumPy with functions that return wide numbers.
+
+Trials find indices out of range, wrong results of `step`, and memory that kernels leave unwritten:
+the loop clears no memory, so `reset` must set every field and `observe` every entry of `out`. A
+trial is played again with other numbers in that memory: results that differ come from memory that
+was left unwritten.
 """
 
 from __future__ import annotations
 
-import contextlib
+import copy
+import functools
+import linecache
+import logging
+import re
 import sys
-import threading
 import time
+import traceback
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numba import njit
 
 from vecenv.core.compiling import Copies
-from vecenv.jit.episodes import Batch
-from vecenv.jit.errors import KernelResultError, Place
-from vecenv.jit.kernels import EnvKernels
+from vecenv.core.masks import sample_actions
+from vecenv.jit.driver import MASK, RESET, STEP, Batch
+from vecenv.jit.errors import KernelIndexError, KernelResultError, Place, reads
+from vecenv.jit.games import COLUMNS, GameLayout
+from vecenv.jit.kernels import EnvKernels, empty_batch
 
-__all__ = ["WideArray", "checked_in_trials", "interpretable", "trial"]
+_logger = logging.getLogger("vecenv")
+_NUM_STEPS = 64  # steps of a dry run
+_MIN_STEPS = 8
+NUM_EPISODES = 3  # whole episodes to play
+_TRIAL_SECONDS = 0.02  # a dry run with enough steps ends after this time
+_LIMIT_SECONDS = 2.0  # any dry run is stopped after this time
+_MOST = 12345  # fills memory, where the type has room; few loops are that long
+_SHOWN = {
+    "obs": "the observation",
+    "masks": "the action mask",
+    "rewards64": "the reward",
+    "terminations": "the termination",
+    "truncations": "the truncation",
+}
+_KERNELS = {"obs": "observe", "masks": "action_mask"}  # kernels that write these
+_FOUND = (
+    "Found by stepping an env in Python before the first compiled call, on memory filled "
+    "differently; dry_run=False leaves that out."
+)
 
 
-class _Here(threading.local):
-    """How kernels run in this thread: `end` is when a trial must end, 0.0 outside of trials."""
-
-    end = 0.0
-
-
-_here = _Here()
-
-
-@contextlib.contextmanager
-def trial(seconds: float) -> Iterator[None]:
-    """Let `checked_in_trials` check results, and reads raise TimeoutError after some seconds."""
-    _here.end = time.perf_counter() + seconds
-    try:
-        yield
-    finally:
-        _here.end = 0.0
+# When the trial under way in this thread must end; 0.0 outside of trials. In trials, results are
+# checked by `checked_in_trials`, and reads after the end raise TimeoutError.
+_end: ContextVar[float] = ContextVar("end", default=0.0)
 
 
 def _widened(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,7 +135,7 @@ def _is_narrow(array: np.ndarray) -> bool:
 
 def _wide(value: Any) -> Any:
     """Return an element or a field as compiled code sees it."""
-    if _here.end and time.perf_counter() > _here.end:
+    if (end := _end.get()) and time.perf_counter() > end:
         raise TimeoutError("the trial was stopped")
     if isinstance(value, np.ndarray):
         return value.view(WideArray)
@@ -176,7 +193,7 @@ def interpretable(run_rows: Any, kernels: EnvKernels | None = None) -> Callable[
             return _checked(copy, own_step, step_problem)
         if (check := getattr(found, "check_in_trials", None)) is not None:
             checked = _checked(copy, *check)
-            return lambda *args: (checked if _here.end else copy)(*args)  # noqa: PLW0108  # asked anew
+            return lambda *args: (checked if _end.get() else copy)(*args)  # noqa: PLW0108  # asked anew
         return copy
 
     loop = Copies(remake, convert=_wide_constant, with_plain=True).copy(run_rows)
@@ -226,8 +243,8 @@ def _checked(
         if text is None:
             return result
         for record, kept in zip(records, before, strict=True):
-            for field in kept.dtype.names:
-                record._void[field] = kept[field]
+            for name in kept.dtype.names:
+                record._void[name] = kept[name]
         lines = [author.__code__.co_firstlineno]
 
         def note(frame: types.FrameType, event: str, _: Any) -> None:
@@ -300,3 +317,287 @@ _WIDE_TYPES = {
     narrow: _wide_type(narrow)
     for narrow in (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32)
 }
+
+
+# -- trials ------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Trial:
+    """What came of a trial of an env."""
+
+    actions: list[np.ndarray] = field(default_factory=list)
+    # Step (0 is the reset), name and value of each output.
+    results: list[tuple[int, str, np.ndarray]] = field(default_factory=list)
+    error: Exception | None = None  # ended the trial early
+    num_episodes: int = 0  # that ended
+
+
+def try_out(
+    kernels: EnvKernels,
+    loop: Callable[..., Any],
+    params: np.ndarray | None,
+    max_episode_steps: int,
+    seconds: float | None = None,
+) -> int:
+    """Run one separate env for a few steps in Python, to find mistakes that compiled code hides.
+
+    Kernels that fail in Python or NumPy, or take over two seconds, are left to the compiler. The
+    loop is from `interpretable`; `params`, (1,) or None, are copied. If `seconds` is given,
+    `NUM_EPISODES` whole episodes are played, for at most this long.
+
+    Returns:
+        The number of episodes that ended.
+
+    Raises:
+        KernelIndexError: An index is out of range; the message names file and line.
+        KernelResultError: `step` returns something wrong, or a kernel leaves something unwritten.
+    """
+    play = functools.partial(_play, kernels, loop, params, max_episode_steps, seconds)
+    clean = play()  # the others start with foreign numbers in memory
+    error = clean.error
+    if isinstance(error, KernelResultError):
+        raise error from None
+    if error is None and seconds is None:
+        _find_leftovers(kernels, clean, play)
+    if isinstance(error, IndexError) and "out of" in str(error):
+        _raise_index_error(kernels, error)
+    if error is not None:
+        _logger.debug("%s: the trial in Python ended early: %r", kernels.name, error)
+    return clean.num_episodes
+
+
+def _play(
+    kernels: EnvKernels,
+    loop: Callable[..., Any],
+    params: np.ndarray | None,
+    limit: int,
+    seconds: float | None,
+    fields: Sequence[str] = (),
+    repeats: list[np.ndarray] | None = None,
+    *,
+    fills_out: bool = False,
+) -> _Trial:
+    """Reset an env and step it with random actions that its mask allows, or with `repeats`.
+
+    See `try_out`; if `seconds` is given, no results are noted. The fields are filled before the
+    reset, others are zero; with `fills_out` `out` is filled before each call, else it is zero, and
+    a mask True.
+    """
+    trial, space, rng = _Trial(), copy.deepcopy(kernels.action_space), np.random.default_rng(0)
+    space.seed(0)
+    batch = empty_batch(kernels, 1)._replace(
+        max_episode_steps=limit, params=None if params is None else params.copy()
+    )
+    given = None if params is None or kernels.sampler else batch.params.tobytes()
+    batch.runs["key"] = rng.integers(2**63)
+    for name in fields:
+        _fill(batch.states[name])
+
+    def call(op: int, step: int) -> None:
+        """Do one job on memory that it has to fill; note what it has written."""
+        batch.obs[...] = 0
+        if fills_out:
+            _fill(batch.obs)
+        batch.masks[...] = not fills_out
+        loop(batch._replace(op=op), 0, 1)
+        names = ("masks",) if op == MASK else [name for name in _SHOWN if name != "masks"]
+        trial.results += [(step, name, getattr(batch, name)[0].copy()) for name in names]
+
+    _end.set(time.perf_counter() + _LIMIT_SECONDS + (seconds or 0.0))
+    try:
+        call(RESET, 0)
+        end = time.perf_counter() + (_TRIAL_SECONDS if seconds is None else seconds)
+        num_steps = _NUM_STEPS if seconds is None else sys.maxsize
+        for step in range(1, 1 + (num_steps if repeats is None else len(repeats))):
+            if repeats is None and step > _MIN_STEPS and time.perf_counter() > end:
+                break
+            trial.num_episodes = int(batch.runs["num_episodes"][0])
+            if seconds is not None:
+                trial.results.clear()
+                trial.actions.clear()
+                if trial.num_episodes >= NUM_EPISODES:
+                    break
+            if kernels.action_mask is not None:
+                call(MASK, step)
+            if repeats is not None:
+                batch.actions[0] = repeats[step - 1]
+            elif kernels.action_mask is not None:
+                batch.actions[0] = sample_actions(space, batch.masks, rng)[0]
+            else:
+                batch.actions[0] = space.sample()
+            trial.actions.append(batch.actions[0].copy())
+            call(STEP, step)
+            if given is not None and batch.params.tobytes() != given:
+                raise KernelResultError.at(
+                    Place.of(_author(kernels.step)),
+                    f"{kernels.name}: a kernel writes `params`, which only a sampler may, as envs "
+                    "share them: keep what changes during an episode in the state",
+                )
+    except Exception as error:
+        trial.error = error
+    finally:
+        _end.set(0.0)
+    return trial
+
+
+def _raise_index_error(kernels: EnvKernels, error: IndexError) -> None:
+    """Raise KernelIndexError with file, line and values of the index.
+
+    Not if a number has more than 64 bits: compiled integers overflow, which hashes rely on.
+    """
+    inside = traceback.walk_tb(error.__traceback__)
+    frame, line = [(f, n) for f, n in inside if f.f_code.co_filename != __file__][-1]
+    place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
+    names = set(re.findall(r"[^\W\d]\w*", linecache.getline(place.filename, line)))
+    numbers = [
+        f"{name} = {value}"
+        for name, value in frame.f_locals.items()
+        if name in names and isinstance(value, int | np.integer)
+    ]
+    if any(isinstance(one, int) and abs(one) >= 2**63 for one in frame.f_locals.values()):
+        return
+    raise KernelIndexError.at(
+        place,
+        f"{kernels.name}: {error}{', with ' if numbers else ''}{', '.join(numbers)}. Compiled code "
+        "would read or write foreign memory there.\nFound by stepping an env in Python. (dry_run="
+        "False leaves that out where an env is made, debug=True runs everything in Python.)",
+    ) from None
+
+
+# -- memory that is left unwritten -------------------------------------------------------------
+
+
+class _Difference(NamedTuple):
+    step: int  # 0 for the reset
+    name: str  # key of `_SHOWN`; "" if an error was raised
+    first: tuple[int, ...] = ()  # index of the first element that differs
+
+    @property
+    def moment(self) -> str:
+        return f"step {self.step}" if self.step else "the reset"
+
+    def __str__(self) -> str:
+        return f"{_SHOWN[self.name]} of {self.moment}" if self.name else "what follows"
+
+
+def _find_leftovers(kernels: EnvKernels, clean: _Trial, play: Callable[..., _Trial]) -> None:
+    """Play a trial again on memory that is filled differently; refuse memory left unwritten.
+
+    A field is refused only if results depend on its old content. Kernels of this package are not
+    checked.
+    """
+    own = [kernels.reset, kernels.observe, kernels.action_mask]
+    given = [list(one.values()) if isinstance(one, Mapping) else [one] for one in own]
+    authors = [_author(one) for part in given for one in part if one is not None]
+    if all((one.__module__ or "").startswith("vecenv.") for one in authors):
+        return
+
+    def found(*fields: str, fills_out: bool) -> _Difference | None:
+        return _difference(play(fields, clean.actions, fills_out=fills_out), clean)
+
+    columns = COLUMNS if kernels.groups is not None else ()
+    fields = [name for name in kernels.state_dtype.names if name not in columns]
+    if found(*fields, fills_out=True) is None:
+        return
+    if (other := found(fills_out=False)) is not None:
+        _refuse(
+            kernels,
+            _writer(kernels, _KERNELS.get(other.name, "step"), other.first)[0],
+            f"{other} differs when the same seed and actions are played again: a kernel reads "
+            "something besides its arguments, such as a clock, or a global that changes",
+        )
+    if (other := found(fills_out=True)) is not None:
+        _refuse_out(kernels, other)
+    for name in fields:
+        if (other := found(name, fills_out=False)) is not None:
+            part = "all of " if kernels.state_dtype[name].shape else ""
+            _refuse(
+                kernels,
+                _author(kernels.reset),
+                f"kernel reset does not set {part}state.{name}, and {other} depends on it: it "
+                "would be what the last episode left there. Set every field in `reset`",
+            )
+
+
+def _author(kernel: Any) -> types.FunctionType:
+    return getattr(kernel, "py_func", kernel)
+
+
+def _fill(array: np.ndarray) -> None:
+    """Fill with a number that `reset` is unlikely to set."""
+    if array.dtype.names:
+        for name in array.dtype.names:
+            _fill(array[name])
+    elif array.dtype.kind in "iu":
+        array[...] = min(np.iinfo(array.dtype).max - 7, _MOST)
+    else:
+        array[...] = True if array.dtype.kind == "b" else _MOST + 0.5
+
+
+def _difference(trial: _Trial, clean: _Trial) -> _Difference | None:
+    """Return the first difference between a trial and the clean one."""
+    for (step, name, one), (_, _, other) in zip(trial.results, clean.results, strict=False):
+        places = np.argwhere((one != other) & ((one == one) | (other == other)))
+        if len(places):
+            return _Difference(step, name, tuple(map(int, places[0])))
+    if trial.error is None or isinstance(trial.error, TimeoutError):  # this proves nothing
+        return None
+    return _Difference(len(trial.actions), "")
+
+
+def _refuse_out(kernels: EnvKernels, found: _Difference) -> None:
+    """Refuse a kernel that leaves entries of `out` unwritten."""
+    name = _KERNELS.get(found.name, "observe")
+    function, index = _writer(kernels, name, found.first)
+    out = function.__code__.co_varnames[1 if kernels.groups is None else 2]
+    line, hint, last = None, "", None
+    for one in reads(function):
+        if one.operation.startswith("STORE_FAST"):  # some store two names, or also load
+            names = one.name if isinstance(one.name, tuple) else (one.name,)
+            if out in names[: 1 if "LOAD" in one.operation else 2]:
+                hint = f"; this line makes {out} another array: assign to {out}[:]"
+        returns_none = last is not None and (last.operation, last.name) == ("LOAD_CONST", None)
+        if one.operation == "RETURN_VALUE" and not returns_none:
+            hint = f"; what it returns is not read: write it into {out}"
+        if hint:
+            line = one.line
+            break
+        last = one
+    _refuse(
+        kernels,
+        function,
+        f"kernel {name} leaves {out}{list(index or (0,))} as it was before, or reads it, after "
+        f"{found.moment}{hint}. `{out}` holds anything before: write all of it",
+        line,
+    )
+
+
+def _refuse(
+    kernels: EnvKernels, function: types.FunctionType, text: str, line: int | None = None
+) -> NoReturn:
+    place = Place.of(function, line)
+    raise KernelResultError.at(place, f"{kernels.name}: {text}.\n{_FOUND}") from None
+
+
+def _writer(
+    kernels: EnvKernels, name: str, index: Any
+) -> tuple[types.FunctionType, tuple[int, ...]]:
+    """Return the author's function that writes an entry, and the entry's index in its `out`."""
+    function: Any = getattr(kernels, name)
+    if kernels.groups is None or not index:
+        return _author(function), index
+    for group, part in GameLayout.of(kernels.groups).groups.items():
+        whole, inner = part.masks, (part.mask_width,)
+        if name == "observe":
+            whole, inner = part.obs, part.obs_shape
+        place = index[0]  # in an array for all groups, which is flat
+        if len(index) > 1:  # of the only group
+            place = int(np.ravel_multi_index(index, (len(part.agents), *inner)))
+        if whole.start <= place < whole.stop:
+            shape = inner or (1,)
+            found = np.unravel_index((place - whole.start) % int(np.prod(shape)), shape)
+            index = tuple(map(int, found))
+            function = function[group] if isinstance(function, Mapping) else function
+            break
+    return _author(function), index

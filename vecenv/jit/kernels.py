@@ -1,32 +1,39 @@
-"""EnvKernels: the description of a compiled environment that its author writes."""
+"""What authors write: `EnvKernels`, the description of an env, its parameters, and `write_bits`.
+
+Parameters are one record for all envs, or one per env, which a sampler may draw.
+"""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from numba.extending import overload
 
 from vecenv.core.masks import mask_width
 from vecenv.core.rows import aligned_zeros
-from vecenv.jit.episodes import NEXT_STEP, NO_LIMIT, RESET, RUN_DTYPE, Batch
-from vecenv.jit.games import AgentsOf, GameLayout, check_space, with_columns
-
-__all__ = ["ARGUMENTS", "EnvKernels", "as_record", "draw", "empty_batch", "pack_record"]
+from vecenv.jit.driver import NEXT_STEP, NO_LIMIT, RESET, RUN_DTYPE, Batch
+from vecenv.jit.games import AgentsOf, GameLayout, as_njit, check_space, with_columns
+from vecenv.jit.random import uniform
 
 ARGUMENTS = {
     "reset": ("state", "rng"),
     "step": ("state", "action", "rng"),
     "observe": ("state", "out"),
     "action_mask": ("state", "out"),
-    "sampler": ("rng",),  # it writes the parameters, which come first
-}  # arguments of the kernels; all but a sampler take the parameters last
-_PER_AGENT = ("observe", "action_mask")  # groups may have kernels of their own for these
+    "sampler": ("params", "rng"),
+}  # arguments of the kernels; see `arguments_of`
 _LEFT_OUT: Any = None  # omitted by a game, which has groups instead, or by mistake
+
+
+def arguments_of(name: str, *, has_params: bool) -> tuple[str, ...]:
+    """Return the names of a kernel's arguments: the parameters come last, but for a sampler."""
+    arguments = ARGUMENTS.get(name, ("state",))  # of `render`
+    return (*arguments, "params") if has_params and name != "sampler" else arguments
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,18 +109,22 @@ class EnvKernels:
         if self.params is not None:
             object.__setattr__(self, "params", as_record(self.params))
         if self.groups is not None:
-            self._lay_out(GameLayout.of(self.groups))
+            layout = GameLayout.of(self.groups)
+            dtype = with_columns(self.state_dtype, layout.num_agents)
+            object.__setattr__(self, "state_dtype", dtype)
+            for name in ("observation_space", "action_space"):
+                if getattr(self, name) not in (None, space := getattr(layout, name)):
+                    raise ValueError(
+                        f"{name} is given beside groups, which have their own; leave it out"
+                    )
+                object.__setattr__(self, name, space)
         check_space("observation_space", self.observation_space)
         check_space("action_space", self.action_space)
-        for name in ("reset", "step", "observe", "action_mask", "sampler", "render"):
-            self._check_function(name, is_optional=name in ("action_mask", "sampler", "render"))
-        if self.action_mask is not None and not isinstance(
-            self.action_space, Discrete | MultiDiscrete
-        ):
-            raise TypeError(
-                f"action_mask needs a Discrete or MultiDiscrete action space, got "
-                f"{self.action_space}"
-            )
+        for name in (*ARGUMENTS, "render"):
+            self._check_function(name)
+        space = self.action_space
+        if self.action_mask is not None and not isinstance(space, Discrete | MultiDiscrete):
+            raise TypeError(f"action_mask needs a Discrete or MultiDiscrete action space: {space}")
         is_central = callable(self.central_state) and isinstance(self.state_space, Box)
         has_any = self.central_state is not None or self.state_space is not None
         if has_any and (self.groups is None or not is_central):
@@ -124,28 +135,12 @@ class EnvKernels:
 
     def having(self, **changed: Any) -> EnvKernels:
         """Return these kernels with some attributes, `params` or `sampler`, replaced."""
-        if "params" in changed:
-            changed["params"] = as_record(changed["params"])
-        other = copy.copy(self)
-        for name, value in changed.items():
-            object.__setattr__(other, name, value)
-        return other
+        return replace(self, **changed)
 
-    def _lay_out(self, layout: GameLayout) -> None:
-        """Set the spaces and the state record of a game."""
-        object.__setattr__(self, "state_dtype", with_columns(self.state_dtype, layout.num_agents))
-        for name in ("observation_space", "action_space"):
-            space, given = getattr(layout, name), getattr(self, name)
-            if given is not None and given != space:
-                raise ValueError(
-                    f"{name} is given beside groups, which have their own; leave it out"
-                )
-            object.__setattr__(self, name, space)
-
-    def _check_function(self, name: str, *, is_optional: bool) -> None:
+    def _check_function(self, name: str) -> None:
         """Raise unless a kernel is a function, or, in a game, a dict of functions by group."""
-        found = getattr(self, name)
-        if self.groups is not None and isinstance(found, Mapping) and name in _PER_AGENT:
+        found, is_optional = getattr(self, name), name in ("action_mask", "sampler", "render")
+        if self.groups and isinstance(found, Mapping) and name in ("observe", "action_mask"):
             if found.keys() != self.groups.keys() or not all(map(callable, found.values())):
                 raise TypeError(
                     f"{name} must be a function, or one for each of the groups "
@@ -158,11 +153,10 @@ class EnvKernels:
 
 def _state_dtype(fields: Any) -> np.dtype:
     """Return the author's state record as a structured dtype, or raise TypeError."""
-    is_dtype = isinstance(fields, np.dtype)
     if isinstance(fields, list):  # `descr` of another dtype gives padding as nameless fields
         fields = [one for one in fields if not (isinstance(one, tuple) and one[0] == "")]
     try:
-        dtype = fields if is_dtype else np.dtype(fields, align=True)
+        dtype = fields if isinstance(fields, np.dtype) else np.dtype(fields, align=True)
     except (TypeError, ValueError) as error:
         raise TypeError(f"state_dtype {fields!r} is no NumPy dtype: {error}") from error
     if not dtype.names:
@@ -213,10 +207,7 @@ def pack_record(**fields: Any) -> np.record:
     layout = [(name, array.dtype, array.shape) for name, array in arrays.items()]
     dtype = np.dtype(layout, align=True)
     _check_fields("field", dtype)
-    record = np.zeros(1, dtype).view(np.recarray)
-    for name, array in arrays.items():
-        record[name] = array
-    return record[0]
+    return np.array([tuple(arrays.values())], dtype).view(np.recarray)[0]
 
 
 def as_record(params: Any) -> np.ndarray:
@@ -282,3 +273,180 @@ def draw(kernels: EnvKernels, render_mode: str, *args: Any) -> str | np.ndarray:
             f"with the command vecenv by {words}"
         )
     return frame if is_text else picture
+
+
+# -- parameters --------------------------------------------------------------------------------
+
+
+def read_params(
+    kernels: EnvKernels, params: Any, num_envs: int, *, per_env: bool
+) -> np.ndarray | None:
+    """Return the parameter records of envs, a copy: (num_envs,), or (1,) where all share one.
+
+    For `params` see `JitVectorEnv`. `per_env` says that each env must have its own record, because
+    a sampler writes it. Raises TypeError or ValueError if a field does not fit; names it.
+    """
+    own, values = kernels.params, {}
+    if params is None and own is None:
+        return None
+    if params is None or isinstance(params, Mapping):
+        if own is None:
+            raise TypeError(
+                f"params must be one record, as `pack_record` makes, or several: {kernels.name} "
+                f"has no defaults that a {type(params).__name__} could change"
+            )
+        base, values, fields = own, params or {}, own.dtype
+        names = values.keys() & set(fields.names)  # `write_params` refuses others
+        per_env = per_env or any(np.ndim(values[k]) > fields[k].ndim for k in names)
+    else:
+        base = np.asarray(params)
+        if own is not None and base.dtype.names is not None and base.dtype.base != own.dtype.base:
+            raise TypeError(
+                f"params have the fields {_listed(base.dtype)}, expected those of {kernels.name}: "
+                f"{_listed(own.dtype)}. A dict of some of them will do, too"
+            )
+        if base.dtype.names is None or base.dtype.hasobject or base.size == 1:
+            base = as_record(params)  # raises if it is no record
+        elif base.shape != (num_envs,):
+            raise ValueError(
+                f"params has shape {base.shape}, expected one record, or ({num_envs},): one per env"
+            )
+        else:
+            per_env = True
+    found = aligned_zeros((num_envs if per_env else 1,), np.dtype((np.void, base.dtype)))
+    found[...] = base
+    write_params(found, values, kernels.name)
+    return found
+
+
+def write_params(records: np.ndarray, values: Any, name: str) -> None:
+    """Write parameters into records (B,) of envs of the kind `name`.
+
+    Values are a mapping of field names to values, for all rows or one per row; or records of the
+    same dtype. Raises TypeError or ValueError if a name, dtype or shape is wrong.
+    """
+    if not isinstance(values, Mapping):
+        given = np.asarray(values)
+        if given.dtype.base != records.dtype.base or given.shape not in ((), (1,), records.shape):
+            raise TypeError(
+                f"parameters of {name} are {given.dtype} {given.shape}, expected a dict, or "
+                f"records with the fields {_listed(records.dtype)}, one or {len(records)}"
+            )
+        records[:] = given.astype(records.dtype)
+        return
+    for key, value in values.items():
+        if key not in (records.dtype.names or ()):
+            raise ValueError(f"{name} has no parameter {key!r}; it has {_listed(records.dtype)}")
+        field, array = records[key], np.asarray(value)
+        is_number = array.dtype.kind in "biuf" and not (
+            array.dtype.kind == "f" and field.dtype.kind in "biu"
+        )
+        if not is_number and array.dtype.names is None:
+            raise TypeError(f"parameter {key!r} of {name} is {array.dtype}, expected {field.dtype}")
+        if array.dtype.kind == "f" and np.isnan(array).any():
+            raise ValueError(f"parameter {key!r} of {name} is NaN")
+        try:
+            field[...] = array
+        except ValueError as error:
+            raise ValueError(
+                f"parameter {key!r} of {name} has shape {array.shape}, expected "
+                f"{records.dtype[key].shape} for all, or {field.shape}: one per env"
+            ) from error
+
+
+def as_sampler(kernels: EnvKernels, sampler: Any) -> Callable[..., Any]:
+    """Return a kernel `(params, rng)` for a sampler.
+
+    A sampler is such a kernel; or a mapping of field names to (lowest, highest): each episode draws
+    a float uniformly between them, or an integer including both; or a list of texts, "gravity 5
+    15". Raises TypeError or ValueError if a range is invalid, or there is no such parameter.
+    """
+    form = ""
+    if isinstance(sampler, tuple | list) and all(isinstance(text, str) for text in sampler):
+        form = " (expected NAME LOWEST HIGHEST)"
+        sampler = {words[0]: words[1:] for text in sampler if (words := text.split())}
+    if not isinstance(sampler, Mapping):
+        if not callable(sampler):
+            raise TypeError(
+                f"sampler is {sampler!r}, expected a kernel (params, rng) that writes parameters, "
+                "or a dict such as {'gravity': (5.0, 15.0)}"
+            )
+        return sampler
+    fields = {} if kernels.params is None else kernels.params.dtype.fields or {}
+    draw: Callable[..., Any] = _draw_nothing
+    for name, ends in sampler.items():
+        if name not in fields or fields[name][0].kind not in "iuf":
+            numbers = [key for key, (dtype, *_) in fields.items() if dtype.kind in "iuf"]
+            has = ", ".join(numbers) or "none: EnvKernels(params=...) gives them their defaults"
+            told = f"sampler: {kernels.name} has no number {name!r} among its parameters{form}"
+            raise ValueError(f"{told}; it has {has}")
+        is_float = fields[name][0].kind == "f"
+        try:
+            low, high = map(float, ends)
+        except (TypeError, ValueError):
+            low, high = 1.0, 0.0
+        are_whole = low.is_integer() and high.is_integer()
+        if not -np.inf < low <= high < np.inf or not (is_float or are_whole):
+            raise ValueError(
+                f"sampler[{name!r}] is {ends!r}, expected (lowest, highest), two finite "
+                f"{'numbers' if is_float else 'integers'}"
+            )
+        draw = _then(draw, name, low, high, is_float)
+    return draw
+
+
+def _draw_nothing(params, rng):
+    """Draw nothing: the first link of a chain of samplers."""
+
+
+def _then(before: Any, name: str, low: float, high: float, is_float: bool) -> Callable[..., Any]:
+    """Return a kernel that also draws one more parameter: a float, or an integer with both ends."""
+    first, lowest, count = as_njit(before), int(low), int(high) - int(low) + 1
+
+    def draw(params, rng):
+        first(params, rng)
+        params[name] = low + (high - low) * uniform(rng)
+
+    def draw_whole(params, rng):
+        first(params, rng)
+        params[name] = lowest + int(uniform(rng) * count)
+
+    return draw if is_float else draw_whole
+
+
+def _listed(dtype: np.dtype) -> str:
+    return ", ".join(dtype.names or ()) or "no fields"
+
+
+# -- bits --------------------------------------------------------------------------------------
+
+_ONE, _EIGHT, _BYTE, _BYTE_SHIFT = map(np.uint64, (1, 8, 255, 3))
+_BITS_OF_BYTE = (np.arange(256)[:, None] >> np.arange(8) & 1).astype(np.float32)
+
+
+def write_bits(bits, num_bits, out):
+    """Write the lowest num_bits bits (at most 64) of a uint64 as numbers 0 and 1.
+
+    They go to the start of `out` (N,), of any number type; it must be long enough.
+    """
+    bits = np.uint64(bits)
+    for bit in range(np.uint64(num_bits)):
+        out[np.uint64(bit)] = (bits >> np.uint64(bit)) & _ONE
+
+
+@overload(write_bits, jit_options={"forceinline": True})
+def _write_bits(bits, num_bits, out):  # on CPUs; `vecenv.jit.cuda.compiler` has that for devices
+    def by_table(bits, num_bits, out):
+        """Look bytes up in a table: one wide load and one wide store each."""
+        bits, num_bits = np.uint64(bits), np.uint64(num_bits)
+        num_bytes = num_bits >> _BYTE_SHIFT
+        for byte in range(num_bytes):
+            start = np.uint64(byte) << _BYTE_SHIFT
+            for bit in range(8):
+                out[start + np.uint64(bit)] = _BITS_OF_BYTE[bits & _BYTE, np.uint64(bit)]
+            bits >>= _EIGHT
+        start = num_bytes << _BYTE_SHIFT
+        for bit in range(num_bits - start):
+            out[start + np.uint64(bit)] = _BITS_OF_BYTE[bits & _BYTE, np.uint64(bit)]
+
+    return by_table

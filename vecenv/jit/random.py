@@ -31,37 +31,21 @@ from numba import njit
 
 # Functions for kernels; the rest of this module is for the driver.
 __all__ = [
-    "RNG_DTYPE",
-    "binomial",
-    "choice",
-    "exponential",
-    "gamma",
-    "integers",
-    "integers_at",
-    "next_word",
-    "normal",
-    "permutation",
-    "poisson",
-    "shuffle",
-    "uniform",
-    "uniform_at",
-    "word_at",
-]
+    "RNG_DTYPE", "binomial", "choice", "exponential", "gamma", "integers", "integers_at",
+    "next_word", "normal", "permutation", "poisson", "shuffle", "uniform", "uniform_at", "word_at",
+]  # fmt: skip
 
 RNG_DTYPE = np.dtype([("key", np.uint64), ("counter", np.uint64)])
 BLOCK_SIZE = 1 << 16  # words per step; a step that draws more runs on into the next block
 NUM_SLOTS = BLOCK_SIZE // 2  # slots of `word_at`, the upper half of a block
 
-_ONE = np.uint64(1)
+_ONE, _HALF = np.uint64(1), np.uint64(32)
 _BLOCK_LOW_BITS = np.uint64(BLOCK_SIZE - 1)
 _FIRST_SLOT = np.uint64(NUM_SLOTS)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_SHIFT_1 = np.uint64(30)
-_SHIFT_2 = np.uint64(27)
-_SHIFT_3 = np.uint64(31)
-_HALF = np.uint64(32)
+_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 _UNUSED_BITS = np.uint64(11)  # a float64 in [0, 1) takes 53 of the 64 bits
 _UNIT = 2.0**-53
 _LOW_HALF = np.uint64(0xFFFFFFFF)
@@ -86,12 +70,11 @@ def seed_key(seed):
 
 
 @njit
-def seed_streams(streams, env_ids, seeds):
-    """Begin the streams of env_ids int64 (B,), of streams (N,), at seeds uint64 (B,)."""
-    for k in range(env_ids.shape[0]):
-        stream = streams[env_ids[k]]
-        stream.key = seed_key(seeds[k])
-        stream.counter = np.uint64(0)
+def seed_streams(streams, seeds):
+    """Begin streams (N,) at seeds uint64 (N,)."""
+    for k in range(seeds.shape[0]):
+        streams[k].key = seed_key(seeds[k])
+        streams[k].counter = np.uint64(0)
 
 
 @njit

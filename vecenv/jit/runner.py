@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
@@ -17,12 +18,8 @@ import numpy as np
 from vecenv.core.compiling import cached_njit
 from vecenv.core.rows import Outputs, aligned_zeros
 from vecenv.jit import driver
-from vecenv.jit.arrays import first_invalid_row
 from vecenv.jit.binding import Loop
-from vecenv.jit.driver import JOB_DTYPE, STOP, control_words
-from vecenv.jit.episodes import STEP, Batch
-
-__all__ = ["Runner", "SplitChoice"]
+from vecenv.jit.driver import JOB_DTYPE, STEP, STOP, Batch, control_words, first_invalid_row
 
 # Helpers busy-wait after a job, so that they see the next one in less than 1 us.
 NUM_SPINS = 3_000  # rounds of busy-waiting: 75 us at 2.6 GHz
@@ -51,10 +48,7 @@ class Runner:
         is_python: Whether jobs run as plain Python.
 
     Args:
-        loop: The loop over envs, compiled or in Python.
         batch: The states of the vector env, and everything else that all its jobs share.
-        bounds: Bounds of the actions, see `first_invalid_row`.
-        num_threads: Maximum number of threads.
         note_cut: Called with an exception that leaves a job half done.
     """
 
@@ -70,7 +64,6 @@ class Runner:
         self.num_threads = 1 if self.is_python else min(num_threads, MAX_THREADS)
         self._run: Any = loop.run_rows if self.is_python else loop.attend
         self._note_cut = note_cut
-        self._kept = batch  # the job record has the addresses of its arrays
         self._bounds = bounds if bounds.shape[1] else None
         self._jobs = np.zeros(1, dtype=JOB_DTYPE)
         self._job = self._jobs[0]  # a view
@@ -85,16 +78,11 @@ class Runner:
         self._helpers: _Helpers | None = None
 
     def run(self, batch: Batch, num_rows: int, actions: np.ndarray, outputs: Outputs) -> int:
-        """Do a job.
+        """Do a job with R envs.
 
-        Args:
-            batch: Says what is done with which envs; passing the same object again is quicker. Its
-                actions and outputs are replaced by the arguments.
-            num_rows: Number of envs, R.
-            actions: (R, *action_shape) of the action space's dtype, C-contiguous; empty unless op
-                is STEP.
-            outputs: R rows each. Only STEP writes rewards and flags; all ops but MASK write obs.
-                Arrays that are not written may be empty.
+        `batch` says what is done with which envs; passing the same object again is quicker. Its
+        actions, (R, ...) of the space's dtype, C-contiguous, and outputs, R rows, are replaced by
+        the arguments. Arrays that the op does not read or write may be empty.
 
         Returns:
             The number of episodes that ended (for MASK: the number of masks that wrongly allow
@@ -129,16 +117,12 @@ class Runner:
             bad_row = first_invalid_row(actions, self._bounds)
             if bad_row >= 0:
                 return -1 - bad_row
-        obs, rewards, terminations, truncations = outputs
+        arrays = outputs._asdict()
+        rewards = arrays.pop("rewards")
         is_float32 = rewards.itemsize == 4
-        job = batch._replace(
-            actions=actions,
-            obs=obs,
-            rewards32=rewards if is_float32 else rewards[:0],
-            rewards64=rewards[:0] if is_float32 else rewards,
-            terminations=terminations,
-            truncations=truncations,
-        )
+        arrays["rewards32"] = rewards if is_float32 else rewards[:0]
+        arrays["rewards64"] = rewards[:0] if is_float32 else rewards
+        job = batch._replace(actions=actions, **arrays)
         return self._run(job, 0, num_rows)
 
     def _describe(self, batch: Batch, num_rows: int) -> None:
@@ -153,8 +137,8 @@ class Runner:
         record["num_rows"] = num_rows
         record["env_ids"] = env_ids.ctypes.data if len(env_ids) else 0
         record["masks"] = batch.masks.ctypes.data
-        record["num_params"] = 0 if params is None else len(params)
-        record["params"] = 0 if params is None else params.ctypes.data
+        if params is not None:  # it is never taken away
+            record["num_params"], record["params"] = len(params), params.ctypes.data
         record["num_parts"] = parts
         record["chunk_rows"] = num_rows if parts == 1 else lines * ROWS_PER_LINE
         self._described = batch  # also keeps its arrays alive
@@ -163,7 +147,7 @@ class Runner:
         """Do the described job with helpers."""
         helpers = self._helpers
         if helpers is None or helpers.pid != os.getpid():  # a forked process has no other threads
-            helpers = _Helpers(self._run, self._jobs, self._kept, self.num_threads)
+            helpers = _Helpers(self._run, self._jobs, self.num_threads)
         self._helpers = None  # if the wait below is interrupted, too, these are not used again
         helpers.kept[0] = batch, actions, outputs  # helpers only have their addresses
         try:
@@ -197,14 +181,11 @@ class SplitChoice:
 
     Splitting is slower if other processes or threads use the processors, or if the caller works so
     long between steps that helpers fall asleep. Both change with time, so they are timed again.
-
-    Attributes:
-        is_split: Whether the next step is split.
-        is_timed: Whether the next step is timed; False once steps are known to be short.
     """
 
     def __init__(self, num_envs: int) -> None:
-        self.is_split, self.is_timed = False, True
+        self.is_split = False  # the next step
+        self.is_timed = True  # likewise; False once steps are known to be short
         self._num_envs = num_envs
         self._times_ns: list[int] = []  # of the steps in this trial
         self._alone_ns = 0.0  # median of steps on one thread
@@ -217,49 +198,40 @@ class SplitChoice:
 
     def note(self, elapsed_ns: int) -> bool:
         """Add the duration of a step; return whether jobs must now be described anew."""
+        before = self.is_split, self.is_timed
         if self._num_kept:
             self._num_kept -= 1
-            return self._num_kept == 0 and self._turn_to(False)
+            self.is_split &= self._num_kept > 0
+            return before[0] != self.is_split
         self._times_ns.append(elapsed_ns)
-        if len(self._times_ns) < NUM_TRIED:
-            return False
-        median_ns = statistics.median(self._times_ns)
-        self._times_ns.clear()
-        if self.is_split:
-            self._num_kept = NUM_KEPT
-            return self._turn_to(median_ns < self._alone_ns)
-        self._alone_ns = median_ns
-        self.is_timed = median_ns >= SPLIT_NS
-        return self._turn_to(self.is_timed)
-
-    def _turn_to(self, is_split: bool) -> bool:
-        is_new, self.is_split = is_split != self.is_split or not self.is_timed, is_split
-        return is_new
+        if len(self._times_ns) == NUM_TRIED:
+            median_ns = statistics.median(self._times_ns)
+            self._times_ns.clear()
+            if self.is_split:
+                self._num_kept, self.is_split = NUM_KEPT, median_ns < self._alone_ns
+            else:
+                self._alone_ns = median_ns
+                self.is_split = self.is_timed = median_ns >= SPLIT_NS
+        return before != (self.is_split, self.is_timed)
 
 
 class _Helpers:
     """The threads that take part in the jobs of one runner; they end when this is deleted.
 
-    They keep `kept` alive while they run; `num_threads` includes the caller.
-
-    Attributes:
-        pid: The process that has these threads.
-        control: Control words.
-        failures: Exceptions raised by kernels in helper threads.
-        kept: Its first entry holds the objects that the current job keeps alive.
+    `num_threads` includes the caller.
     """
 
-    def __init__(self, attend: Any, jobs: np.ndarray, kept: Any, num_threads: int) -> None:
-        self.pid = os.getpid()
+    def __init__(self, attend: Any, jobs: np.ndarray, num_threads: int) -> None:
+        self.pid = os.getpid()  # the process that has these threads
         self.control = aligned_zeros((control_words(num_threads),), np.int64)
-        self.failures: list[BaseException] = []
-        self.kept: list[Any] = [None, kept]
+        self.failures: list[BaseException] = []  # raised by kernels in helper threads
+        self.kept: list[Any] = [None]  # what the current job keeps alive, with its arrays
         self._bells: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(1, num_threads)]
         finalize(self, _release, self.control, self._bells)
         for thread, bell in enumerate(self._bells, start=1):
-            args = attend, self.control, jobs, thread, bell, self.failures, self.kept, ref(self)
-            name = f"vecenv-jit-{thread}"
-            Thread(target=_help, args=args, name=name, daemon=True).start()
+            work = partial(attend, self.control, jobs, thread, NUM_SPINS)
+            args = work, self.control, bell, self.failures, self.kept, ref(self)
+            Thread(target=_help, args=args, name=f"vecenv-jit-{thread}", daemon=True).start()
 
     def wake(self, threads: int) -> None:
         """Wake the sleeping helpers of a bit set; awake ones make one more round."""
@@ -276,14 +248,7 @@ class _Helpers:
 
 
 def _help(
-    attend: Any,
-    control: np.ndarray,
-    jobs: np.ndarray,
-    thread: int,
-    bell: SimpleQueue[None],
-    failures: list[BaseException],
-    kept: list[Any],
-    owner: Callable[[], Any],
+    work: Any, control: np.ndarray, bell: Any, failures: list[BaseException], kept: Any, owner: Any
 ) -> None:
     """Take part in jobs until told to stop; the target of a helper thread.
 
@@ -292,7 +257,7 @@ def _help(
     """
     while not control[STOP] and owner() is not None:
         try:
-            attend(control, jobs, thread, NUM_SPINS)
+            work()
         except BaseException as error:
             failures.append(error)
             _leave(control)

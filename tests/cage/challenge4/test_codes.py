@@ -8,7 +8,7 @@ from cage.golden import FOLDER4
 from vecenv.cage.challenge4.options import Cage4Options, compile_rules
 from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.challenge4.rules.state import STATE_DTYPE
-from vecenv.jit.episodes import RUN_DTYPE
+from vecenv.jit.driver import RUN_DTYPE
 
 
 def test_actions_are_those_of_the_original():

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from vecenv.jit.cuda import compiler, env
-from vecenv.jit.cuda.device import Device
+from vecenv.jit.cuda.env import Device
 
 
 def host_view(dtype, inner):

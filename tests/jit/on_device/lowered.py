@@ -13,7 +13,7 @@ import llvmlite.binding as llvm
 from jit.on_device.host_device import HostDevice
 
 from vecenv.jit.cuda import compiler
-from vecenv.jit.cuda.driver import ARGUMENTS
+from vecenv.jit.cuda.compiler import ARGUMENTS
 
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\*|[^"*]+')
 _CLOSING = {")": "(", "}": "{", "]": "[", ">": "<"}

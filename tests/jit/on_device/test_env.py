@@ -15,8 +15,7 @@ from vecenv import StepSlot
 from vecenv.core import cuda as cuda_code
 from vecenv.core.errors import ActionError, ActionTypeError, NoActionMaskError, SlotError
 from vecenv.jit import EnvKernels, JitVectorEnv
-from vecenv.jit.cuda import device as devices
-from vecenv.jit.cuda.env import CudaVectorEnv
+from vecenv.jit.cuda.env import CudaVectorEnv, open_device
 
 MODES = ("NextStep", "SameStep", "Disabled")
 N = 5
@@ -273,7 +272,7 @@ def test_without_numba_cuda_it_is_said_how_to_install_it(monkeypatch):
     monkeypatch.setattr(cuda_code, "require", cuda_code.require.__wrapped__)
     monkeypatch.setattr(cuda_code, "_module", missing)
     with pytest.raises(ModuleNotFoundError, match=r'need numba-cuda: pip install "vecenv\[cuda\]"'):
-        devices.open_device("cuda")
+        open_device("cuda")
 
 
 def test_masks_are_those_of_the_cpu():

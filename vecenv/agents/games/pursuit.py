@@ -364,7 +364,8 @@ class PursuitVectorEnv(JitVectorEnv):
             pursuit_kernels(self.options), num_envs, params=pursuit_params(self.options), **options
         )
 
-    def _check_states(self, states: np.ndarray) -> None:
+    def check_state(self, state: Any, states: np.ndarray) -> None:
+        """Refuse players in walls."""
         is_open = pursuit_params(self.options).empty_grid[WALL::NUM_COUNTS] == 0
         for kind in ("pursuer", "evader"):
             cells = states[kind]

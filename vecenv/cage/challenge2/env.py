@@ -218,9 +218,6 @@ class Cage2VectorEnv(JitVectorEnv):
                 f"expected {', '.join(own)}"
             )
         warn_of_other("state", made_for, self.scenario.identity())
-        super().check_state(state, states)
-
-    def _check_states(self, states: np.ndarray) -> None:
         ends = {
             "red_agent": len(codes.RED_AGENT_NAMES),
             "blue_action": len(blue_actions(self.scenario)),

@@ -48,7 +48,8 @@ class _Games(JitVectorEnv):
             )
         return compile_rules(replace(self.options, **changed))
 
-    def _check_states(self, states: np.ndarray) -> None:
+    def check_state(self, state: Any, states: np.ndarray) -> None:
+        """Refuse games without a log if the envs keep one."""
         if self.options.log and not states["keeps_log"].all():
             raise ValueError("the state is of games without a log; make their env with log=True")
 

@@ -1,7 +1,12 @@
-"""Drivers compiled for CUDA devices: `driver.run_thread`, bound to the kernels of one kind of env.
+"""The driver on a device, and its compilation with the kernels of one kind of env.
 
-`vecenv.core.cuda` compiles. Functions of `copying` that devices need in another form are added
-here, see `_prepare`.
+One thread does one row of a job, by the rules in `jit.driver`. All arguments are int64, by value:
+settings, counts and addresses. So a launch copies nothing else to the device, and a CUDA graph
+keeps all of it.
+
+A device can't raise errors. A row that can't be stepped (its action is out of bounds, or its
+episode is over while autoreset is disabled) is left unchanged and noted in the word `faults`, which
+lies in host memory; the env raises the error at the next call.
 """
 
 from __future__ import annotations
@@ -9,9 +14,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from llvmlite import ir
@@ -21,37 +27,85 @@ from numba import types as numba_types
 from vecenv.core import atomics, cuda
 from vecenv.core.compiling import announced, fingerprint, fresh_njit, is_lasting
 from vecenv.files import whole_file
-from vecenv.jit import copying
 from vecenv.jit import driver as host_driver
-from vecenv.jit.arrays import element_bounds
-from vecenv.jit.binding import bound_scope, constants_of, functions_of, rebound
-from vecenv.jit.cuda import driver
-from vecenv.jit.episodes import run_rows
+from vecenv.jit import kernels as authors
+from vecenv.jit.binding import bound_scope, njit_parts, parts_of, rebound
+from vecenv.jit.driver import DISABLED, JOB_DTYPE, MASK, OBSERVE, RESET, STEP, element_bounds
 from vecenv.jit.errors import explain
-from vecenv.jit.games import as_njit
 from vecenv.jit.interpreted import interpretable
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = [
-    "ENTRY",
-    "bound_driver",
-    "kept_code",
-    "lower",
-]
-
 ENTRY = "vecenv_run_thread"
+ARGUMENTS = (
+    *(JOB_DTYPE.names or ()),  # the parts and chunks of threads of the host are not used
+    "bounds",  # int64 (2, NUM_BOUNDS), see `element_bounds`
+    "chosen",  # bool (num_rows,), or 0: rows that RESET resets; it only observes the others
+    "faults",  # int64 (1,)
+)
+Job = namedtuple("Job", ARGUMENTS)  # all fields are numbers
+
+# Values of `faults`: one of these, shifted, plus the number of the env.
+BAD_ACTION, IS_OVER, BAD_MASK = 1, 2, 3
+FAULT_SHIFT = 56
+
+# Bound by `bound_driver`; the views are those of `jit.driver`. `threads` tells a thread its number.
+threads = run_rows = unpack = is_allowed = runs_at = elements_at = cast("Any", None)
+int64_at = float32_at = float64_at = bool_at = cast("Any", None)
+NUM_BOUNDS = NUM_ELEMENTS = 0  # of an action
+
+
+def run_thread(*arguments):
+    """Do one row of a job; see ARGUMENTS."""
+    job = Job(*arguments)
+    row = threads.grid(1)
+    if row >= job.num_rows:  # the last block has spare threads
+        return
+    env = row if job.env_ids == 0 else int64_at(job.env_ids, job.num_rows)[row]
+    op, fault = job.op, 0
+    if op == STEP:
+        elements = elements_at(job.actions, job.num_rows * NUM_ELEMENTS)
+        if not is_allowed(elements, row, int64_at(job.bounds, 2 * NUM_BOUNDS)):
+            fault = BAD_ACTION
+        if job.autoreset_mode == DISABLED and runs_at(job.runs, job.num_envs)[env]["episode_over"]:
+            fault = IS_OVER
+        if fault != 0:
+            op = OBSERVE  # the env is not stepped
+            if job.rewards32 != 0:
+                float32_at(job.rewards32, job.num_rows)[row] = 0.0
+            else:
+                float64_at(job.rewards64, job.num_rows)[row] = 0.0
+            bool_at(job.terminations, job.num_rows)[row] = False
+            bool_at(job.truncations, job.num_rows)[row] = False
+    elif op == RESET and job.chosen != 0 and not bool_at(job.chosen, job.num_rows)[row]:
+        op = OBSERVE
+    count = run_rows(unpack(job, op), row, row + 1)
+    if op == MASK and count != 0:
+        fault = BAD_MASK
+    if fault != 0:
+        int64_at(job.faults, 1)[0] = fault << FAULT_SHIFT | env  # threads may race: one stays
+
+
+def action_is_allowed(elements, row, bounds):
+    """Return whether no element of a row's action is NaN or beyond bounds int64 (2 * NUM_BOUNDS,).
+
+    It becomes `is_allowed`.
+    """
+    for k in range(NUM_ELEMENTS):
+        element = elements[row * NUM_ELEMENTS + k]
+        if element != element:
+            return False
+        if NUM_BOUNDS > 0 and (element < bounds[k] or element > bounds[NUM_BOUNDS + k]):
+            return False
+    return True
 
 
 @functools.cache
 def _prepare() -> Any:
-    """Return `numba.cuda` with the versions that kernels need; raises as `cuda.require`."""
+    """Return `numba.cuda`, with a `write_bits` for devices; raises as `cuda.require`.
+
+    Threads store four numbers at once: rows lie apart, so each store is one sector.
+    """
     numba_cuda = cuda.require()
-    _overload_write_bits(numba_cuda)
-    return numba_cuda
-
-
-def _overload_write_bits(numba_cuda: Any) -> None:
-    """Let threads store four numbers at once: rows lie apart, so each store is one sector."""
     extending, cgutils = numba_cuda.extending, numba_cuda.cgutils
     four = ir.VectorType(ir.FloatType(), 4)
 
@@ -85,10 +139,10 @@ def _overload_write_bits(numba_cuda: Any) -> None:
 
     one, step = np.uint64(1), np.uint64(4)
 
-    @extending.overload(copying.write_bits)
+    @extending.overload(authors.write_bits)
     def write_bits(bits, num_bits, out):
         if out.dtype != numba_types.float32 or out.layout != "C":
-            return copying.write_bits
+            return authors.write_bits
 
         def by_four(bits, num_bits, out):
             bits, end, done = np.uint64(bits), np.uint64(num_bits), np.uint64(0)
@@ -111,38 +165,31 @@ def _overload_write_bits(numba_cuda: Any) -> None:
 
         return by_four
 
+    return numba_cuda
 
-# Functions that are bound to the kernels.
-_OWN = (driver.run_thread, driver.action_is_allowed, run_rows)
-_OWN += tuple(Path(str(one.__file__)).read_bytes() for one in (atomics, cuda, host_driver))
-_OWN += (Path(__file__).read_bytes(),)
+
+# What the code depends on, beside the kernels.
+_OWN = [host_driver.run_rows, Path(__file__).read_bytes()]
+_OWN += [Path(str(one.__file__)).read_bytes() for one in (atomics, cuda, host_driver)]
 
 
 def lower(kernels: EnvKernels, params: np.ndarray | None) -> cuda.Lowered:
     """Lower the driver with these kernels and a parameter record (1,), or None.
 
-    Raises:
-        ModuleNotFoundError: numba-cuda is not installed.
-        KernelCompileError: A kernel uses what devices lack; names file and line.
+    Raises KernelCompileError if a kernel uses what devices lack; names file and line.
     """
-    main = bound_driver(kernels, params, _prepare(), _device_view)
+    numba_cuda = _prepare()
+    array_at = numba_cuda.extending.intrinsic(atomics.make_array_at)
+    view = functools.partial(host_driver.array_maker, array_at=array_at)
+    main = bound_driver(kernels, params, numba_cuda, view)
     # A fresh function, because Numba remembers the globals of compiled ones.
     function = fresh_njit(main).py_func
-    arguments = numba_types.StarArgTuple.from_types((numba_types.int64,) * len(driver.ARGUMENTS))
+    arguments = numba_types.StarArgTuple.from_types((numba_types.int64,) * len(ARGUMENTS))
     try:
         return cuda.lower(kernels.name, function, (arguments,), ENTRY)
     except Exception as error:
-        compiled = {name: as_njit(function) for name, function in functions_of(kernels).items()}
-        constants = constants_of(kernels, params)
-        explain(kernels, compiled, constants, error, cuda.signature_of, " for a CUDA device")
-
-
-def _key(kernels: EnvKernels, params: np.ndarray | None) -> str:
-    """Return a fingerprint of everything that the code depends on."""
-    constants = constants_of(kernels, params)
-    functions = functions_of(kernels).values()
-    bounds = element_bounds(kernels.action_space).shape
-    return fingerprint([*functions, *constants.values(), bounds, _OWN, cuda.versions()])
+        parts = njit_parts(kernels, params)
+        explain(kernels, *parts, error, cuda.signature_of, " for a CUDA device")
 
 
 def bound_driver(
@@ -157,28 +204,18 @@ def bound_driver(
 
     `threads` has `grid(1)`, the number of the thread; `view` is as `driver.array_maker`.
     """
-    functions, constants = functions_of(kernels), constants_of(kernels, params)
-    if is_compiled:
-        functions = {name: as_njit(function) for name, function in functions.items()}
-        scope = bound_scope(functions, constants, lambda one: njit(one, inline="always"), view)
-    else:
-        scope = bound_scope(functions, constants, lambda one: one, view)
+    finish: Callable[[Any], Any] = functools.partial(njit, inline="always")
+    if not is_compiled:
+        finish = lambda one: one  # noqa: E731  # nothing
+    functions, constants = (njit_parts if is_compiled else parts_of)(kernels, params)
+    scope = {**globals(), **bound_scope(functions, constants, finish, view), "threads": threads}
+    if not is_compiled:
         scope["run_rows"] = interpretable(scope["run_rows"])
-    own = {name: value for name, value in vars(driver).items() if value is not None}
-    scope = {**own, **scope, "cuda": threads}
     scope["elements_at"] = view(constants["ACTION_DTYPE"], ())
     scope["NUM_ELEMENTS"] = int(np.prod(constants["ACTION_SHAPE"]))
     scope["NUM_BOUNDS"] = element_bounds(kernels.action_space).shape[1]
-    check = rebound(driver.action_is_allowed, scope)
-    scope["is_allowed"] = njit(check) if is_compiled else check
-    return rebound(driver.run_thread, scope)
-
-
-def _device_view(dtype: Any, inner: tuple[int, ...]) -> Any:
-    """Return a device function from an address and a number of rows to an array."""
-    return host_driver.array_maker(
-        dtype, inner, _prepare().extending.intrinsic(atomics.make_array_at)
-    )
+    scope["is_allowed"] = finish(rebound(action_is_allowed, scope))
+    return rebound(run_thread, scope)
 
 
 def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[int, int]) -> bytes:
@@ -187,8 +224,12 @@ def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[
     If ptxas is missing or fails, return PTX, which the device's own driver compiles.
     """
     _prepare()
-    folder = _cache_folder()
-    key = _key(kernels, params)
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vecenv" / "cuda"
+    if numbas := vars(config)["CACHE_DIR"]:
+        folder = Path(numbas) / "vecenv-cuda"
+    functions, constants = parts_of(kernels, params)
+    depends = [*functions.values(), *constants.values(), *_OWN, cuda.versions()]
+    key = fingerprint([*depends, element_bounds(kernels.action_space).shape])
     kept = folder / f"{key}-sm{capability[0]}{capability[1]}.cubin"
     with contextlib.suppress(OSError):
         return kept.read_bytes()
@@ -206,11 +247,3 @@ def kept_code(kernels: EnvKernels, params: np.ndarray | None, capability: tuple[
         with whole_file(kept) as aside:
             aside.write_bytes(code)
     return code
-
-
-def _cache_folder() -> Path:
-    """Return the cache folder of machine code, according to Numba's settings."""
-    if folder := vars(config)["CACHE_DIR"]:
-        return Path(folder) / "vecenv-cuda"
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "vecenv" / "cuda"

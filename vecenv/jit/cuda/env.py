@@ -1,37 +1,227 @@
-"""CudaVectorEnv: compiled envs whose state and results are on a CUDA device."""
+"""CudaVectorEnv: compiled envs whose state and results are on a CUDA device.
+
+torch owns memory and streams. Launches go to torch's current stream: so they are ordered with
+torch's other work, and become part of a CUDA graph that is being captured. Nothing waits.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from gymnasium.error import ResetNeeded
-from torch import Tensor
+from gymnasium.spaces import MultiBinary
 
+from vecenv.core import cuda
 from vecenv.core.arguments import Seed, read_count
-from vecenv.core.errors import ActionError, ActionMaskError
+from vecenv.core.cuda import DeviceError
+from vecenv.core.errors import ActionError, ActionMaskError, ActionTypeError, SlotError
 from vecenv.core.rows import StepSlot
 from vecenv.core.spaces import BatchedSpaces
-from vecenv.jit.arrays import element_bounds
 from vecenv.jit.base import MODES, CompiledVecEnv
 from vecenv.jit.binding import uncompiled
-from vecenv.jit.cuda.device import Device, DeviceActions, checked_tensor, open_device
-from vecenv.jit.cuda.driver import ARGUMENTS, BAD_ACTION, BAD_MASK, FAULT_SHIFT, IS_OVER
+from vecenv.jit.cuda import compiler
+from vecenv.jit.cuda.compiler import ARGUMENTS, BAD_ACTION, BAD_MASK, FAULT_SHIFT, IS_OVER
+from vecenv.jit.driver import NO_LIMIT, OBSERVE, RESET, RUN_DTYPE, STEP, element_bounds
 from vecenv.jit.env import JitVectorEnv
-from vecenv.jit.episodes import NO_LIMIT, OBSERVE, RESET, RUN_DTYPE, STEP
 from vecenv.jit.kernels import EnvKernels
 
-__all__ = ["CudaVectorEnv"]
+try:
+    import torch
+    from torch import Tensor
+except ImportError as missing:
+    raise ModuleNotFoundError(
+        'compiled envs on a CUDA device need torch: pip install "vecenv[cuda]"', name="torch"
+    ) from missing
 
-_PLACE = {name: place for place, name in enumerate(ARGUMENTS)}
-# Arguments that differ between calls: the first two are numbers, the others tensors.
-_OF_A_CALL = (
-    "op", "num_rows", "rewards32", "rewards64", "actions", "obs", "terminations", "truncations",
-    "masks", "env_ids", "chosen",
-)  # fmt: skip
-_PLACES_OF_A_CALL = np.array([_PLACE[name] for name in _OF_A_CALL])
+BLOCK_SIZE = 128  # threads per block
+
+
+def open_device(device: Any) -> Device:
+    """Return the device of this name; raises as `CudaVectorEnv`. "cuda" is the current device."""
+    try:
+        wanted = torch.device(device)
+    except (RuntimeError, TypeError):
+        wanted = torch.device("cpu")
+    if wanted.type != "cuda":
+        raise ValueError(
+            f"device is {device!r}, expected a CUDA device: 'cuda', 'cuda:1' or a torch.device"
+        )
+    cuda.require()
+    return Device(wanted)
+
+
+class Device:
+    """A CUDA device: its memory, as `HostMemory` is the host's, and launches of drivers on it."""
+
+    torch_device: torch.device
+    flag: Any = torch.bool
+    reward: Any = np.float32
+    where = staticmethod(torch.where)
+
+    def __init__(self, wanted: torch.device) -> None:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            built = "is built for it" if torch.backends.cuda.is_built() else "is a build without it"
+            raise DeviceError(
+                f"device is {wanted}, but torch {torch.__version__}, which {built}, sees no CUDA "
+                "device: is there one, and its driver (nvidia-smi)? make_vec without device= "
+                "steps the same envs on the CPU"
+            )
+        index = torch.cuda.current_device() if wanted.index is None else wanted.index
+        if index >= count:
+            raise DeviceError(f"device is {wanted}, but there are {count} CUDA devices, from 0 on")
+        self.torch_device = torch.device("cuda", index)
+        self.capability = torch.cuda.get_device_capability(index)
+        if self.capability < cuda.LOWEST:
+            own, least = (".".join(map(str, one)) for one in (self.capability, cuda.LOWEST))
+            raise DeviceError(
+                f"{self.torch_device} ({torch.cuda.get_device_name(index)}) has compute capability "
+                f"{own}, kernels need {least} or newer"
+            )
+        torch.cuda.init()
+
+    def empty(self, shape: Any, dtype: Any) -> Tensor:
+        """Return an uninitialised tensor of torch's or NumPy's dtype."""
+        return torch.empty(shape, dtype=torch_dtype(dtype), device=self.torch_device)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> Tensor:
+        """Return a tensor of zeros of a NumPy dtype."""
+        return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.torch_device)
+
+    def host_zeros(self, count: int) -> Tensor:
+        """Return a tensor int64 of zeros in host memory that the device can write to."""
+        # Pinned pages have one address for host and device.
+        # device="cpu" overrides torch's default device: only host memory can be pinned.
+        return torch.zeros(count, dtype=torch.int64, device="cpu", pin_memory=True)
+
+    def put(self, array: np.ndarray) -> Tensor:
+        """Return a copy of an array as a tensor; the caller may change the array."""
+        return torch.from_numpy(np.array(array)).to(self.torch_device)
+
+    def get(self, tensor: Tensor) -> np.ndarray:
+        """Return a tensor as an array of the host; this waits."""
+        return tensor.cpu().numpy()
+
+    def as_rows(self, records: np.ndarray) -> Tensor:
+        """Return records (B,) as rows of bytes."""
+        return self.put(records.view(np.uint8).reshape(len(records), -1))
+
+    def field(self, rows: Tensor, dtype: np.dtype, name: str) -> Tensor:
+        """Return a live view of a field of the records in rows; raises as `state_field`."""
+        fields: Any = dtype.fields
+        kind, offset = fields[name][:2]
+        base, size = torch_dtype(kind.base), kind.base.itemsize
+        if offset % size or rows.shape[1] % size:
+            raise TypeError(
+                f"field {name!r} is at byte {offset} of records of {rows.shape[1]} bytes, "
+                f"which are not aligned to {kind.base}; give EnvKernels the fields as a list"
+            )
+        first = offset // size
+        columns = rows.view(base)[:, first : first + kind.itemsize // size]
+        return columns.reshape(len(rows), *kind.shape)
+
+    def load(self, kernels: EnvKernels, params: np.ndarray | None) -> Callable[..., None]:
+        """Compile or load the driver with these kernels; return the function that launches it.
+
+        It takes the number of rows, and int64 arguments in the order of ARGUMENTS.
+        """
+        code = compiler.kept_code(kernels, params, self.capability)
+        device = self.torch_device
+        with torch.cuda.device(device):
+            torch.zeros(1, device=device)  # creates torch's context, into which the code is loaded
+            loaded = cuda.loaded(kernels.name, code, compiler.ENTRY)
+
+        def launch(num_rows: int, arguments: np.ndarray) -> None:
+            places = np.arange(len(arguments)) * arguments.itemsize + arguments.ctypes.data
+            stream = torch.cuda.current_stream(device).cuda_stream
+            with torch.cuda.device(device):  # the call copies the arguments before it returns
+                loaded(-(-num_rows // BLOCK_SIZE), BLOCK_SIZE, stream, places.ctypes.data)
+
+        return launch
+
+
+@functools.cache
+def torch_dtype(dtype: Any) -> torch.dtype:
+    """Return torch's dtype for one of NumPy's; raise TypeError if torch has none."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    dtype = np.dtype(dtype)
+    found = getattr(torch, "bool" if dtype.kind == "b" else dtype.name, None)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"torch has no dtype for NumPy's {dtype}")
+    return found
+
+
+def checked_tensor(
+    name: str, tensor: Any, shape: tuple[int, ...], dtypes: tuple[np.dtype, ...], device: Any
+) -> Any:
+    """Return a tensor of a slot, if it can be written into.
+
+    Raises:
+        SlotError: It is not a tensor, or has another device, shape, dtype or layout.
+    """
+    wanted = [torch_dtype(one) for one in dtypes]
+    is_tensor = isinstance(tensor, Tensor)
+    fits = is_tensor and tensor.device == device and tensor.dtype in wanted
+    if fits and tensor.shape == shape and tensor.is_contiguous() and not tensor.requires_grad:
+        return tensor
+    came = type(tensor).__name__
+    if is_tensor:
+        came = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+        came += "" if tensor.is_contiguous() else ", not contiguous"
+        came += ", with gradients" if tensor.requires_grad else ""
+    raise SlotError(
+        f"out.{name} is {came}; expected a contiguous tensor {' or '.join(map(str, wanted))} "
+        f"{shape} on {device}, without gradients; nothing was stepped"
+    )
+
+
+class DeviceActions:
+    """Checks batched actions as far as the host can, and copies them to the device."""
+
+    def __init__(self, space: Any, num_envs: int, device: torch.device) -> None:
+        self._space, self._device = space, device
+        self._shape = (num_envs, *(space.shape or ()))
+        self._dtype = torch_dtype(space.dtype)
+        self._kinds = "b" * isinstance(space, MultiBinary)
+        self._kinds += "fi" if self._dtype.is_floating_point else "i"
+
+    def check(self, actions: Any, env_ids: np.ndarray | None = None) -> Tensor:
+        """Return actions (B, *action_shape) as a contiguous tensor of the space's dtype.
+
+        Raises:
+            ActionError: Wrong count, shape or dtype, or a tensor on another device.
+        """
+        shape = (self._shape[0] if env_ids is None else len(env_ids), *self._shape[1:])
+        try:
+            if isinstance(actions, np.ndarray) or not hasattr(actions, "__dlpack__"):
+                array = np.ascontiguousarray(np.asarray(actions))
+                actions = torch.from_numpy(array).to(self._device)
+            elif not isinstance(actions, Tensor):
+                actions = torch.from_dlpack(actions)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ActionError(f"actions can't be made one tensor: {error}") from None
+        if actions.device != self._device:
+            raise ActionError(
+                f"actions is on {actions.device}, expected a tensor on {self._device}: move it "
+                f"with actions.to({str(self._device)!r}); nothing was stepped"
+            )
+        if tuple(actions.shape) != shape:
+            raise ActionError(
+                f"actions has shape {tuple(actions.shape)}, expected {shape}: one of {self._space} "
+                "per env; pass one action per env, including envs about to reset"
+            )
+        if actions.dtype != self._dtype:
+            kind = "f" if actions.dtype.is_floating_point else "i"
+            if ("b" if actions.dtype == torch.bool else kind) not in self._kinds:
+                raise ActionTypeError(
+                    f"actions has dtype {actions.dtype}, expected {self._dtype} for {self._space}"
+                )
+            actions = actions.to(self._dtype)
+        return actions.detach().contiguous()
 
 
 class CudaVectorEnv(CompiledVecEnv):
@@ -107,17 +297,12 @@ class CudaVectorEnv(CompiledVecEnv):
         self._faults = self._memory.host_zeros(1)  # in host memory, so reading it does not wait
         self._fault_word = self._faults.numpy()
         self._bounds = self._memory.put(element_bounds(self.single_action_space).reshape(-1))
-        settings = {
-            "autoreset_mode": MODES[self.autoreset_mode],
-            "max_episode_steps": min(self.max_episode_steps or NO_LIMIT, NO_LIMIT),
-            "num_envs": self.num_envs,
-            "states": _address(states),
-            "runs": _address(runs),
-            "bounds": _address(self._bounds),
-            "final_obs": _address(self._final_obs),
-            "faults": _address(self._faults),
-        }
-        self._arguments = np.array([settings.get(name, 0) for name in ARGUMENTS], np.int64)
+        own = {"states": states, "runs": runs, "bounds": self._bounds, "faults": self._faults}
+        own["final_obs"] = self._final_obs
+        self._job = {name: _address(tensor) for name, tensor in own.items()}  # of all launches
+        self._job["autoreset_mode"] = MODES[self.autoreset_mode]
+        self._job["max_episode_steps"] = min(self.max_episode_steps or NO_LIMIT, NO_LIMIT)
+        self._job["num_envs"] = self.num_envs
         if records is not None:
             self._params_moved()
             if self.has_own_params:
@@ -126,8 +311,7 @@ class CudaVectorEnv(CompiledVecEnv):
 
     def _params_moved(self) -> None:
         rows = self._rows["params"]
-        self._arguments[_PLACE["params"]] = _address(rows)
-        self._arguments[_PLACE["num_params"]] = len(rows)
+        self._job |= {"params": _address(rows), "num_params": len(rows)}
 
     def described_state(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the arrays of a state plus entries that identify its env, see `JitVectorEnv`."""
@@ -248,15 +432,16 @@ class CudaVectorEnv(CompiledVecEnv):
         launch: Any = None,
         **arrays: Any,
     ) -> int:
-        """Launch one job; `arrays` are tensors by the names of ARGUMENTS."""
-        is_float32 = rewards is not None and rewards.element_size() == 4
-        arrays["rewards32" if is_float32 else "rewards64"] = rewards
+        """Launch one job; `arrays` are tensors, or None, by the names of ARGUMENTS."""
+        if rewards is not None:
+            arrays["rewards32" if rewards.element_size() == 4 else "rewards64"] = rewards
         if env_ids is not None:
             arrays["env_ids"] = self._memory.put(env_ids)
-        addresses = [_address(arrays.get(name)) for name in _OF_A_CALL[2:]]
-        self._arguments[_PLACES_OF_A_CALL] = [op, num_rows, *addresses]
+        job = {**self._job, "op": op, "num_rows": num_rows}
+        job |= {name: _address(tensor) for name, tensor in arrays.items()}
         if num_rows:
-            (launch or self._launch)(num_rows, self._arguments)
+            arguments = np.array([job.get(name, 0) for name in ARGUMENTS], np.int64)
+            (launch or self._launch)(num_rows, arguments)
         return 0
 
     def allocate(self, shape: tuple[int, ...], dtype: Any = np.float32) -> Any:

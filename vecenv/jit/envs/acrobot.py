@@ -1,13 +1,12 @@
 """Acrobot-v1 as a compiled environment, by Gymnasium's equations (those of Sutton's book)."""
 
 import math
-from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
-from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
+from vecenv.jit.bundled import BundledVectorEnv, draw_stroke
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -93,7 +92,7 @@ def observe(state, out, params):
 
 def draw(state, params):
     """Return a picture, uint8 (240, 240, 3)."""
-    picture = new_picture(240, 240)
+    picture = np.full((240, 240, 3), 255, np.uint8)
     draw_stroke(picture, (0, 70), (240, 70), 1, (60, 60, 60))  # the height to reach
     angle = state.theta_1 + state.theta_2
     elbow = 120 + 50 * math.sin(state.theta_1), 120 + 50 * math.cos(state.theta_1)
@@ -126,5 +125,4 @@ class AcrobotVectorEnv(BundledVectorEnv):
     `mass_1`, `mass_2` (kg), `length_1`, `length_2` (m; their centres of mass are in the middle).
     """
 
-    metadata: dict[str, Any] = {**PICTURES, "render_fps": 15}
-    kind, length = ACROBOT, 500
+    kind, length, fps = ACROBOT, 500, 15

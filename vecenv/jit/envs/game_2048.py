@@ -73,8 +73,7 @@ def add_tile(board, rng):
 
 def reset(state, rng):
     """Begin with two tiles."""
-    for k in range(SIZE * SIZE):
-        state.board[k] = 0
+    state.board[:] = 0
     add_tile(state.board, rng)
     add_tile(state.board, rng)
 
@@ -105,14 +104,9 @@ def observe(state, out):
 
 
 def action_mask(state, out):
-    """Write which moves change something; after the end, all."""
-    is_over = True
+    """Write which moves change something."""
     for action in range(4):
         out[action] = can_slide(state.board, action)
-        is_over = is_over and not out[action]
-    if is_over:
-        for action in range(4):
-            out[action] = True
 
 
 def draw(state):

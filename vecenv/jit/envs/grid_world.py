@@ -243,12 +243,11 @@ class GridWorldVectorEnv(JitVectorEnv):
     ) -> None:
         rows = _rows_of(layout, size) if isinstance(layout, str) else list(layout)
         cells, start = _read_map(rows)
-        default = {"four_rooms": 100, "door_key": 10 * cells.size}
-        if max_episode_steps is None:
-            name = layout if isinstance(layout, str) else "map"
-            max_episode_steps = default.get(name, 4 * cells.size)
-        kinds: dict[Any, int] = {"four_rooms": FOUR_ROOMS, "door_key": DOOR_KEY}
-        kind = kinds.get(layout, FROM_MAP) if isinstance(layout, str) else FROM_MAP
+        kind, limit = FROM_MAP, 4 * cells.size
+        if layout in ("four_rooms", "door_key"):
+            is_key = layout == "door_key"
+            kind, limit = (DOOR_KEY, 10 * cells.size) if is_key else (FOUR_ROOMS, 100)
+        max_episode_steps = limit if max_episode_steps is None else max_episode_steps
         if see_through_walls is None:
             see_through_walls = layout in ("empty", "empty_random")
         params = pack_record(
@@ -267,7 +266,8 @@ class GridWorldVectorEnv(JitVectorEnv):
             **options,
         )
 
-    def _check_states(self, states: np.ndarray) -> None:
+    def check_state(self, state: Any, states: np.ndarray) -> None:
+        """Refuse players outside of the walls, and unknown cells."""
         height, width = states["grid"].shape[1:]
         is_inside = (states["x"] > 0) & (states["x"] < width - 1)
         is_inside &= (states["y"] > 0) & (states["y"] < height - 1)

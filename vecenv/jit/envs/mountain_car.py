@@ -3,12 +3,11 @@
 import dataclasses
 import itertools
 import math
-from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
+from vecenv.jit.bundled import BundledVectorEnv, draw_stroke
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -67,7 +66,7 @@ def observe(state, out, params):
 
 def draw(state, params):
     """Return a picture, uint8 (200, 300, 3)."""
-    picture = new_picture(200, 300)
+    picture = np.full((200, 300, 3), 255, np.uint8)
     scale = 300 / (MAX_POSITION - MIN_POSITION)
 
     def place(x: float, above: float = 0.0) -> tuple[float, float]:
@@ -112,8 +111,7 @@ class MountainCarVectorEnv(BundledVectorEnv):
     Parameter that may differ between envs: `goal_velocity`, the least speed at the goal.
     """
 
-    metadata: dict[str, Any] = {**PICTURES, "render_fps": 30}
-    kind, length = MOUNTAIN_CAR, 200
+    kind, length, fps = MOUNTAIN_CAR, 200, 30
 
 
 class MountainCarContinuousVectorEnv(MountainCarVectorEnv):

@@ -1,12 +1,11 @@
 """Pendulum-v1 as a compiled environment, by Gymnasium's equations."""
 
 import math
-from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
 
-from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
+from vecenv.jit.bundled import BundledVectorEnv, draw_stroke
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -45,7 +44,7 @@ def observe(state, out, params):
 
 def draw(state, params):
     """Return a picture, uint8 (240, 240, 3)."""
-    picture = new_picture(240, 240)
+    picture = np.full((240, 240, 3), 255, np.uint8)
     reach = 90 * float(params.length)
     tip = 120 - reach * math.sin(state.theta), 120 - reach * math.cos(state.theta)
     draw_stroke(picture, (120, 120), tip, 18, (204, 77, 77))
@@ -73,5 +72,4 @@ class PendulumVectorEnv(BundledVectorEnv):
     Parameters that may differ between envs: `g` (m/s^2), `mass` (kg) and `length` (m).
     """
 
-    metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
-    kind, length = PENDULUM, 200
+    kind, length, fps = PENDULUM, 200, round(1 / STEP_SECONDS)

@@ -7,12 +7,11 @@ semi-implicit Euler method. The figures are roughly those of a drone of half a k
 """
 
 import math
-from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Box
 
-from vecenv.jit.bundled import PICTURES, BundledVectorEnv, draw_stroke, new_picture
+from vecenv.jit.bundled import BundledVectorEnv, draw_stroke
 from vecenv.jit.kernels import EnvKernels, pack_record
 from vecenv.jit.random import uniform
 
@@ -62,7 +61,7 @@ def observe(state, out, params):
 
 def draw(state, params):
     """Return a picture, uint8 (240, 240, 3)."""
-    picture, scale = new_picture(240, 240, (235, 242, 250)), 120 / MAX_DISTANCE
+    picture, scale = np.full((240, 240, 3), (235, 242, 250), np.uint8), 120 / MAX_DISTANCE
     draw_stroke(picture, (120, 120), (120, 120), 8, (220, 60, 50))
     x, y = 120 + scale * state.x, 120 - scale * state.z
     reach = 3 * float(params.arm) * scale
@@ -95,5 +94,4 @@ class Quadrotor2DVectorEnv(BundledVectorEnv):
     (kg m^2). Thrusts stay the same, so a heavier drone hovers with actions above the middle.
     """
 
-    metadata: dict[str, Any] = {**PICTURES, "render_fps": round(1 / STEP_SECONDS)}
-    kind, length = QUADROTOR, 250
+    kind, length, fps = QUADROTOR, 250, round(1 / STEP_SECONDS)

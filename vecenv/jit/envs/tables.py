@@ -138,6 +138,7 @@ class TableVectorEnv(BundledVectorEnv):
 
     env_class: Any
     draw: Callable[..., Any]
+    _extras: Callable[[Any], dict[str, np.ndarray]]  # further parameters of an env
 
     def __init__(self, num_envs: int = 1, **options: Any) -> None:
         known = set(inspect.signature(self.env_class).parameters) - {"render_mode"}
@@ -159,12 +160,8 @@ class TableVectorEnv(BundledVectorEnv):
         env = cls.env_class(**options)
         return pack_record(**read_table(env), **cls._extras(env))
 
-    @staticmethod
-    def _extras(env: Any) -> dict[str, np.ndarray]:
-        """Return further parameters of an env."""
-        raise NotImplementedError
-
-    def _check_states(self, states: np.ndarray) -> None:
+    def check_state(self, state: Any, states: np.ndarray) -> None:
+        """Refuse cells that the table does not have."""
         num_states = self.single_observation_space.n  # type: ignore[attr-defined]  # a Discrete
         if states["cell"].min() < 0 or states["cell"].max() >= num_states:
             raise ValueError(f"state['states'] has cells outside of 0 to {num_states - 1}")

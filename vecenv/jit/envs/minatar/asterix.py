@@ -3,13 +3,7 @@
 import numpy as np
 from numba import njit
 
-from vecenv.jit.envs.minatar.board import (
-    RAMP_INTERVAL,
-    SIZE,
-    MinAtarVectorEnv,
-    game_kernels,
-    intended,
-)
+from vecenv.jit.envs.minatar import RAMP_INTERVAL, SIZE, MinAtarVectorEnv, game_kernels, intended
 from vecenv.jit.random import integers, uniform
 
 NUM_LANES = SIZE - 2  # the rows 1 to 8, with at most one thing each
@@ -25,9 +19,7 @@ def reset(state, rng, params):
     state.spawn_interval = state.spawn_timer = 10
     state.move_interval = state.move_timer = 5
     state.ramp_timer, state.ramp_count = RAMP_INTERVAL, 0
-    for lane in range(NUM_LANES):
-        state.kind[lane] = NOTHING
-        state.at[lane], state.heading[lane] = 0, 1
+    state.kind[:], state.at[:], state.heading[:] = NOTHING, 0, 1
 
 
 @njit
@@ -120,11 +112,8 @@ ASTERIX = game_kernels(
     "Asterix",
     ("player", "enemy", "trail", "gold"),
     5,
-    [
-        *((name, np.int32) for name in ("x", "y", "spawn_interval", "spawn_timer")),
-        *((name, np.int32) for name in ("move_interval", "move_timer", "ramp_timer", "ramp_count")),
-        *((name, np.int8, (NUM_LANES,)) for name in ("kind", "at", "heading")),
-    ],
+    "x y spawn_interval spawn_timer move_interval move_timer ramp_timer ramp_count",
+    [(name, np.int8, (NUM_LANES,)) for name in ("kind", "at", "heading")],
     reset=reset,
     step=step,
     observe=observe,

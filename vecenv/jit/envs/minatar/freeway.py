@@ -3,7 +3,7 @@
 import numpy as np
 from numba import njit
 
-from vecenv.jit.envs.minatar.board import SIZE, MinAtarVectorEnv, game_kernels, intended
+from vecenv.jit.envs.minatar import SIZE, MinAtarVectorEnv, game_kernels, intended
 from vecenv.jit.random import integers, uniform
 
 NUM_LANES = SIZE - 2  # the rows 1 to 8, with a car each
@@ -28,8 +28,7 @@ def change_traffic(state, rng):
 def reset(state, rng, params):
     """Begin at the bottom, with all cars at the left."""
     state.action, state.y, state.pause, state.num_left = 0, BOTTOM, PAUSE, DURATION
-    for lane in range(NUM_LANES):
-        state.car[lane] = 0
+    state.car[:] = 0
     change_traffic(state, rng)
 
 
@@ -79,10 +78,8 @@ FREEWAY = game_kernels(
     "Freeway",
     ("player", "enemy", *["trail"] * SLOWEST),
     3,
-    [
-        *((name, np.int32) for name in ("y", "pause", "num_left")),
-        *((name, np.int8, (NUM_LANES,)) for name in ("car", "heading", "interval", "timer")),
-    ],
+    "y pause num_left",
+    [(name, np.int8, (NUM_LANES,)) for name in ("car", "heading", "interval", "timer")],
     reset=reset,
     step=step,
     observe=observe,

@@ -6,7 +6,7 @@ If several things are in a cell, a shot hits the oldest; so things of a kind are
 import numpy as np
 from numba import njit
 
-from vecenv.jit.envs.minatar.board import SIZE, MinAtarVectorEnv, game_kernels, intended
+from vecenv.jit.envs.minatar import SIZE, MinAtarVectorEnv, game_kernels, intended
 from vecenv.jit.random import integers, uniform
 
 BOTTOM = SIZE - 1  # shows the air left, and the divers on board
@@ -60,8 +60,7 @@ def reset(state, rng, params):
     state.air, state.num_divers, state.pause, state.is_up = AIR, 0, 0, True
     state.enemy_interval = state.enemy_timer = ENEMY_INTERVAL
     state.diver_timer, state.move_interval, state.ramp_count = DIVER_INTERVAL, MOVE_INTERVAL, 0
-    for kind in range(5):
-        state.num[kind] = 0
+    state.num[:] = 0
 
 
 @njit
@@ -267,27 +266,11 @@ def observe(state, out, params):
 
 SEAQUEST = game_kernels(
     "Seaquest",
-    (
-        "player",
-        "tail",
-        "shot",
-        "trail",
-        "enemy shot",
-        "enemy",
-        "enemy",
-        "gauge",
-        "friend",
-        "friend",
-    ),
+    ("player", "tail", "shot", "trail", "enemy shot", *2 * ["enemy"], "gauge", *2 * ["friend"]),
     6,
-    [
-        *((name, np.int32) for name in ("x", "y", "heading", "air", "num_divers", "pause")),
-        *((name, np.int32) for name in ("enemy_interval", "enemy_timer", "diver_timer")),
-        *((name, np.int32) for name in ("move_interval", "ramp_count")),
-        ("is_up", np.bool_),
-        ("num", np.int32, (5,)),
-        ("things", np.int8, (5, CAPACITY, 5)),
-    ],
+    "x y heading air num_divers pause enemy_interval enemy_timer diver_timer move_interval "
+    "ramp_count",
+    [("is_up", np.bool_), ("num", np.int32, (5,)), ("things", np.int8, (5, CAPACITY, 5))],
     reset=reset,
     step=step,
     observe=observe,

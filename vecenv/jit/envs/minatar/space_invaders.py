@@ -3,7 +3,7 @@
 import numpy as np
 from numba import njit
 
-from vecenv.jit.envs.minatar.board import SIZE, MinAtarVectorEnv, game_kernels, intended
+from vecenv.jit.envs.minatar import SIZE, MinAtarVectorEnv, game_kernels, intended
 
 BOTTOM = SIZE - 1
 PAUSE = 5  # steps between two shots of the player
@@ -17,9 +17,7 @@ PLAYER, ALIENS, TO_LEFT, TO_RIGHT, SHOTS, ALIEN_SHOTS = range(6)  # channels
 @njit
 def send_wave(state):
     """Put up four rows of six aliens."""
-    for row in range(4):
-        for column in range(2, 8):
-            state.aliens[row, column] = 1
+    state.aliens[0:4, 2:8] = 1
 
 
 def reset(state, rng, params):
@@ -27,11 +25,7 @@ def reset(state, rng, params):
     state.action, state.x, state.pause = 0, 5, 0
     state.heading, state.alien_pause = -1, ALIEN_PAUSE
     state.move_interval = state.move_timer = MOVE_INTERVAL
-    for row in range(SIZE):
-        for column in range(SIZE):
-            state.aliens[row, column] = 0
-            state.shots[row, column] = 0
-            state.alien_shots[row, column] = 0
+    state.aliens[:], state.shots[:], state.alien_shots[:] = 0, 0, 0
     send_wave(state)
 
 
@@ -75,13 +69,10 @@ def move_aliens(state):
     edge = 0 if state.heading < 0 else SIZE - 1
     if lowest_alien(state, edge) < 0:
         for row in range(SIZE):
-            if state.heading < 0:
-                for column in range(1, SIZE):
-                    state.aliens[row, column - 1] = state.aliens[row, column]
-            else:
-                for column in range(SIZE - 1, 0, -1):
-                    state.aliens[row, column] = state.aliens[row, column - 1]
-            state.aliens[row, SIZE - 1 if state.heading < 0 else 0] = 0
+            for k in range(SIZE - 1):
+                column = k if state.heading < 0 else SIZE - 1 - k
+                state.aliens[row, column] = state.aliens[row, column - state.heading]
+            state.aliens[row, SIZE - 1 - edge] = 0
         return False
     state.heading = -state.heading
     has_landed = False
@@ -163,11 +154,8 @@ SPACE_INVADERS = game_kernels(
     "SpaceInvaders",
     ("player", "enemy", "enemy", "enemy", "shot", "enemy shot"),
     4,
-    [
-        *((name, np.int32) for name in ("x", "pause", "heading", "alien_pause")),
-        *((name, np.int32) for name in ("move_interval", "move_timer")),
-        *((name, np.int8, (SIZE, SIZE)) for name in ("aliens", "shots", "alien_shots")),
-    ],
+    "x pause heading alien_pause move_interval move_timer",
+    [(name, np.int8, (SIZE, SIZE)) for name in ("aliens", "shots", "alien_shots")],
     reset=reset,
     step=step,
     observe=observe,
