@@ -16,7 +16,7 @@ from timing.test_truth import KnownEnv, measured_anew
 from workers.faulty_envs import DIE, FINE, faulty
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec
-from vecenv.timing.recording import trace_events
+from vecenv.timing.trace import trace_events
 
 BACKENDS = {
     "sync": SyncVectorEnv,
