@@ -22,7 +22,7 @@ from vecenv.cage import (
     cage2_scenario,
     replay_episodes,
 )
-from vecenv.cage.challenge2.options import STEP_INFOS
+from vecenv.cage.challenge2.env import STEP_INFOS
 from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, MEANDER, NO_RED
 from vecenv.check import check_vector_env
 from vecenv.core.compiling import is_jit_off

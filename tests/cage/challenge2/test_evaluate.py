@@ -20,7 +20,7 @@ from vecenv.cage import (
     evaluate,
     find_policy,
 )
-from vecenv.cage.challenge2.play.playing import (
+from vecenv.cage.challenge2.playing import (
     EPISODE_LENGTHS,
     EVALUATED_AGENTS,
     cell_seed,
@@ -138,7 +138,11 @@ def test_a_function_is_a_policy():
         ),
         ({"policy": "no_such_module:act"}, ImportError, "neither installed nor in"),
         ({"policy": "json:__name__"}, TypeError, "policy is 'json', expected a name"),
-        ({"policy": "nobody"}, ValueError, "policy is 'nobody', no built-in policy, no file.*react-restore"),
+        (
+            {"policy": "nobody"},
+            ValueError,
+            "policy is 'nobody', no built-in policy, no file.*react-restore",
+        ),
         ({"policy": lambda obs: obs}, ActionError, "actions has shape"),
         ({"policy": lambda obs: np.full(len(obs), 145)}, ActionError, "is 145"),
     ],

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from cage.challenge2.harbour import HARBOUR
 
-from vecenv.cage.challenge2.kernels import cage_kernels, observation_space
-from vecenv.cage.challenge2.network.scenario import cage2_scenario
-from vecenv.cage.challenge2.network.state import STATE_DTYPE
-from vecenv.cage.challenge2.network.tables import compile_tables
-from vecenv.cage.challenge2.rules.observation import observe
+from vecenv.cage.challenge2.env import cage_kernels, observation_space
+from vecenv.cage.challenge2.rules.actions import observe
+from vecenv.cage.challenge2.scenario import cage2_scenario
+from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables
 from vecenv.core.compiling import cached_njit
 
 

@@ -6,7 +6,7 @@ from cage.challenge4.lockstep import Games
 
 from vecenv import make_vec_agents
 from vecenv.cage import Cage4Env, Cage4Graph, Cage4ParallelEnv, Cage4VectorEnv, evaluate_cage4
-from vecenv.cage.challenge4.options import Cage4Options
+from vecenv.cage.challenge4.env import Cage4Options
 from vecenv.cage.challenge4.rules import codes
 
 SORTED = ("ADM", "CON", "INT", "OFF", "OZA", "OZB", "PUB", "RZA", "RZB")

@@ -13,11 +13,10 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
-from vecenv.cage.challenge2.network.scenario import Scenario, blue_choices, cage2_scenario
-from vecenv.cage.challenge2.network.state import STATE_DTYPE
-from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.bits import ONE, ZERO, count, every_fourth
+from vecenv.cage.challenge2.scenario import Scenario, blue_choices, cage2_scenario
+from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables
 from vecenv.jit import EnvKernels, cached_njit, write_bits
 
 __all__ = [

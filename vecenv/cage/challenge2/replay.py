@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.cage.challenge2.network.scenario import Scenario, cage2_scenario
-from vecenv.cage.challenge2.network.state import STATE_DTYPE, decode, host_bits
-from vecenv.cage.challenge2.network.tables import compile_tables
+from vecenv.cage.challenge2.rules.actions import observe
 from vecenv.cage.challenge2.rules.codes import B_LINE, BITS_PER_HOST, MEANDER, NONE
-from vecenv.cage.challenge2.rules.dynamics import apply, begin_episode
-from vecenv.cage.challenge2.rules.observation import observe
-from vecenv.cage.challenge2.rules.red import red_commit, red_options
+from vecenv.cage.challenge2.rules.dynamics import apply, begin_episode, red_commit, red_options
+from vecenv.cage.challenge2.scenario import Scenario, cage2_scenario
+from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables, decode, host_bits
 from vecenv.jit import cached_njit
 
 __all__ = ["RecordedStep", "Replay", "ReplayResult", "ReplayedStep", "replay_episodes"]

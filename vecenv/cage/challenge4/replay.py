@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.cage.challenge4.options import Cage4Options, compile_rules
-from vecenv.cage.challenge4.raw import RawNetwork, plain_raw, raw_observations
+from vecenv.cage.challenge4.env import Cage4Options, compile_rules
+from vecenv.cage.challenge4.observations import mask_all, observe
+from vecenv.cage.challenge4.original import RawNetwork, plain_raw, raw_observations
 from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.challenge4.rules.draws import CURSOR_DTYPE, TAPE_DTYPE
 from vecenv.cage.challenge4.rules.dynamics import apply, begin
-from vecenv.cage.challenge4.rules.observation import mask_all, observe
 from vecenv.cage.challenge4.rules.state import STATE_DTYPE
 from vecenv.files import read_npz
 from vecenv.jit import cached_njit

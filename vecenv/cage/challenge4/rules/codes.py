@@ -13,6 +13,9 @@ import numpy as np
 
 __all__ = ["ZONE_NAMES", "action_labels", "host_name", "observation_labels"]
 
+CAGE4_RULES_VERSION = 1
+"""Version of CAGE Challenge 4's simulator, raised as `RULES_VERSION` is."""
+
 # --- subnets (SPEC 1.1) ---
 RZA, OZA, RZB, OZB, CON, PUB, ADM, OFF, INT = range(9)
 SUBNET_NAMES = ("RZA", "OZA", "RZB", "OZB", "CON", "PUB", "ADM", "OFF", "INT")
@@ -28,16 +31,18 @@ NUM_SPEC_HOSTS = 137
 MAX_USERS, MAX_SERVERS = 10, 6
 FIRST_SERVER = MAX_USERS  # k of server host 0
 USER_BITS = (1 << MAX_USERS) - 1
+PLACES = (*range(FIRST_SERVER, HOSTS_PER_SUBNET), *range(FIRST_SERVER))  # order of actions (10.1)
 
 # --- agents (SPEC 1.1) ---
 NUM_BLUE, NUM_RED = 5, 6
 AGENT_NAMES = tuple(f"blue_agent_{agent}" for agent in range(NUM_BLUE))
 BLUE_SUBNETS = ((RZA,), (OZA,), (RZB,), (OZB,), (ADM, OFF, PUB))  # in alphabetical order
+WATCHED_ZONES = np.concatenate(BLUE_SUBNETS)  # of all blue agents
 RED_OF_SUBNET = np.array([1, 2, 3, 4, 0, 5, 5, 5], np.int64)
 RED_SUBNETS = np.array([1 << CON, 1 << RZA, 1 << OZA, 1 << RZB, 1 << OZB, 0b11100000], np.int64)
 
 # --- routes (SPEC 1.3): from a zone to the internet, by routers ---
-_TO_INTERNET = {
+TO_INTERNET = {
     RZA: (RZA, INT),
     OZA: (OZA, RZA, INT),
     RZB: (RZB, INT),
@@ -54,8 +59,8 @@ def _routes():
     """Zones whose routers lie between two hosts (8, 8, 5), INT the internet's; and their number."""
     routes = np.zeros((NUM_SUBNETS, NUM_SUBNETS, MAX_ROUTE), np.int64)
     num = np.zeros((NUM_SUBNETS, NUM_SUBNETS), np.int64)
-    for a, up in _TO_INTERNET.items():
-        for b, down in _TO_INTERNET.items():
+    for a, up in TO_INTERNET.items():
+        for b, down in TO_INTERNET.items():
             top = next(zone for zone in up if zone in down)  # the network is a tree
             route = up[: up.index(top) + 1] + down[: down.index(top)][::-1]
             routes[a, b, : len(route)], num[a, b] = route, len(route)
@@ -105,8 +110,7 @@ NUM_ACTIONS = (82, 82, 82, 82, 242)
 MAX_ACTIONS = 242
 SLEEPS = (49, 49, 49, 49, 145)  # index of Sleep of each agent
 OBS_LENGTHS = (92, 92, 92, 92, 210)
-OBS_STARTS = (0, 92, 184, 276, 368)
-OBS_LENGTH = 578
+OBS_LENGTH = 578  # of all agents
 MESSAGE_BITS = 8
 RESTORE_COST = 1  # SPEC 9, per submission
 
@@ -117,11 +121,7 @@ def _action_tables():
     target = np.zeros((NUM_BLUE, MAX_ACTIONS), np.int64)
     source = np.zeros((NUM_BLUE, MAX_ACTIONS), np.int64)
     for agent, subnets in enumerate(BLUE_SUBNETS):
-        hosts = [
-            subnet * HOSTS_PER_SUBNET + k
-            for subnet in subnets
-            for k in (*range(FIRST_SERVER, HOSTS_PER_SUBNET), *range(FIRST_SERVER))
-        ]
+        hosts = [subnet * HOSTS_PER_SUBNET + k for subnet in subnets for k in PLACES]
         pairs = [(to, other) for to in subnets for other in SORTED_SUBNETS if other != to]
         rows = [(ANALYSE, host, 0) for host in hosts] + [(MONITOR, 0, 0)]
         rows += [(REMOVE, host, 0) for host in hosts] + [(RESTORE, host, 0) for host in hosts]
@@ -420,9 +420,8 @@ def observation_labels(agent: int) -> list[str]:
         labels += [f"{ZONE_NAMES[subnet]}: zone is {zone}" for zone in zones]
         labels += [f"traffic {ZONE_NAMES[subnet]} <- {zone} is blocked" for zone in zones]
         labels += [f"policy does not link {ZONE_NAMES[subnet]} and {zone}" for zone in zones]
-        places = (*range(FIRST_SERVER, HOSTS_PER_SUBNET), *range(FIRST_SERVER))
+        hosts = [host_name(HOSTS_PER_SUBNET * subnet + place) for place in PLACES]
         for event in ("process", "connection"):
-            hosts = [host_name(HOSTS_PER_SUBNET * subnet + place) for place in places]
             labels += [f"{event} event on {host}" for host in hosts]
     senders = [sender for sender in range(NUM_BLUE) if sender != agent]
     return labels + [f"bit {k} from blue_agent_{s}" for s in senders for k in range(MESSAGE_BITS)]

@@ -8,8 +8,14 @@ import numpy as np
 from numba import njit
 
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cage.challenge4.rules.bits import count, nth
-from vecenv.cage.challenge4.rules.blue import blue_effects, submit
+from vecenv.cage.challenge4.rules.actions import (
+    blue_effects,
+    checked_choice,
+    choose,
+    digest,
+    red_action,
+    submit,
+)
 from vecenv.cage.challenge4.rules.events import begin_log, begin_step
 from vecenv.cage.challenge4.rules.green import (
     choose_greens,
@@ -18,7 +24,6 @@ from vecenv.cage.challenge4.rules.green import (
     greens_one_by_one,
     num_servers_in,
 )
-from vecenv.cage.challenge4.rules.red import checked_choice, choose, digest, red_action
 from vecenv.cage.challenge4.rules.sessions import (
     add_session,
     check_sessions,
@@ -26,6 +31,7 @@ from vecenv.cage.challenge4.rules.sessions import (
     offer,
     reassign,
 )
+from vecenv.cage.challenge4.rules.state import count, nth
 from vecenv.jit.random import integers
 
 MIN_USERS, MIN_SERVERS = 3, 1

@@ -18,10 +18,10 @@ import numpy as np
 from numba import njit
 
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cage.challenge4.rules.bits import count, has, nth, put_host
 from vecenv.cage.challenge4.rules.draws import draw_index, draw_port, draw_unit
 from vecenv.cage.challenge4.rules.events import NO_PORT, log_alarm, log_connection
 from vecenv.cage.challenge4.rules.sessions import note_connection, note_process, num_genuine, phish
+from vecenv.cage.challenge4.rules.state import count, has, nth, put_host
 from vecenv.jit.random import integers, next_word, uniform
 
 _HALF = np.uint64(32)

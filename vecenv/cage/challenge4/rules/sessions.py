@@ -7,8 +7,8 @@ import numpy as np
 from numba import njit
 
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cage.challenge4.rules.bits import count, drop_host, has, nth, put_host
 from vecenv.cage.challenge4.rules.draws import draw_decoy, draw_index, draw_pid_step
+from vecenv.cage.challenge4.rules.state import count, drop_host, has, nth, put_host
 
 _MAX_PID = 65535
 _NEVER = 1 << 20
