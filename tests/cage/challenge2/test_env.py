@@ -279,7 +279,7 @@ BAD_OPTIONS = [
     ({"episode_length": 70_000}, ValueError, "episode_length is 70000"),
     ({"episode_length": 30.0}, TypeError, "episode_length is 30.0"),
     ({"green": "yes"}, TypeError, "green is 'yes'"),
-    ({"step_infos": ["red_typ"]}, ValueError, "step_infos has 'red_typ'"),
+    ({"step_infos": ["red_typ"]}, ValueError, "step_infos is 'red_typ'"),
     ({"render_mode": "human"}, ValueError, "render_mode is 'human'"),
 ]
 

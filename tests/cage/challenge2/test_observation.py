@@ -34,7 +34,7 @@ def test_kernels_describe_themselves():
     kernels = cage_kernels(HARBOUR)
     assert kernels.action_space.n == 2 + 5 * 7
     assert kernels.state_dtype == STATE_DTYPE
-    with pytest.raises(ValueError, match=r"must be one of bits, memory; got 'full'"):
+    with pytest.raises(ValueError, match=r"is 'full', expected one of bits, memory"):
         cage_kernels(scenario, observation="full")
     with pytest.raises(TypeError, match="red_policy must be an njit function or None, got 'b'"):
         cage_kernels(scenario, red_policy="b")

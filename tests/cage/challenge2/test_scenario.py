@@ -37,7 +37,7 @@ def test_names_and_order_are_those_of_the_original():
 
 
 def test_unknown_rules_are_refused():
-    with pytest.raises(ValueError, match="rules must be one of faithful, debugged; got 'fixed'"):
+    with pytest.raises(ValueError, match="rules is 'fixed', expected one of faithful, debugged"):
         cage2_scenario("fixed")
 
 

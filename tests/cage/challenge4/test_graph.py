@@ -187,7 +187,7 @@ def test_graphs_are_taken_apart_without_copies_and_only_graphs():
 def test_what_is_no_kind_of_observation_is_refused():
     for make in (Cage4VectorEnv, lambda **options: make_vec_agents("Cage4-v0", 1, **options)):
         for wrong in ("Graph", None, ["graph"]):
-            with pytest.raises(ValueError, match="observation must be one of flat, graph, events"):
+            with pytest.raises(ValueError, match="expected one of flat, graph, events"):
                 make(observation=wrong)
     with pytest.raises(TypeError, match="observation"):
         Cage4ParallelEnv(observation="graph")

@@ -5,6 +5,7 @@ First the checks of their arguments, whose messages name the argument, and the k
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,6 @@ from vecenv.cage.challenge2.remembering import (
 from vecenv.cage.challenge2.rules import codes, dynamics
 from vecenv.cage.challenge2.rules.actions import observe
 from vecenv.cage.challenge2.scenario import (
-    RULE_SETS,
     Scenario,
     blue_actions,
     blue_choices,
@@ -50,11 +50,10 @@ RED_AGENTS = {
     "mixed": (codes.B_LINE, codes.MEANDER),
 }
 MAX_EPISODE_LENGTH = 65535  # steps are counted in 16 bits
-_STEP_INFOS = (
-    "red_agent red_type red_target red_exploit red_detected red_pe_index red_success "
-    "blue_success green_target"
-)
-STEP_INFOS = tuple(_STEP_INFOS.split())
+STEP_INFOS = (
+    "red_agent", "red_type", "red_target", "red_exploit", "red_detected", "red_pe_index",
+    "red_success", "blue_success", "green_target",
+)  # fmt: skip
 
 
 def read_red_agents(red_agent: Any) -> tuple[tuple[int, ...], RedPolicy | None]:
@@ -142,9 +141,7 @@ def read_scenario(scenario: Any, rules: Any) -> Scenario:
         TypeError: `scenario` is not a `Scenario`.
     """
     if scenario is None:
-        rules = "faithful" if rules is None else rules
-        check_choice("rules", rules, RULE_SETS)
-        return cage2_scenario(rules)
+        return cage2_scenario("faithful" if rules is None else rules)
     if not isinstance(scenario, Scenario):
         raise TypeError(f"scenario is {scenario!r}, expected a vecenv.cage.Scenario or None")
     if rules is not None:
@@ -153,19 +150,6 @@ def read_scenario(scenario: Any, rules: Any) -> Scenario:
             f"({scenario.rules.name!r}); give one of the two"
         )
     return scenario
-
-
-def read_step_infos(step_infos: Any) -> tuple[str, ...]:
-    """Return the names of the facts that infos report about each step.
-
-    Raises:
-        ValueError: An unknown name.
-    """
-    names = (step_infos,) if isinstance(step_infos, str) else tuple(step_infos)
-    for name in names:
-        if name not in STEP_INFOS:
-            raise ValueError(f"step_infos has {name!r}, expected names of {', '.join(STEP_INFOS)}")
-    return names
 
 
 _KINDS = ", ".join(f"{number} {name}" for number, name in enumerate(codes.RED_ACTION_NAMES))
@@ -194,8 +178,13 @@ def red_problem(policy: str, choice: Any, state: Any, rng: Any, tables: Any) -> 
 
 
 OBSERVATIONS = ("bits", "memory")
-# Step kernels by custom red policy: equal envs share their compiled code.
-_steps: dict[Any, Any] = {}
+
+
+@functools.cache  # equal envs share their compiled code
+def _step_kernel(red_policy: Callable[..., Any] | None) -> Callable[..., Any]:
+    if red_policy is None:
+        return dynamics.step
+    return dynamics.step_with(checked_in_trials(red_policy, red_problem))
 
 
 def observation_space(
@@ -212,10 +201,7 @@ def observation_space(
     Raises:
         ValueError: Unknown observation, or a dtype that can't represent it.
     """
-    if observation not in OBSERVATIONS:
-        raise ValueError(
-            f"observation must be one of {', '.join(OBSERVATIONS)}; got {observation!r}"
-        )
+    check_choice("observation", observation, OBSERVATIONS)
     if observation == "memory":
         return memory_space(scenario, dtype)
     high = np.ones(codes.BITS_PER_HOST * len(scenario.hosts), dtype)
@@ -247,18 +233,12 @@ def cage_kernels(
     """
     if red_policy is not None and not callable(red_policy):
         raise TypeError(f"red_policy must be an njit function or None, got {red_policy!r}")
-    if red_policy not in _steps:
-        _steps[red_policy] = (
-            dynamics.step
-            if red_policy is None
-            else dynamics.step_with(checked_in_trials(red_policy, red_problem))
-        )
     kernels = EnvKernels(
         STATE_DTYPE,
         observation_space(scenario, observation, dtype),
         Discrete(len(blue_actions(scenario))),
         dynamics.reset,
-        _steps[red_policy],
+        _step_kernel(red_policy),
         observe,
         dynamics.action_mask,
         name=scenario.name,
@@ -358,12 +338,20 @@ class Cage2VectorEnv(JitVectorEnv):
         check_choice("render_mode", render_mode, (None, *RENDER_MODES))
         self._lengths = read_episode_lengths(episode_length, max_episode_steps)
         self.scenario = read_scenario(scenario, rules)
-        self.step_infos = read_step_infos(step_infos)
-        kernels, tables = self._simulator(red_agent, observation, green, obs_dtype)
+        self.step_infos = (step_infos,) if isinstance(step_infos, str) else tuple(step_infos)
+        for name in self.step_infos:
+            check_choice("step_infos", name, STEP_INFOS)
+        if not isinstance(green, bool | np.bool_):
+            raise TypeError(f"green is {green!r}, expected True or False")
+        _, self._red_policy = read_red_agents(red_agent)
+        self._options = {"red_agent": red_agent, "green": green, "scenario": self.scenario}
+        self._observation = observation
         super().__init__(
-            kernels,
+            cage_kernels(
+                self.scenario, observation=observation, dtype=obs_dtype, red_policy=self._red_policy
+            ),
             num_envs,
-            params=tables if params is None else params,
+            params=self.world() if params is None else params,
             sampler=sampler,
             autoreset_mode=autoreset_mode,
             num_threads=num_threads,
@@ -374,21 +362,6 @@ class Cage2VectorEnv(JitVectorEnv):
         self._true_state = self._states.view()
         self._true_state.flags.writeable = False
 
-    def _simulator(
-        self, red_agent: Any, observation: Any, green: Any, obs_dtype: Any
-    ) -> tuple[EnvKernels, Any]:
-        """Check the arguments and return the kernels with their parameter record."""
-        check_choice("observation", observation, OBSERVATIONS)
-        if not isinstance(green, bool | np.bool_):
-            raise TypeError(f"green is {green!r}, expected True or False")
-        _, self._red_policy = read_red_agents(red_agent)
-        kernels = cage_kernels(
-            self.scenario, observation=observation, dtype=obs_dtype, red_policy=self._red_policy
-        )
-        self._options = {"red_agent": red_agent, "green": green, "scenario": self.scenario}
-        self._observation = observation
-        return kernels, self.world()
-
     def world(self, **changed: Any) -> np.record:
         """Return these envs' parameter record with `red_agent`, `green` or `scenario` changed.
 
@@ -396,11 +369,9 @@ class Cage2VectorEnv(JitVectorEnv):
         it for some envs: ``envs.set_params([0, 1], envs.world(red_agent="meander"))``. A custom red
         is compiled and can't be changed. A new scenario must have the same number of hosts.
         """
-        names = {"red_agent", "green", "scenario"}
-        if other := changed.keys() - names:
-            raise TypeError(
-                f"world has no {', '.join(sorted(other))}; it has {', '.join(sorted(names))}"
-            )
+        if other := changed.keys() - self._options.keys():
+            known = ", ".join(sorted(self._options))
+            raise TypeError(f"world has no {', '.join(sorted(other))}; it has {known}")
         chosen = {**self._options, **changed}
         agents, red_policy = read_red_agents(chosen["red_agent"])
         if red_policy is not self._red_policy:

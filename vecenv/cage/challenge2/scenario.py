@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.codes import ANALYSE, DECOY, MONITOR, REMOVE, RESTORE, SLEEP
+from vecenv.core.arguments import check_choice
 
 PRIVILEGED_USERS = ("root", "SYSTEM")
 
@@ -493,8 +494,7 @@ def cage2_scenario(rules: str = "faithful") -> Scenario:
     Raises:
         ValueError: Unknown rule set.
     """
-    if rules not in _SCENARIOS:
-        raise ValueError(f"rules must be one of {', '.join(RULE_SETS)}; got {rules!r}")
+    check_choice("rules", rules, RULE_SETS)
     return _SCENARIOS[rules]
 
 
@@ -562,7 +562,8 @@ def _decoys_in_order(host: Host, scenario: Scenario) -> list[Decoy]:
     return list(found.values())
 
 
-_ACTIONS = ("sweep", "scan", "exploit", "escalate", "impact")
+PLAN_ACTIONS = {"sweep": codes.SWEEP, "scan": codes.SCAN, "exploit": codes.EXPLOIT}
+PLAN_ACTIONS |= {"escalate": codes.ESCALATE, "impact": codes.IMPACT}
 _LARGEST_PORT = 65535
 _LARGEST_COST = 1000.0
 _MOST_LISTENERS = 100
@@ -583,53 +584,49 @@ def validate(scenario: Scenario) -> None:
     _check_decoys(scenario)
     _check_b_line(scenario, hosts)
     service, meander = scenario.operational_service, scenario.meander
-    for field, names in {
-        "meander.forget_first": meander.forget_first,
-        "meander.forget_next": meander.forget_next,
-        "green_hosts": scenario.green_hosts,
-        "foothold": [scenario.foothold],
-        "operational_service.host": [service.host],
-    }.items():
-        _check_names(field, names, hosts)
+    _check_names("meander.forget_first", meander.forget_first, hosts)
+    _check_names("meander.forget_next", meander.forget_next, hosts)
+    _check_names("green_hosts", scenario.green_hosts, hosts)
+    _check_names("foothold", [scenario.foothold], hosts)
+    _check_names("operational_service.host", [service.host], hosts)
     _check_cost("operational_service.value", service.value)
     _check_cost("restore_cost", scenario.restore_cost)
     for field in ("top_exploit_probability", "detection_probability", "green_sleep_probability"):
         value = getattr(scenario, field)
-        _require(0.0 <= value <= 1.0, field, f"is {value!r}, expected a number in [0, 1]")
+        _require(0.0 <= value <= 1.0, f"{field} is {value!r}, expected a number in [0, 1]")
 
 
-def _require(holds: bool, field: str, problem: str) -> None:
+def _require(holds: bool, problem: str) -> None:
     if not holds:
-        raise ScenarioError(f"{field} {problem}")
+        raise ScenarioError(problem)
 
 
 def _check_size(field: str, rows: Sequence[Any], least: int, most: int) -> None:
-    problem = f"has {len(rows)} rows, expected {least} to {most}"
-    _require(least <= len(rows) <= most, field, problem)
+    problem = f"{field} has {len(rows)} rows, expected {least} to {most}"
+    _require(least <= len(rows) <= most, problem)
 
 
 def _check_unique(field: str, names: Sequence[str]) -> None:
     for index, name in enumerate(names):
-        is_name = isinstance(name, str) and name != ""
-        _require(is_name, f"{field}[{index}]", f"is named {name!r}, expected a non-empty string")
-        is_new = name not in names[:index]
-        _require(is_new, f"{field}[{index}]", f"is {name!r} again; names must be unique")
+        row, is_name = f"{field}[{index}]", isinstance(name, str) and name != ""
+        _require(is_name, f"{row} is named {name!r}, expected a non-empty string")
+        _require(name not in names[:index], f"{row} is {name!r} again; names must be unique")
 
 
 def _check_names(field: str, names: Iterable[str], known: Sequence[str]) -> None:
     for name in names:
-        _require(name in known, field, f"names {name!r}, expected one of {', '.join(known)}")
+        _require(name in known, f"{field} names {name!r}, expected one of {', '.join(known)}")
 
 
 def _check_port(field: str, port: Any) -> None:
     is_port = isinstance(port, int) and 1 <= port <= _LARGEST_PORT
-    _require(is_port, field, f"is {port!r}, expected a port number in 1..{_LARGEST_PORT}")
+    _require(is_port, f"{field} is {port!r}, expected a port number in 1..{_LARGEST_PORT}")
 
 
 def _check_cost(field: str, value: float) -> None:
     is_cost = 0.0 <= value <= _LARGEST_COST and abs(10 * value - round(10 * value)) <= 1e-9
-    problem = f"is {value!r}, expected a multiple of 0.1 in [0, {_LARGEST_COST:g}]"
-    _require(is_cost, field, problem)
+    expected = f"expected a multiple of 0.1 in [0, {_LARGEST_COST:g}]"
+    _require(is_cost, f"{field} is {value!r}, {expected}")
 
 
 def _check_subnets(scenario: Scenario) -> None:
@@ -637,8 +634,8 @@ def _check_subnets(scenario: Scenario) -> None:
     _check_unique("subnets", scenario.subnets)
     inhabited = [host.subnet for host in scenario.hosts]
     for index, subnet in enumerate(scenario.subnets):
-        problem = f"is {subnet!r}, but no host is in it; add one or drop it"
-        _require(subnet in inhabited, f"subnets[{index}]", problem)
+        problem = f"subnets[{index}] is {subnet!r}, but no host is in it; add one or drop it"
+        _require(subnet in inhabited, problem)
 
 
 def _check_hosts(scenario: Scenario, names: list[str]) -> None:
@@ -646,12 +643,12 @@ def _check_hosts(scenario: Scenario, names: list[str]) -> None:
     for index, host in enumerate(scenario.hosts):
         field, first = f"hosts[{index}]", names.index(host.name)
         problem = (
-            f"is {host.name!r} again, in subnet {host.subnet!r} after "
+            f"{field} is {host.name!r} again, in subnet {host.subnet!r} after "
             f"{scenario.hosts[first].subnet!r}; a host is in exactly one subnet and has one row"
         )
-        _require(first == index, field, problem)
+        _require(first == index, problem)
         problem = f"is {host.subnet!r}, expected one name; a host is in exactly one subnet"
-        _require(isinstance(host.subnet, str), f"{field}.subnet", problem)
+        _require(isinstance(host.subnet, str), f"{field}.subnet {problem}")
         _check_names(f"{field}.subnet", [host.subnet], scenario.subnets)
         _check_names(f"{field}.reveals", host.reveals, names)
         _check_cost(f"{field}.value", host.value)
@@ -668,10 +665,10 @@ def _check_traffic(scenario: Scenario, hosts: list[str]) -> None:
         _check_names(f"{field}.source", [source], scenario.subnets)
         _check_names(f"{field}.target", [target], scenario.subnets)
         _check_names(f"{field}.via", rule.via, hosts)
-        problem = f"is from {source!r} to itself; traffic within a subnet is free"
-        _require(source != target, field, problem)
-        problem = f"is a second rule from {source!r} to {target!r}"
-        _require(pairs[index] not in pairs[:index], field, problem)
+        problem = f"{field} is from {source!r} to itself; traffic within a subnet is free"
+        _require(source != target, problem)
+        problem = f"{field} is a second rule from {source!r} to {target!r}"
+        _require(pairs[index] not in pairs[:index], problem)
 
 
 def _check_exploits(scenario: Scenario) -> None:
@@ -683,13 +680,11 @@ def _check_exploits(scenario: Scenario) -> None:
         _check_port(f"{field}.port", exploit.port)
         for port in exploit.needs_one_of:
             _check_port(f"{field}.needs_one_of", port)
-        problem = "is empty, expected the kind of process it works on"
-        _require(exploit.process != "", f"{field}.process", problem)
-        problem = (
-            f"is {exploit.weight}, expected less than {weight} of the row before; "
-            "list exploits by falling weight"
-        )
-        _require(exploit.weight < weight, f"{field}.weight", problem)
+        problem = f"{field}.process is empty, expected the kind of process it works on"
+        _require(exploit.process != "", problem)
+        problem = f"is {exploit.weight}, expected less than {weight} of the row before"
+        is_below = exploit.weight < weight
+        _require(is_below, f"{field}.weight {problem}; list exploits by falling weight")
         weight = exploit.weight
 
 
@@ -701,17 +696,17 @@ def _check_decoys(scenario: Scenario) -> None:
         field = f"decoys[{index}]"
         _check_port(f"{field}.opens", decoy.opens)
         _check_port(f"{field}.checks", decoy.checks)
-        problem = "is empty, expected what it passes for"
-        _require(decoy.process != "", f"{field}.process", problem)
+        problem = f"{field}.process is empty, expected what it passes for"
+        _require(decoy.process != "", problem)
         num_stackable += decoy.opens != decoy.checks
         problem = (
-            "opens another port than it checks, as an earlier one does; at most one may "
+            f"{field} opens another port than it checks, as an earlier one does; at most one may "
             "(only its placements are counted)"
         )
-        _require(num_stackable < 2, field, problem)
+        _require(num_stackable < 2, problem)
     ports = tracked_ports(scenario)
     problem = f"are about {len(ports)} different ports {[*ports]}, at most {codes.MAX_PORTS} fit"
-    _require(len(ports) <= codes.MAX_PORTS, "exploits and decoys", problem)
+    _require(len(ports) <= codes.MAX_PORTS, f"exploits and decoys {problem}")
 
 
 def tracked_ports(scenario: Scenario) -> tuple[int, ...]:
@@ -732,22 +727,22 @@ def _check_b_line(scenario: Scenario, hosts: list[str]) -> None:
     targets = [step.target for step in plan.steps]
     for index, step in enumerate(plan.steps):
         field = f"b_line.steps[{index}]"
-        problem = f"is {step.action!r}, expected one of {', '.join(_ACTIONS)}"
-        _require(step.action in _ACTIONS, f"{field}.action", problem)
+        problem = f"{field}.action is {step.action!r}, expected one of {', '.join(PLAN_ACTIONS)}"
+        _require(step.action in PLAN_ACTIONS, problem)
         known = scenario.subnets if step.action == "sweep" else [*hosts, FIRST_HOST, NEXT_HOST]
         _check_names(f"{field}.target", [step.target], known)
         is_led_to = step.target != NEXT_HOST or FIRST_HOST in targets[:index]
-        problem = f"is {NEXT_HOST!r} before any step has {FIRST_HOST!r}"
-        _require(is_led_to, f"{field}.target", problem)
+        problem = f"{field}.target is {NEXT_HOST!r} before any step has {FIRST_HOST!r}"
+        _require(is_led_to, problem)
         after = plan.on_failure[index]
-        problem = f"is {after}, expected this step or an earlier one"
-        _require(0 <= after <= index, f"b_line.on_failure[{index}]", problem)
-    problem = f"never targets {FIRST_HOST!r}, the user host drawn"
-    _require(FIRST_HOST in targets, "b_line.steps", problem)
-    field, verify, restart = "b_line.verify_step", plan.verify_step, plan.restart_step
-    is_inside = 1 <= verify < len(plan.steps)
-    _require(is_inside, field, f"is {verify}, expected a step after the first")
+        problem = f"b_line.on_failure[{index}] is {after}, expected this step or an earlier one"
+        _require(0 <= after <= index, problem)
+    problem = f"b_line.steps never targets {FIRST_HOST!r}, the user host drawn"
+    _require(FIRST_HOST in targets, problem)
+    verify, restart = plan.verify_step, plan.restart_step
+    problem, is_inside = f"b_line.verify_step is {verify}", 1 <= verify < len(plan.steps)
+    _require(is_inside, f"{problem}, expected a step after the first")
     is_scanned = plan.steps[verify - 1].action == "scan"
-    _require(is_scanned, field, f"is {verify}, but the step before is no scan")
-    problem = f"is {restart}, expected one before verify_step"
-    _require(0 <= restart < verify, "b_line.restart_step", problem)
+    _require(is_scanned, f"{problem}, but the step before is no scan")
+    problem = f"b_line.restart_step is {restart}, expected one before verify_step"
+    _require(0 <= restart < verify, problem)

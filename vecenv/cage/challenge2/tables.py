@@ -16,6 +16,7 @@ from vecenv.cage.challenge2.rules.codes import CUSTOM, FAILED, MAX_HOSTS, RED_SL
 from vecenv.cage.challenge2.scenario import (
     FIRST_HOST,
     NEXT_HOST,
+    PLAN_ACTIONS,
     PRIVILEGED_USERS,
     Exploit,
     Host,
@@ -26,8 +27,6 @@ from vecenv.cage.challenge2.scenario import (
     validate,
 )
 
-_PLAN_ACTIONS = {"sweep": codes.SWEEP, "scan": codes.SCAN, "exploit": codes.EXPLOIT}
-_PLAN_ACTIONS |= {"escalate": codes.ESCALATE, "impact": codes.IMPACT}
 _BYTE_VALUES = 256
 _PROBABILITY_ONE = 1 << 32
 
@@ -305,7 +304,7 @@ def _fill_b_line(tables: np.record, scenario: Scenario) -> None:
     touched |= {*next_hosts, *next_hosts.values()}
     tables.plan_hosts = _host_set(scenario, touched)
     for index, step in enumerate(plan.steps):
-        tables.plan_type[index] = _PLAN_ACTIONS[step.action]
+        tables.plan_type[index] = PLAN_ACTIONS[step.action]
         tables.plan_on_failure[index] = plan.on_failure[index]
         for row in range(codes.MAX_HOSTS):  # by host drawn; other rows are read where all agree
             first = scenario.hosts[row].name if row < len(scenario.hosts) else ""

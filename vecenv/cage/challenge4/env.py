@@ -22,7 +22,6 @@ from vecenv.cage.challenge4.observations import (
     KINDS,
     MAX_UNITS,
     UNITS,
-    check_observation,
     mask_agent,
     mask_all,
     row_length,
@@ -32,10 +31,10 @@ from vecenv.cage.challenge4.rules import codes, dynamics
 from vecenv.cage.challenge4.rules.codes import ZONE_NAMES, action_labels, host_name
 from vecenv.cage.challenge4.rules.state import STATE_DTYPE
 from vecenv.cage.playing import choice_problem, compiled_red, outside
-from vecenv.core.arguments import import_object, take_options
+from vecenv.core.arguments import check_choice, import_object, read_count, take_options
 from vecenv.jit import AgentsOf, EnvKernels, JitEnv, JitVectorEnv, checked_in_trials, pack_record
 
-_MIN_STEPS, _MAX_STEPS = 2, 65535
+_MAX_STEPS = 65535  # steps are counted in 16 bits
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,7 @@ class Cage4Options:
     log: bool = False
 
     def __post_init__(self) -> None:
-        is_count = isinstance(self.steps, int | np.integer) and not isinstance(self.steps, bool)
-        if not is_count or not _MIN_STEPS <= self.steps <= _MAX_STEPS:
-            raise ValueError(f"steps must be {_MIN_STEPS}..{_MAX_STEPS}, got {self.steps!r}")
+        read_count("steps", self.steps, 2, _MAX_STEPS)
         if isinstance(self.red, str) and ":" in self.red:
             object.__setattr__(self, "red", import_object("red", self.red))
         if not callable(self.red) and self.red not in codes.RED_VARIANTS:
@@ -154,10 +151,6 @@ _SILENCE = (np.int64(0),) * codes.NUM_BLUE  # no messages
 ZONES, HEADQUARTERS = "blue_agent", "blue_agent_4"
 
 
-def _actions(num: int, messages: bool) -> Discrete | MultiDiscrete:
-    return MultiDiscrete([num, NUM_MESSAGES]) if messages else Discrete(num)
-
-
 # --- readers: from an env's action to the actions and messages of five agents ---
 
 
@@ -235,11 +228,6 @@ def _masker(num_actions: int) -> Callable[..., None]:
     return mask
 
 
-@njit
-def _mask_all(state, out, rules):
-    mask_all(state, out)
-
-
 @functools.cache
 def team_kernels(
     messages: bool = False, own_red: Callable[..., Any] | None = None, observation: str = FLAT
@@ -258,7 +246,7 @@ def team_kernels(
         dynamics.reset,
         _game_step(read, own_red),
         _observer_of_all(observation),
-        _mask_all,
+        mask_all,
         name="CAGE Challenge 4",
     )
 
@@ -285,11 +273,10 @@ def game_kernels(
         layout, read = {ZONES: codes.AGENT_NAMES}, _padded_and_messages if messages else _team
     groups, observers, masks = {}, {}, {}
     for name, agents in layout.items():
-        units, num = (
-            (1, codes.NUM_ACTIONS[0]) if len(agents) == 4 else (MAX_UNITS, codes.MAX_ACTIONS)
-        )
-        space = rows_space((units,), observation)
-        groups[name] = AgentsOf(agents, space, _actions(num, messages))
+        units = 1 if len(agents) == 4 else MAX_UNITS
+        num = codes.NUM_ACTIONS[0 if units == 1 else -1]
+        actions = MultiDiscrete([num, NUM_MESSAGES]) if messages else Discrete(num)
+        groups[name] = AgentsOf(agents, rows_space((units,), observation), actions)
         observers[name], masks[name] = _observer(observation, units), _masker(num)
     return EnvKernels(
         STATE_DTYPE,
@@ -310,10 +297,21 @@ class _Games(JitVectorEnv):
 
     metadata: dict[str, Any] = METADATA
 
-    def __init__(self, kernels: EnvKernels, num_envs: int, options: Cage4Options, **rest: Any):
-        self.options = options
-        rest.setdefault("params", compile_rules(options))
+    def __init__(
+        self,
+        make: Callable[..., EnvKernels],
+        num_envs: int,
+        options: Cage4Options,
+        observation: str,
+        **rest: Any,
+    ) -> None:
+        check_choice("observation", observation, tuple(KINDS))
+        # Games keep what this kind of observation shows.
+        self.options = replace(options, log=options.log or observation == EVENTS)
+        self._observation = observation
+        rest.setdefault("params", compile_rules(self.options))
         is_tried = callable(options.red) and not rest.get("debug")
+        kernels = make(own_red=options.own_red, observation=observation)
         super().__init__(kernels, num_envs, dry_run=is_tried, **rest)
 
     def world(self, **changed: Any) -> np.record:
@@ -324,9 +322,7 @@ class _Games(JitVectorEnv):
         A custom red agent is compiled in and can't be changed.
         """
         if callable(red := changed.get("red")):
-            raise TypeError(
-                f"red is {red!r}: one of one's own is compiled; make another vector env"
-            )
+            raise TypeError(f"red is {red!r}: a custom one is compiled; make another vector env")
         return compile_rules(replace(self.options, **changed))
 
     def _check_states(self, states: np.ndarray) -> None:
@@ -385,9 +381,8 @@ class Cage4AgentsVectorEnv(_Games):
     ) -> None:
         names = [field.name for field in fields(Cage4Options)]
         chosen = take_options(Cage4Options, names, options)
-        check_observation(observation)
-        kernels = game_kernels(bool(pad), bool(messages), chosen.own_red, observation)
-        super().__init__(kernels, num_envs, _with_log(chosen, observation), **options)
+        make = functools.partial(game_kernels, bool(pad), bool(messages))
+        super().__init__(make, num_envs, chosen, observation, **options)
 
 
 class Cage4VectorEnv(_Games):
@@ -456,13 +451,11 @@ class Cage4VectorEnv(_Games):
         debug: bool = False,
         **options: Any,
     ) -> None:
-        check_observation(observation)
-        chosen = Cage4Options(**options)
-        self._observation = observation
         super().__init__(
-            team_kernels(messages, chosen.own_red, observation),
+            functools.partial(team_kernels, messages),
             num_envs,
-            _with_log(chosen, observation),
+            Cage4Options(**options),
+            observation,
             autoreset_mode=autoreset_mode,
             num_threads=num_threads,
             episode_infos=episode_infos,
@@ -487,10 +480,11 @@ class Cage4VectorEnv(_Games):
 
     def get_action_meanings(self) -> dict[str, list[str]]:
         """Return the names of each agent's actions; messages are named "00000000" and so on."""
-        found = {f"blue {agent}": _short_labels(agent) for agent in range(codes.NUM_BLUE)}
+        agents = range(codes.NUM_BLUE)
+        found = {f"blue {agent}": list(map(_short, action_labels(agent))) for agent in agents}
         if len(self.single_action_space.nvec) > codes.NUM_BLUE:  # type: ignore[attr-defined]  # a MultiDiscrete
             messages = [f"{bits:0{codes.MESSAGE_BITS}b}" for bits in range(1 << codes.MESSAGE_BITS)]
-            found |= {f"message of blue {agent}": messages for agent in range(codes.NUM_BLUE)}
+            found |= {f"message of blue {agent}": messages for agent in agents}
         return found
 
     def get_busy_parts(self) -> dict[str, str]:
@@ -546,17 +540,8 @@ class Cage4Env(JitEnv):
         return self._envs.states[0]
 
 
-def _with_log(options: Cage4Options, observation: str) -> Cage4Options:
-    """Return options under which games keep what this kind of observation shows."""
-    return replace(options, log=True) if observation == EVENTS else options
-
-
-def _short_labels(agent: int) -> list[str]:
-    """Return the labels of an agent's actions, with host names shortened, as "RZA user 4"."""
-    return [_short(label) for label in action_labels(agent)]
-
-
 def _short(label: str) -> str:
+    """Return a label with its host names shortened, as "RZA user 4"."""
     for long, short in zip(ZONE_NAMES, codes.SUBNET_NAMES, strict=True):
         label = label.replace(long, short)
     return label.replace("_user_host_", " user ").replace("_server_host_", " server ")

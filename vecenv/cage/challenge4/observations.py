@@ -131,7 +131,7 @@ def mask_agent(state, agent, out, width):
 
 
 @njit
-def mask_all(state, out):
+def mask_all(state, out, rules):
     """Write the masks of all agents, 570 values in sequence; the rest of `out` is true."""
     start = np.int64(0)
     for agent in range(codes.NUM_BLUE):
@@ -592,12 +592,6 @@ KINDS = {
     GRAPH: _Kind(_graph_shapes, _fill_graph, write_graph),
     EVENTS: _Kind(_events_shapes, _fill_events, write_events),
 }
-
-
-def check_observation(observation: Any) -> None:
-    """Raise an error unless `observation` is a kind of observation."""
-    if not isinstance(observation, str) or observation not in KINDS:
-        raise ValueError(f"observation must be one of {', '.join(KINDS)}, got {observation!r}")
 
 
 def row_length(units: int, observation: str) -> int:

@@ -64,7 +64,7 @@ def begin_row(states, host, obs, masks, rules):
     """Begin an episode of a state (1,), with red agent 0 on a host; write what blue is given."""
     begin(states[0], host)
     observe(states[0], obs, rules[0])
-    mask_all(states[0], masks)
+    mask_all(states[0], masks, rules[0])
 
 
 @cached_njit

@@ -48,6 +48,8 @@ from vecenv.cage.challenge4.rules.sessions import (
 from vecenv.cage.challenge4.rules.state import count, has, nth
 
 _SSH_PORT, _SSH_GUESSES = 22, 10  # connections of a brute-force attack
+_WAIT = (np.int64(codes.NONE),) * 3  # a choice: kind, target, session id
+_CANNOT = (np.int64(codes.NONE), np.int64(codes.NONE), np.int64(codes.IMPOSSIBLE))
 
 
 @njit
@@ -112,14 +114,14 @@ def _next_process(state, host, after):
 
 
 @njit
-def _probe(state, host, tape, chance, actor):
+def _probe(state, host, chance, actor):
     """Probe all processes of a host; return whether any was taken for a decoy."""
     others = num_genuine(state, host)
     if host >> 4 != codes.CON:
         others += 1  # blue's
     if host & 15 < codes.FIRST_SERVER:
         others += 1  # green's
-    if tape is None:
+    if chance[1] is None:
         num_decoys = count(np.int64(state.decoys[host]))
         if state.num_vsftpd[host] > 1:
             num_decoys += np.int64(state.num_vsftpd[host]) - 1
@@ -133,15 +135,14 @@ def _probe(state, host, tape, chance, actor):
         for _ in range(others):
             missed *= 1.0 - codes.DECEPTION_FALSE
         return draw_unit(chance, codes.DECEPTION_HIT_SITE, actor) >= missed
-    else:
-        is_noticed = False
-        for _ in range(others):
-            is_noticed |= _probe_one(False, chance, actor)
-        pid, is_decoy = _next_process(state, host, np.int64(-1 if host >> 4 == codes.CON else 0))
-        while pid >= 0:
-            is_noticed |= _probe_one(is_decoy, chance, actor)
-            pid, is_decoy = _next_process(state, host, pid)
-        return is_noticed
+    is_noticed = False
+    for _ in range(others):
+        is_noticed |= _probe_one(False, chance, actor)
+    pid, is_decoy = _next_process(state, host, np.int64(-1 if host >> 4 == codes.CON else 0))
+    while pid >= 0:
+        is_noticed |= _probe_one(is_decoy, chance, actor)
+        pid, is_decoy = _next_process(state, host, pid)
+    return is_noticed
 
 
 @njit
@@ -261,11 +262,8 @@ def _exploit(state, agent, index, host, chance):
     elif exploit == codes.HTTPS:
         lures, genuine, port = 1 << codes.TOMCAT, np.int64(0), codes.DECOY_PORTS[codes.TOMCAT]
     else:
-        lures, genuine, port = (
-            1 << codes.HARAKA,
-            services & codes.MAIL,
-            codes.DECOY_PORTS[codes.HARAKA],
-        )
+        lures, genuine = 1 << codes.HARAKA, services & codes.MAIL
+        port = codes.DECOY_PORTS[codes.HARAKA]
     is_caught = decoys & lures != 0 and genuine == 0
     return _lured(state, agent, source, host, port, is_caught, chance)
 
@@ -310,7 +308,6 @@ def red_action(state, agent, kind, target, ident, chance):
         kind, target, ident: int64; the target is a host, or a subnet for DISCOVER.
     """
     index = find_session(state, agent, ident)
-    tape = chance[1]
     if kind == codes.ESCALATE:
         return _escalate(state, agent, index, target, chance)
     if kind == codes.IMPACT:
@@ -325,7 +322,7 @@ def red_action(state, agent, kind, target, ident, chance):
     if kind == codes.DISCOVER:
         return True
     if kind == codes.DECEPTION:
-        if _probe(state, target, tape, chance, codes.FIRST_RED_ACTOR + agent):
+        if _probe(state, target, chance, codes.FIRST_RED_ACTOR + agent):
             state.found_name[agent] = 1
         return True
     if kind == codes.EXPLOIT:
@@ -335,12 +332,6 @@ def red_action(state, agent, kind, target, ident, chance):
         return True
     detection = codes.AGGRESSIVE_DETECTION if kind == codes.AGGRESSIVE else codes.STEALTH_DETECTION
     return _scan(state, agent, index, target, detection, chance)
-
-
-@njit
-def revealed_by(host):
-    """Set int64 of subnets whose server 0 is revealed by escalating `host`, itself a server 0."""
-    return codes.REVEALS[host >> 4]
 
 
 @njit
@@ -360,9 +351,8 @@ def _see(state, agent, host, has_name):
     entry = np.int64(state.fsm[agent, host])
     if entry & codes.STATE_BITS == 0:
         num = np.int64(state.num_table[agent])
-        if (
-            num >= codes.MAX_TABLE
-        ):  # cannot happen: its own hosts, and those that escalation reveals
+        # Cannot happen: its own hosts, and those that escalation reveals.
+        if num >= codes.MAX_TABLE:
             state.overflow = np.int64(state.overflow) | codes.OFFERED_FULL
             return
         state.table[agent, num] = host
@@ -421,7 +411,7 @@ def _learn_from_action(state, agent):
     _move(state, agent, target, kind)
     _see(state, agent, target, state.found_name[agent] == 1)
     if kind == codes.ESCALATE and state.found_links[agent]:
-        subnets = revealed_by(target)
+        subnets = codes.REVEALS[target >> 4]
         for subnet in range(codes.NUM_SUBNETS):
             if has(subnets, subnet):
                 _see(state, agent, np.int64(subnet * 16 + codes.FIRST_SERVER), True)
@@ -468,7 +458,7 @@ def _draw_host_in_state(state, agent, chance, actor):
             order |= own << (4 * num_states)
             num_states += 1
             total += codes.STATE_WEIGHT[own]
-    cell = _draw_state(state, chance, actor, order, num_states, total)
+    cell = _draw_state(chance, actor, order, num_states, total)
     chosen = (order >> (4 * cell)) & 15
     num_all, num_servers = np.int64(0), np.int64(0)
     for index in range(num):
@@ -481,10 +471,8 @@ def _draw_host_in_state(state, agent, chance, actor):
     num_pool = num_all
     if num_all > 1 and num_servers > 0:
         pool, num_pool = np.int64(1), num_servers
-        if (
-            draw_unit(chance, codes.FSM_SERVER, actor) > codes.SERVER_FIRST
-            and num_servers < num_all
-        ):
+        draw = draw_unit(chance, codes.FSM_SERVER, actor)
+        if draw > codes.SERVER_FIRST and num_servers < num_all:
             pool, num_pool = np.int64(2), num_all - num_servers
     left = draw_index(chance, codes.FSM_HOST, actor, num_pool)
     for index in range(num):
@@ -501,30 +489,22 @@ def _draw_host_in_state(state, agent, chance, actor):
 
 @njit
 def _is_known_server(state, agent, host):
-    return (
-        host & 15 >= codes.FIRST_SERVER and np.int64(state.fsm[agent, host]) & codes.NAME_KNOWN != 0
-    )
+    has_name = np.int64(state.fsm[agent, host]) & codes.NAME_KNOWN != 0
+    return host & 15 >= codes.FIRST_SERVER and has_name
 
 
 @njit
-def _draw_weighted(rng, tape, actor, order, num_states, total):
-    if tape is None:
-        left = draw_index((rng, tape), codes.FSM_STATE, actor, total)
-        for cell in range(num_states):
-            weight = codes.STATE_WEIGHT[(order >> (4 * cell)) & 15]
-            if left < weight:
-                return np.int64(cell)
-            left -= weight
-        return np.int64(0)
-    else:
-        return draw_index((rng, tape), codes.FSM_STATE, actor, num_states)
-
-
-@njit
-def _draw_state(state, chance, actor, order, num_states, total):
-    if total == 0:
+def _draw_state(chance, actor, order, num_states, total):
+    """Draw the place int64 of a state in `order`, by the states' weights of this sum."""
+    if total == 0 or chance[1] is not None:
         return draw_index(chance, codes.FSM_STATE, actor, num_states)
-    return _draw_weighted(chance[0], chance[1], actor, order, num_states, total)
+    left = draw_index(chance, codes.FSM_STATE, actor, total)
+    for cell in range(num_states):
+        weight = codes.STATE_WEIGHT[(order >> (4 * cell)) & 15]
+        if left < weight:
+            return np.int64(cell)
+        left -= weight
+    return np.int64(0)
 
 
 @njit
@@ -533,7 +513,7 @@ def choose(state, agent, chance, rules):
     actor = np.int64(codes.FIRST_RED_ACTOR + agent)
     num = np.int64(state.num_table[agent])
     if rules.red_variant == codes.SLEEPING_RED or num == 0:
-        return np.int64(codes.NONE), np.int64(codes.NONE), np.int64(codes.NONE)
+        return _WAIT
     variant = np.int64(rules.red_variant)
     if variant == codes.DISCOVERY_RED:
         host = _draw_host_in_state(state, agent, chance, actor)
@@ -561,22 +541,15 @@ def checked_choice(state, agent, choice):
     kind, target, ident = np.int64(choice[0]), np.int64(choice[1]), np.int64(choice[2])
     num_targets = codes.NUM_SUBNETS if kind == codes.DISCOVER else codes.NUM_HOSTS
     if not (0 <= kind < codes.WITHDRAW and 0 <= target < num_targets):
-        return (
-            np.int64(codes.NONE),
-            np.int64(codes.NONE),
-            np.int64(codes.NONE if kind == codes.NONE else codes.IMPOSSIBLE),
-        )
+        return _WAIT if kind == codes.NONE else _CANNOT
     is_offered = False
     for index in range(np.int64(state.num_offered[agent])):
         is_offered |= state.offered[agent, index] == ident
-    is_known = False
     if kind == codes.DISCOVER:
         is_known = has(np.int64(state.known_subnets[agent]), target)
     else:
         is_known = np.int64(state.fsm[agent, target]) & codes.STATE_BITS != codes.UNKNOWN_HOST
-    if not is_offered or not is_known:
-        return np.int64(codes.NONE), np.int64(codes.NONE), np.int64(codes.NONE)
-    return kind, target, ident
+    return (kind, target, ident) if is_offered and is_known else _WAIT
 
 
 @njit

@@ -43,15 +43,9 @@ RED_SUBNETS = np.array([1 << CON, 1 << RZA, 1 << OZA, 1 << RZB, 1 << OZB, 0b1110
 
 # --- routes (SPEC 1.3): from a zone to the internet, by routers ---
 TO_INTERNET = {
-    RZA: (RZA, INT),
-    OZA: (OZA, RZA, INT),
-    RZB: (RZB, INT),
-    OZB: (OZB, RZB, INT),
-    CON: (CON, INT),
-    PUB: (PUB, INT),
-    ADM: (ADM, PUB, INT),
-    OFF: (OFF, PUB, INT),
-}
+    RZA: (RZA, INT), OZA: (OZA, RZA, INT), RZB: (RZB, INT), OZB: (OZB, RZB, INT),
+    CON: (CON, INT), PUB: (PUB, INT), ADM: (ADM, PUB, INT), OFF: (OFF, PUB, INT),
+}  # fmt: skip
 MAX_ROUTE = 5
 
 
@@ -172,19 +166,10 @@ def _next_states():
     """State after an action of red succeeded (SPEC_RED 7.1), uint8 (10, 8)."""
     table = np.repeat(np.arange(10)[:, None], 8, axis=1)
     for state, action, after in (
-        (K, DISCOVER, KD),
-        (K, AGGRESSIVE, S),
-        (K, STEALTH, S),
-        (KD, AGGRESSIVE, SD),
-        (KD, STEALTH, SD),
-        (S, DISCOVER, SD),
-        (S, EXPLOIT, U),
-        (SD, EXPLOIT, UD),
-        (U, DISCOVER, UD),
-        (U, ESCALATE, R),
-        (UD, ESCALATE, RD),
-        (R, DISCOVER, RD),
-    ):
+        (K, DISCOVER, KD), (K, AGGRESSIVE, S), (K, STEALTH, S), (KD, AGGRESSIVE, SD),
+        (KD, STEALTH, SD), (S, DISCOVER, SD), (S, EXPLOIT, U), (SD, EXPLOIT, UD),
+        (U, DISCOVER, UD), (U, ESCALATE, R), (UD, ESCALATE, RD), (R, DISCOVER, RD),
+    ):  # fmt: skip
         table[state, action] = after
     return table.astype(np.uint8)
 
@@ -237,77 +222,43 @@ def _set(*subnets):
 
 
 # Subnets whose server 0 is revealed by escalating server 0 of a subnet (SPEC_RED 2).
-REVEALS = np.array(
-    [
-        _set(OZA, CON),
-        _set(RZA),
-        _set(OZB, CON),
-        _set(RZB),
-        _set(RZA, RZB, PUB),
-        _set(CON, ADM, OFF),
-        _set(PUB),
-        _set(PUB),
-    ],
-    np.int64,
-)
+_LINKS = ((OZA, CON), (RZA,), (OZB, CON), (RZB,), (RZA, RZB, PUB), (CON, ADM, OFF), (PUB,), (PUB,))
+REVEALS = np.array([_set(*subnets) for subnets in _LINKS], np.int64)
 
 # --- green (SPEC 6) ---
 ACCESS_SERVICE, LOCAL_WORK, GREEN_SLEEP = range(3)
 GREEN_NONE, GREEN_SLEPT, WORK_DONE, WORK_FAILED, ACCESS_DONE, ACCESS_FAILED = range(6)
 PHISHING_RATE, ALARM_RATE = 0.01, 0.01
-_HQ = {own: [_set(RZA, RZB, CON, own)] * 3 for own in (PUB, ADM, OFF)}
+_HQ = (PUB, ADM, OFF)
 _ALLOWED = {  # SPEC 6.3, by phase
-    RZA: [
-        _set(RZA, OZA, RZB, CON, PUB, ADM, OFF),
-        _set(RZA, PUB, ADM, OFF),
-        _set(RZA, OZA, CON, PUB, ADM, OFF),
-    ],
-    OZA: [_set(RZA, OZA), _set(OZA), _set(RZA, OZA)],
-    RZB: [
-        _set(RZA, RZB, OZB, CON, PUB, ADM, OFF),
-        _set(RZB, OZB, CON, PUB, ADM, OFF),
-        _set(RZB, PUB, ADM, OFF),
-    ],
-    OZB: [_set(RZB, OZB), _set(RZB, OZB), _set(OZB)],
-    CON: [
-        _set(RZA, RZB, CON, PUB, ADM, OFF),
-        _set(RZB, CON, PUB, ADM, OFF),
-        _set(RZA, CON, PUB, ADM, OFF),
-    ],
-    **_HQ,
+    RZA: [(RZA, OZA, RZB, CON, *_HQ), (RZA, *_HQ), (RZA, OZA, CON, *_HQ)],
+    OZA: [(RZA, OZA), (OZA,), (RZA, OZA)],
+    RZB: [(RZA, RZB, OZB, CON, *_HQ), (RZB, OZB, CON, *_HQ), (RZB, *_HQ)],
+    OZB: [(RZB, OZB), (RZB, OZB), (OZB,)],
+    CON: [(RZA, RZB, CON, *_HQ), (RZB, CON, *_HQ), (RZA, CON, *_HQ)],
+    **{own: [(RZA, RZB, CON, own)] * 3 for own in _HQ},
 }
-GREEN_ALLOWED = np.array([[_ALLOWED[own][p] for own in range(8)] for p in range(3)], np.int64)
+GREEN_ALLOWED = np.array(
+    [[_set(*_ALLOWED[own][phase]) for own in range(8)] for phase in range(3)], np.int64
+)
 
 # --- rewards (SPEC 9), by phase and subnet ---
-WORK_REWARD = np.array(
-    [
-        [-1, -1, -1, -1, 0, -1, -1, -1],
-        [-2, -10, -1, -1, 0, -1, -1, -1],
-        [-1, -1, -2, -10, 0, -1, -1, -1],
-    ],
-    np.int64,
-)
-ACCESS_REWARD = np.array(
-    [
-        [-3, -1, -3, -1, -5, -1, -1, -1],
-        [-1, 0, -1, -1, 0, -1, -1, -1],
-        [-3, -1, -1, 0, 0, -1, -1, -1],
-    ],
-    np.int64,
-)
-IMPACT_REWARD = np.array(
-    [
-        [-1, -1, -1, -1, -5, -3, -3, -3],
-        [-3, -10, -1, -1, 0, -3, -3, -3],
-        [-3, -1, -3, -10, 0, -3, -3, -3],
-    ],
-    np.int64,
-)
+WORK_REWARD, ACCESS_REWARD, IMPACT_REWARD = np.array([
+    [[-1, -1, -1, -1, 0, -1, -1, -1],
+     [-2, -10, -1, -1, 0, -1, -1, -1],
+     [-1, -1, -2, -10, 0, -1, -1, -1]],
+    [[-3, -1, -3, -1, -5, -1, -1, -1],
+     [-1, 0, -1, -1, 0, -1, -1, -1],
+     [-3, -1, -1, 0, 0, -1, -1, -1]],
+    [[-1, -1, -1, -1, -5, -3, -3, -3],
+     [-3, -10, -1, -1, 0, -3, -3, -3],
+     [-3, -1, -3, -10, 0, -3, -3, -3]],
+], np.int64)  # fmt: skip
 
 
 def _not_linked():
     """Policy entries of the observation (SPEC 10.3): bit i is sorted subnet i."""
-    core = (INT, ADM, OFF, PUB, CON, RZA, RZB)
+    core = (INT, *_HQ, CON, RZA, RZB)
     links = {frozenset((a, b)) for a in core for b in core if a != b}
     links |= {frozenset((RZA, OZA)), frozenset((RZB, OZB))}
     cut = {
@@ -367,16 +318,10 @@ FIRST_RED_ACTOR, FIRST_GREEN_ACTOR = 5, 11
 
 
 ZONE_NAMES = (
-    "restricted_zone_a_subnet",
-    "operational_zone_a_subnet",
-    "restricted_zone_b_subnet",
-    "operational_zone_b_subnet",
-    "contractor_network_subnet",
-    "public_access_zone_subnet",
-    "admin_network_subnet",
-    "office_network_subnet",
-    "internet_subnet",
-)
+    "restricted_zone_a_subnet", "operational_zone_a_subnet", "restricted_zone_b_subnet",
+    "operational_zone_b_subnet", "contractor_network_subnet", "public_access_zone_subnet",
+    "admin_network_subnet", "office_network_subnet", "internet_subnet",
+)  # fmt: skip
 
 
 def spec_id(hosts: np.ndarray) -> np.ndarray:

@@ -224,33 +224,6 @@ def _count_reward(state, cost):
 
 
 @njit
-def _greens(state, tape, chance, rules):
-    """Let all green users act; with a tape, their choices are already drawn."""
-    if tape is None:
-        if rules.greens_one_by_one:
-            greens_one_by_one(state, chance, rules)
-        else:
-            greens_by_exception(state, chance, rules)
-    else:
-        greens_one_by_one(state, chance, rules)
-
-
-@njit
-def _choose_greens(state, rng, tape, rules):
-    if tape is None:
-        if rules.greens_one_by_one:
-            choose_greens(state, (rng, tape))
-    else:
-        choose_greens(state, (rng, tape))
-
-
-@njit
-def phase_at(t, rules):
-    """Phase int64 of the step after `t` int64 steps (SPEC 1.6)."""
-    return np.int64(t >= rules.second_phase) + np.int64(t >= rules.third_phase)
-
-
-@njit
 def apply(state, actions, chance, rules, own_red=None):
     """Play one step.
 
@@ -263,7 +236,8 @@ def apply(state, actions, chance, rules, own_red=None):
         own_red: Function that chooses for red instead of `red_agent.choose`; or None.
     """
     begin_step(state, rules)
-    state.phase = phase_at(np.int64(state.t), rules)
+    t = np.int64(state.t)
+    state.phase = np.int64(t >= rules.second_phase) + np.int64(t >= rules.third_phase)  # SPEC 1.6
     for subnet in range(codes.NUM_SUBNETS):
         state.process_events[subnet] = state.connection_events[subnet] = 0
         state.work_failed[subnet] = state.access_failed[subnet] = 0
@@ -271,12 +245,17 @@ def apply(state, actions, chance, rules, own_red=None):
     for agent in range(codes.NUM_BLUE):
         cost += submit(state, agent, np.int64(actions[agent]))
         state.messages[agent] = np.int64(actions[codes.NUM_BLUE + agent]) & 255
-    _choose_greens(state, chance[0], chance[1], rules)
+    is_one_by_one = chance[1] is not None or rules.greens_one_by_one
+    if is_one_by_one:
+        choose_greens(state, chance)
     for agent in range(codes.NUM_RED):
         _choose_red(state, agent, chance, rules, own_red)
         _tick_red(state, agent)
     blue_effects(state, chance)
-    _greens(state, chance[1], chance, rules)
+    if is_one_by_one:
+        greens_one_by_one(state, chance, rules)
+    else:
+        greens_by_exception(state, chance, rules)
     for agent in range(codes.NUM_RED):
         _act_red(state, agent, chance)
     reassign(state)
@@ -287,7 +266,7 @@ def apply(state, actions, chance, rules, own_red=None):
             check_sessions(state, agent, chance)
         else:  # an inactive agent's sightings are discarded
             state.gained[agent] = 0
-    state.t = np.int64(state.t) + 1
+    state.t = t + 1
     _count_reward(state, cost)
 
 

@@ -82,11 +82,8 @@ _FIELDS = [
     ("num_vsftpd", *_HOST_WORDS),  # processes
     ("green", *_HOST_BYTES),  # results; written where greens are drawn one by one
     # --- red's tables, in order ---
-    (
-        "fsm",
-        np.uint8,
-        (codes.NUM_RED, codes.NUM_HOSTS),
-    ),  # state of a host, and whether its name is known
+    # state of a host, and whether its name is known
+    ("fsm", np.uint8, (codes.NUM_RED, codes.NUM_HOSTS)),
     ("table", np.uint8, (codes.NUM_RED, codes.MAX_TABLE)),  # known hosts that are not in state F
     ("session_ident", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)),
     ("session_host", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)),
@@ -96,11 +93,8 @@ _FIELDS = [
     ("memory_host", np.uint8, (codes.NUM_RED, codes.MAX_MEMORY)),
     ("memory_ports", np.uint8, (codes.NUM_RED, codes.MAX_MEMORY)),
     ("offered", np.uint8, (codes.NUM_RED, codes.MAX_OFFERED)),
-    (
-        "handed",
-        np.uint8,
-        (codes.NUM_RED, codes.MAX_HANDED),
-    ),  # hosts of sessions handed over in this step
+    # hosts of sessions handed over in this step
+    ("handed", np.uint8, (codes.NUM_RED, codes.MAX_HANDED)),
     # --- processes ---
     ("decoy_pid", np.uint16, (codes.NUM_HOSTS, codes.NUM_DECOYS)),
     ("suspicious_pid", np.uint16, (codes.MAX_SUSPICIOUS,)),
@@ -123,10 +117,8 @@ _EVENT = np.dtype(
     align=True,
 )
 _FIELDS += [  # what `rules.events` keeps
-    (
-        "keeps_log",
-        np.uint8,
-    ),  # whether it does; else what is below is as `reset` left it, or useless
+    # whether it does; else what is below is as `reset` left it, or useless
+    ("keeps_log", np.uint8),
     ("num_events", np.uint16),
     ("num_slots", np.uint16),  # draws of this step that change nothing else
     ("analysed", *_BLUE_BYTES),  # files that an Analyse of this step found, and WAS_ANALYSED
