@@ -376,12 +376,6 @@ class Evaluation(Tabular):
                 ).replace("_", " ")
 
 
-def cell_of(agent: str, length: int, totals: np.ndarray, impossible_turns: int = 0) -> Cell:
-    """Return the cell for the total rewards of its episodes, float64 (episodes,)."""
-    found = estimate(totals)
-    return Cell(agent, length, len(totals), found.mean, found.sd, found.ci95, impossible_turns)
-
-
 def sum_of(cells: Sequence[Cell]) -> tuple[float, float]:
     """Return the sum of independent cells' means, and half of its confidence interval."""
     return sum(cell.mean for cell in cells), math.hypot(*(cell.ci95 for cell in cells))

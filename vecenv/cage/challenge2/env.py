@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
 from vecenv.cage.challenge2.remembering import (
-    feature_labels,
+    feature_columns,
     memory_space,
     observation_labels,
     with_memory,
@@ -32,7 +32,7 @@ from vecenv.cage.challenge2.scenario import (
     warn_of_other,
 )
 from vecenv.cage.challenge2.snapshot import Snapshot, take_snapshot, to_text
-from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables, decode, shell_alerts
+from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables, decode
 from vecenv.cage.playing import choice_problem, compiled_red, outside
 from vecenv.core.arguments import check_choice, import_object, read_count
 from vecenv.core.base import StepBatch, StepResult
@@ -448,9 +448,12 @@ class Cage2VectorEnv(JitVectorEnv):
     def shell_alerts(self) -> np.ndarray:
         """Return bool (N, H): whether blue's monitor saw a reverse shell there in the latest step.
 
-        Blue is allowed to know this; the observation shows only a part of it.
+        Blue is allowed to know this, as the remote port reveals a shell; the observation shows only
+        a part of it.
         """
-        return shell_alerts(self._true_state, self.scenario)
+        states, hosts = self._true_state, np.arange(len(self.scenario.hosts))
+        is_detected = (states["red_detected"] == 1)[:, None]
+        return is_detected & (states["red_target"][:, None] == hosts)
 
     def episode_length_of(self, env_id: int) -> int:
         """Return the length of the current episode of an env, in steps."""
@@ -472,8 +475,8 @@ class Cage2VectorEnv(JitVectorEnv):
 
     def observation_labels(self) -> list[str]:
         """Return the name of each column of the observation: a host and what is told of it."""
-        listed = feature_labels if self._observation == "memory" else observation_labels
-        return listed(self.scenario)
+        listed = feature_columns if self._observation == "memory" else observation_labels
+        return list(listed(self.scenario))
 
     def render(self) -> tuple[Any, ...] | None:
         """Return a text or a picture of every env, depending on `render_mode`."""

@@ -1,8 +1,8 @@
 """Blue policies, and playing them: an episode to look at, or the nine cells for a score.
 
 A policy plays a batch of environments at once. It chooses actions from the observations and the
-*alerts*: the hosts on which the monitor saw a reverse shell in the latest step (`shell_alerts`).
-The observation shows the alerts only in part.
+*alerts*: the hosts on which the monitor saw a reverse shell in the latest step, which the
+observation shows only in part.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from vecenv.cage.playing import (
     Evaluation,
     Seat,
     called,
-    cell_of,
     found_policy,
     name_of,
     sum_of,
 )
 from vecenv.cage.saved import is_sb3_file
 from vecenv.core.arguments import read_count
+from vecenv.core.moments import mean_of
 from vecenv.files import load_arrays, save_arrays
 
 
@@ -91,7 +91,7 @@ class BluePolicy:
 
         Args:
             obs: (N, at least 4 * hosts), the observations.
-            alerts: bool (N, hosts), see `state.shell_alerts`.
+            alerts: bool (N, hosts), see `Cage2VectorEnv.shell_alerts`.
 
         Returns:
             int64 (N,); fresh memory.
@@ -525,8 +525,8 @@ def evaluate(
     cells = []
     for (agent, red_agent), length in product(agents.items(), lengths):
         options |= {"red_agent": red_agent, "episode_length": length}
-        found = play_cell(player, episodes, cell_seed(seed, agent, length), **options)
-        cells.append(cell_of(agent, length, *found))
+        totals, impossible = play_cell(player, episodes, cell_seed(seed, agent, length), **options)
+        cells.append(Cell(agent, length, episodes, *mean_of(totals), impossible))
         if on_cell is not None:
             on_cell(cells[-1])
     total, total_ci95 = sum_of(cells)

@@ -18,8 +18,6 @@ from vecenv.cage.challenge2.scenario import Scenario, cage2_scenario
 from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables, decode, host_bits
 from vecenv.jit import cached_njit
 
-__all__ = ["RecordedStep", "Replay", "ReplayResult", "ReplayedStep", "replay_episodes"]
-
 
 @cached_njit
 def begin_rows(states, tables):

@@ -459,23 +459,6 @@ def _num_stacked(states: np.ndarray, scenario: Scenario) -> np.ndarray:
     return decoys >> np.uint8(names.index("DecoyVsftpd")) & np.uint8(1)
 
 
-def shell_alerts(states: np.ndarray, scenario: Scenario) -> np.ndarray:
-    """Return whether blue's monitor saw a reverse shell on each host in the latest step.
-
-    Blue is allowed to know this: the remote port reveals a shell. The 52 bits show it only in part.
-
-    Args:
-        states: STATE_DTYPE (N,).
-        scenario: Scenario of the states, with H hosts.
-
-    Returns:
-        bool (N, H); fresh memory.
-    """
-    hosts = np.arange(len(scenario.hosts))
-    is_detected = (states["red_detected"] == 1)[:, None]
-    return is_detected & (states["red_target"][:, None] == hosts)
-
-
 def impossible_turns(states: np.ndarray) -> np.ndarray:
     """Return whether a custom red policy returned an invalid action in the latest step.
 

@@ -198,7 +198,7 @@ def _observer(observation: str, units: int) -> Callable[..., None]:
     return observe
 
 
-def _observer_of_all(observation: str) -> Callable[..., None]:
+def observer_of_all(observation: str) -> Callable[..., None]:
     """Return a kernel that writes the concatenated rows of all agents."""
     ends = np.cumsum([row_length(units, observation) for units in UNITS])
     starts = np.array([0, *ends[:-1]])
@@ -245,7 +245,7 @@ def team_kernels(
         MultiDiscrete(nvec),
         dynamics.reset,
         _game_step(read, own_red),
-        _observer_of_all(observation),
+        observer_of_all(observation),
         mask_all,
         name="CAGE Challenge 4",
     )

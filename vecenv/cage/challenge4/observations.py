@@ -95,14 +95,6 @@ def observe_agent(state, agent, out, start):
     return start
 
 
-@njit
-def observe(state, out, rules):
-    """Write the observations of all five agents, 578 values."""
-    start = 0
-    for agent in range(codes.NUM_BLUE):
-        start = observe_agent(state, agent, out, start)
-
-
 _SIZES = np.array(codes.NUM_ACTIONS, np.int64)
 
 

@@ -167,7 +167,9 @@ def remove(state, host, tables):
     if tables.remove_reports_last_shell != ZERO:
         reports_success = (np.uint64(state.last_shell) & only(host)) != ZERO
     end_removable(state, host)
-    believe_removed(state, host)
+    bits, shift = np.uint64(state.obs_bits), host * _BITS_PER_HOST
+    if (bits & (_BELIEF_BITS << shift)) != ZERO:  # blue's belief: unknown, unless it was clean
+        state.obs_bits = (bits & ~(_BELIEF_BITS << shift)) | (_BELIEF_UNKNOWN << shift)
     return reports_success
 
 
@@ -182,7 +184,7 @@ def restore(state, host, tables):
     if host == tables.service_host:
         state.ot_running = ONE
         state.ot_stoppable = ZERO
-    believe_cleaned(state, host)
+    state.obs_bits = np.uint64(state.obs_bits) & ~(_BELIEF_BITS << (host * _BITS_PER_HOST))
 
 
 @njit
@@ -292,13 +294,8 @@ def exploit(state, host, number, detected, tables):
         decoys = np.uint64(state.decoys[host]) & np.uint64(tables.catching_decoys[index])
         if decoys == ZERO:
             return nothing(codes.FAILED, _NO_ERROR)
-        return (
-            codes.FAILED,
-            _GUESSING_EVENTS if is_guessing else _DECOY_EVENTS,
-            ONE,
-            False,
-            _NO_ERROR,
-        )
+        num_events = _GUESSING_EVENTS if is_guessing else _DECOY_EVENTS
+        return codes.FAILED, num_events, ONE, False, _NO_ERROR
     if is_guessing:
         if result != codes.SSH_SESSION:
             return codes.FAILED, _GUESSING_EVENTS, ONE, False, _NO_ERROR
@@ -412,29 +409,7 @@ _BELIEF_USER = np.uint64(codes.BELIEF_USER)
 _BELIEF_PRIVILEGED = np.uint64(codes.BELIEF_PRIVILEGED)
 _BITS_PER_HOST = np.uint64(codes.BITS_PER_HOST)
 _NUM_BITS = np.uint64(64)
-_ALL_BELIEFS = np.uint64(codes.BELIEF_BITS * 0x1111111111111111)
-
-
-@njit
-def believe_cleaned(state, host):
-    """Set blue's belief after a Restore of host uint64: the host is clean."""
-    shift = host * _BITS_PER_HOST
-    state.obs_bits = np.uint64(state.obs_bits) & ~(_BELIEF_BITS << shift)
-
-
-@njit
-def believe_removed(state, host):
-    """Set blue's belief after Remove on host uint64: unknown, unless it was clean."""
-    shift = host * _BITS_PER_HOST
-    bits = np.uint64(state.obs_bits)
-    if (bits & (_BELIEF_BITS << shift)) != ZERO:
-        state.obs_bits = (bits & ~(_BELIEF_BITS << shift)) | (_BELIEF_UNKNOWN << shift)
-
-
-@njit
-def clear_activity(state):
-    """Forget the last step's activity; beliefs stay."""
-    state.obs_bits = np.uint64(state.obs_bits) & _ALL_BELIEFS
+ALL_BELIEFS = np.uint64(codes.BELIEF_BITS * 0x1111111111111111)
 
 
 @njit

@@ -19,8 +19,8 @@ from numba import njit
 
 from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.actions import (
+    ALL_BELIEFS,
     blue_turn,
-    clear_activity,
     exploit_candidates,
     listeners,
     num_user_sessions,
@@ -99,7 +99,7 @@ def watch(state, red_host, seen, placed, green_target, tables):
         green_target: int64, the host green scanned, or NONE.
     """
     num_events, num_ports, is_shell_seen = seen
-    clear_activity(state)
+    state.obs_bits = np.uint64(state.obs_bits) & ALL_BELIEFS  # the last step's activity is over
     if green_target != codes.NONE:
         green_host = np.uint64(green_target) & codes.HOST_BITS
         more_events, scanned_ports = listeners(state, green_host, tables)

@@ -16,8 +16,6 @@ from vecenv.cage.challenge4.rules.events import (
     FIRST_RED,
     FIRST_ROUTER,
     NO_PORT,
-    drop_cmd,
-    drop_escalate,
     log_analyse,
     log_connection,
     log_decoy,
@@ -148,7 +146,7 @@ def _probe(state, host, chance, actor):
 @njit
 def _open_session(state, agent, host, kind, chance):
     """An exploit works: a C session of the agent; return the id int64 of its process."""
-    drop_cmd(state, host)
+    state.files[host] = np.int64(state.files[host]) | codes.CMD_FILE | codes.CMD_IS_LAST
     pid = new_pid(state, host, chance, codes.FIRST_RED_ACTOR + agent)
     add_session(state, agent, host, kind, pid)
     return pid
@@ -225,13 +223,10 @@ def exploit_options(ports):
 @njit
 def strongest(options):
     """The exploit int64 of largest weight in a set; in order: mail, SQL, HTTPS, HTTP, SSH."""
-    if has(options, codes.MAIL_EXPLOIT):
-        return codes.MAIL_EXPLOIT
-    if has(options, codes.SQL):
-        return codes.SQL
-    if has(options, codes.HTTPS):
-        return codes.HTTPS
-    return codes.HTTP if has(options, codes.HTTP) else codes.SSH_EXPLOIT
+    for exploit in (codes.MAIL_EXPLOIT, codes.SQL, codes.HTTPS, codes.HTTP):
+        if has(options, exploit):
+            return exploit
+    return codes.SSH_EXPLOIT
 
 
 @njit
@@ -283,7 +278,8 @@ def _escalate(state, agent, index, host, chance):
                 if left == 0:
                     flags = np.int64(state.session_flags[agent, place])
                     state.session_flags[agent, place] = flags | codes.PRIVILEGED
-                    drop_escalate(state, host)
+                    files = np.int64(state.files[host]) | codes.ESCALATE_FILE
+                    state.files[host] = files & ~np.int64(codes.CMD_IS_LAST)
                     break
                 left -= 1
     if index >= 0 and host & 15 == codes.FIRST_SERVER:

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ZONE_NAMES", "action_labels", "host_name", "observation_labels"]
-
 CAGE4_RULES_VERSION = 1
 """Version of CAGE Challenge 4's simulator, raised as `RULES_VERSION` is."""
 

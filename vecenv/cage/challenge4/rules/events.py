@@ -166,19 +166,6 @@ def log_scan(state, chance, agent, source, host, is_detected):
 
 
 @njit
-def drop_cmd(state, host):
-    """Record the file that an exploit drops on a host."""
-    state.files[host] = np.int64(state.files[host]) | codes.CMD_FILE | codes.CMD_IS_LAST
-
-
-@njit
-def drop_escalate(state, host):
-    """Record the file that an escalation drops on a host."""
-    files = np.int64(state.files[host]) | codes.ESCALATE_FILE
-    state.files[host] = files & ~np.int64(codes.CMD_IS_LAST)
-
-
-@njit
 def log_analyse(state, agent, host):
     """Log that blue's Analyse found the host's files as they are now."""
     state.analysed[agent] = np.int64(state.files[host]) | codes.WAS_ANALYSED
