@@ -7,6 +7,7 @@ import inspect
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -89,7 +90,7 @@ def name_of(policy: Any) -> str:
     return getattr(policy, "__name__", type(policy).__name__)
 
 
-class Seat:
+class Seat(AbstractContextManager["Seat"]):
     """A policy and the vector envs that it plays; all episodes begin and end together.
 
     Each challenge has a subclass that queries the policy. As a context manager it closes the envs.
@@ -145,9 +146,6 @@ class Seat:
             obs, rewards, ends, cuts, _ = self.envs.step(self.act(obs, is_first))
             is_first, is_over = False, bool((ends | cuts).all())
             yield rewards
-
-    def __enter__(self) -> Seat:
-        return self
 
     def __exit__(self, *_: Any) -> None:
         self.envs.close()
@@ -277,9 +275,7 @@ class Cell:
         red_agent: Name of the red agent.
         episode_length: Steps per episode.
         episodes: Number of episodes.
-        mean: Mean of the total rewards.
-        sd: Their standard deviation (ddof 1).
-        ci95: Half of the width of the 95 % confidence interval of the mean (Student's t).
+        mean, sd, ci95: See `Estimate`.
         impossible_turns: Turns in which a custom red agent returned an action that does not exist;
             Sleep was played instead.
     """
@@ -360,20 +356,21 @@ class Evaluation(Tabular):
         table.add_section()
         blank = [""] * len(lengths)
         table.add_row("total", *blank, interval(self.total, self.total_ci95), style="bold")
-        table.caption = Text("\n".join(self._warnings(agents)), justify="left") or None
-        return table
-
-    def _warnings(self, agents: list[str]) -> Iterator[str]:
-        """Yield a line for each red agent that returned actions that do not exist."""
+        lines = []
         for agent in agents:
             cells = [cell for cell in self.cells if cell.red_agent == agent]
-            impossible = sum(cell.impossible_turns for cell in cells)
             turns = sum(cell.episodes * cell.episode_length for cell in cells)
-            if impossible:
-                yield (
-                    f"red agent {agent} returned an action that does not exist in "
-                    f"{impossible:_} of {turns:_} turns; these were played as Sleep"
-                ).replace("_", " ")
+            impossible = sum(cell.impossible_turns for cell in cells)
+            rest = f"of {turns:_} turns; these were played as Sleep"
+            lines.append(impossible_text(agent, impossible, rest))
+        table.caption = Text("\n".join(filter(None, lines)), justify="left") or None
+        return table
+
+
+def impossible_text(agent: str, number: int, rest: str) -> str:
+    """Return a line about a red agent that returned actions that do not exist; "" if none."""
+    line = f"red agent {agent} returned an action that does not exist in {number:_} {rest}"
+    return line.replace("_", " ") if number else ""
 
 
 def sum_of(cells: Sequence[Cell]) -> tuple[float, float]:

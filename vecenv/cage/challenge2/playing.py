@@ -116,8 +116,6 @@ class ObservationPolicy(BluePolicy):
 
     def __init__(self, action: str, scenario: Scenario | None = None) -> None:
         super().__init__(scenario)
-        if action not in ("Remove", "Restore"):
-            raise ValueError(f"action must be 'Remove' or 'Restore', got {action!r}")
         hosts = [host.name for host in self.scenario.hosts]
         self._first = action_index(self.scenario, action, hosts[0])
         self._otherwise = action_index(self.scenario, self.otherwise)

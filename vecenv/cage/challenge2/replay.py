@@ -16,6 +16,7 @@ from vecenv.cage.challenge2.rules.codes import B_LINE, BITS_PER_HOST, MEANDER, N
 from vecenv.cage.challenge2.rules.dynamics import apply, begin_episode, red_commit, red_options
 from vecenv.cage.challenge2.scenario import Scenario, cage2_scenario
 from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables, decode, host_bits
+from vecenv.core.arguments import read_count
 from vecenv.jit import cached_njit
 
 
@@ -112,8 +113,7 @@ class Replay:
         red_agents: Any = 0,
         green: bool = False,
     ) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+        read_count("num_envs", num_envs)
         self.scenario = cage2_scenario() if scenario is None else scenario
         self._tables = compile_tables(self.scenario, red_agents=(), green=green)
         self.states = np.zeros(num_envs, STATE_DTYPE).view(np.recarray)

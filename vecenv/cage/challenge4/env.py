@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -379,8 +379,7 @@ class Cage4AgentsVectorEnv(_Games):
         observation: str = FLAT,
         **options: Any,
     ) -> None:
-        names = [field.name for field in fields(Cage4Options)]
-        chosen = take_options(Cage4Options, names, options)
+        chosen = take_options(Cage4Options, Cage4Options.__dataclass_fields__, options)
         make = functools.partial(game_kernels, bool(pad), bool(messages))
         super().__init__(make, num_envs, chosen, observation, **options)
 

@@ -538,14 +538,7 @@ class Cage4Events(NamedTuple):
 
     @classmethod
     def of(cls, obs: Any) -> Cage4Events:
-        """Split observations into parts, without a copy where the memory layout allows it.
-
-        Args:
-            obs: (..., length), rows of agents of one size, as a NumPy array or a torch tensor.
-
-        Raises:
-            ValueError: The last axis of `obs` does not have the length of an event row.
-        """
+        """Split observations, rows of events, into parts as `Cage4Graph.of` does."""
         vector, context, features = split_rows(obs, EVENTS)
         return cls(vector, context, features.swapaxes(-1, -2))
 

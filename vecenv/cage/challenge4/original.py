@@ -92,21 +92,17 @@ class Cage4ParallelEnv:
             log=self._raw,
             **options,
         )
-        self._sizes = (
-            [codes.MAX_ACTIONS] * codes.NUM_BLUE if pad_spaces else list(codes.NUM_ACTIONS)
+        self._sizes, lengths = (
+            sizes[-1:] * codes.NUM_BLUE if pad_spaces else sizes
+            for sizes in (codes.NUM_ACTIONS, codes.OBS_LENGTHS)
         )
-        self._spaces = {name: self._space_of(k) for k, name in enumerate(codes.AGENT_NAMES)}
-        self._action_spaces: dict[str, Space[Any]] = {
-            name: Discrete(size) for name, size in zip(codes.AGENT_NAMES, self._sizes, strict=True)
+        self._spaces = {
+            name: _AnyDict() if raw else MultiDiscrete([3] + [2] * (length - 1))
+            for name, length in zip(codes.AGENT_NAMES, lengths, strict=True)
         }
+        self._action_spaces = dict(zip(codes.AGENT_NAMES, map(Discrete, self._sizes), strict=True))
         self._actions = np.zeros((1, 2 * codes.NUM_BLUE), np.int64)
         self._masks: dict[str, np.ndarray] = {}
-
-    def _space_of(self, agent: int) -> Space[Any]:
-        if self._raw:
-            return _AnyDict()
-        length = codes.OBS_LENGTHS[-1] if self._pad else codes.OBS_LENGTHS[agent]
-        return MultiDiscrete([3] + [2] * (length - 1))
 
     def observation_space(self, agent: str) -> Any:
         """Return the observation space: MultiDiscrete, as in the original; if raw, any dict."""
@@ -123,8 +119,7 @@ class Cage4ParallelEnv:
         reset, labels of actions on absent hosts begin with "[Invalid]".
         """
         index = codes.AGENT_NAMES.index(_known(agent))
-        mask = self._masks.get(agent)
-        labels = action_labels(index, mask)
+        labels = action_labels(index, self._masks.get(agent))
         return labels + ["[Padding] Sleep"] * (self._sizes[index] - len(labels))
 
     def observation_labels(self, agent: str) -> list[str]:
@@ -327,14 +322,22 @@ class RawNetwork:
             seed: Seed for `numpy.random.default_rng`.
         """
         rng = np.random.default_rng(seed)
-        self._list_nodes(state)
+        size, exists = codes.HOSTS_PER_SUBNET, state["exists"].tolist()
+        by_zone = [
+            [FIRST_ROUTER + zone, *(zone * size + k for k in range(size) if hosts >> k & 1)]
+            for zone, hosts in enumerate(exists)
+        ]
+        self.nodes = [
+            [node for zone in sorted(zones) for node in by_zone[zone]]
+            for zones in codes.BLUE_SUBNETS
+        ]
         octets = rng.choice(256, codes.INT + 1, replace=False)
         self.zones = [IPv4Network((f"10.0.{octet}.0", 24)) for octet in octets]
         self.addresses: dict[int, IPv4Address] = {}
         self.base_pids = np.zeros(_NUM_NODES, np.int64)
         self.blue_pids = np.zeros(_NUM_NODES, np.int64)
         pids = iter(rng.permutation(np.arange(1000, 10000)).tolist())
-        for zone, nodes in enumerate(self._by_zone):
+        for zone, nodes in enumerate(by_zone):
             left = list(range(1, 255))
             for node in nodes:
                 is_host = node < FIRST_ROUTER
@@ -358,18 +361,6 @@ class RawNetwork:
             parent = int(rng.integers(len(nodes)))
             others = nodes[:parent] + nodes[parent + 1 :]
             self.blue_idents[others] = np.arange(1, len(nodes))
-
-    def _list_nodes(self, state: Any) -> None:
-        """List the existing nodes by zone and by agent."""
-        size, exists = codes.HOSTS_PER_SUBNET, state["exists"].tolist()
-        self._by_zone = [
-            [FIRST_ROUTER + zone, *(zone * size + k for k in range(size) if hosts >> k & 1)]
-            for zone, hosts in enumerate(exists)
-        ]
-        self.nodes = [
-            [node for zone in sorted(zones) for node in self._by_zone[zone]]
-            for zones in codes.BLUE_SUBNETS
-        ]
 
     @classmethod
     def of_game(cls, state: Any) -> RawNetwork:

@@ -35,6 +35,7 @@ from vecenv.cage.playing import (
     called,
     estimate,
     found_policy,
+    impossible_text,
     interval,
     name_of,
     new_table,
@@ -368,12 +369,8 @@ class Cage4Evaluation(Tabular):
         table.add_section()
         for title, name in zip(_TITLES, CAUSES, strict=True):
             row(title, self.causes[name])
-        if self.impossible_turns:
-            table.caption = Text(
-                f"red agent {self.red} returned an action that does not exist in "
-                f"{self.impossible_turns:_} turns; it waited instead".replace("_", " "),
-                justify="left",
-            )
+        told = impossible_text(self.red, self.impossible_turns, "turns; it waited instead")
+        table.caption = Text(told, justify="left") or None
         return table
 
 
@@ -468,10 +465,8 @@ def play_episodes(
         on_step: Called after each step with the number of game steps made, to show progress.
         **options: See `Cage4Options`.
     """
-    player, length = (
-        find_policy(policy, seed),
-        Cage4Options(steps=options.get("steps", 500)).steps - 1,
-    )
+    player = find_policy(policy, seed)
+    length = Cage4Options(steps=options.get("steps", 500)).steps - 1
     found = Episodes(
         np.zeros((length, episodes)),
         np.zeros((episodes, NUM_PHASES)),

@@ -21,6 +21,7 @@ from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.challenge4.rules.draws import CURSOR_DTYPE, TAPE_DTYPE
 from vecenv.cage.challenge4.rules.dynamics import apply, begin
 from vecenv.cage.challenge4.rules.state import STATE_DTYPE
+from vecenv.core.arguments import read_count
 from vecenv.files import read_npz
 from vecenv.jit import cached_njit
 from vecenv.jit.random import RNG_DTYPE
@@ -499,8 +500,7 @@ def replay_traces(paths: Iterable[str | Path], *, max_differences: int = 20) -> 
         TraceError: A file is damaged or not a trace.
         OSError: A file can't be read.
     """
-    if max_differences < 1:
-        raise ValueError(f"max_differences is {max_differences}, expected at least 1")
+    read_count("max_differences", max_differences)
     players = [_Player(trace, max_differences) for trace in map(Trace, paths)]
     for player in players:
         player.play()

@@ -230,12 +230,6 @@ def can_reach(state, subnet, tables):
 
 
 @njit
-def can_reach_host(state, host, tables):
-    """Return whether red's traffic now reaches host uint64."""
-    return can_reach(state, np.uint64(tables.subnet_of[host]), tables)
-
-
-@njit
 def listeners(state, host, tables):
     """Return the numbers of listening connections and of their ports on host uint64: uint64."""
     decoys = np.uint64(state.decoys[host]) & ~np.uint64(tables.stackable_decoys)
@@ -260,7 +254,7 @@ def sweep(state, subnet, tables):
 def scan(state, host, tables):
     """DiscoverNetworkServices: learn the open ports of host uint64, if it can be reached."""
     num_events, num_ports = listeners(state, host, tables)
-    if not can_reach_host(state, host, tables):
+    if not can_reach(state, np.uint64(tables.subnet_of[host]), tables):
         num_events = num_ports = ZERO
     else:
         state.red_ports[host] = ports_in_use(state, host, tables)
@@ -286,7 +280,7 @@ def exploit(state, host, number, detected, tables):
         is_none = candidates == ZERO and number == codes.NONE
         return nothing(codes.FAILED, _NO_ERROR if is_none else codes.BAD_EXPLOIT)
     state.red_exploit = number
-    if not can_reach_host(state, host, tables):
+    if not can_reach(state, np.uint64(tables.subnet_of[host]), tables):
         return nothing(codes.FAILED, _NO_ERROR)
     is_guessing = (np.uint64(tables.brute_force) >> index) & ONE == ONE
     result = tables.exploit_result[host, index]

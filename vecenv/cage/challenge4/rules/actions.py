@@ -624,7 +624,7 @@ def _remove(state, host, chance, actor):
 
 
 @njit
-def bar(state, a, b):
+def _bar(state, a, b):
     """Record whether a pair of zones is blocked in either direction (SPEC 6.3)."""
     if a >= codes.NUM_SUBNETS or b >= codes.NUM_SUBNETS:
         return
@@ -644,7 +644,7 @@ def _set_traffic(state, agent):
     changes = (blocked & bit == 0) == is_block
     if changes:
         state.blocks[to] = blocked ^ bit
-        bar(state, to, np.int64(state.blue_source[agent]))
+        _bar(state, to, np.int64(state.blue_source[agent]))
     state.blue_success[agent] = codes.SUCCEEDED if changes else codes.FAILED
 
 

@@ -73,9 +73,6 @@ def generate(state, rng):
     return np.int64(codes.CON * 16) + nth(hosts, integers(rng, count(hosts)))
 
 
-_WORK, _ACCESS, _IMPACTS, _COST = 0, 1, 2, 3
-
-
 @njit
 def begin(state, start_host):
     """Set the initial state of an episode, except the network and the known subnets."""
@@ -216,10 +213,8 @@ def _count_reward(state, cost):
     for agent in range(codes.NUM_RED):
         if state.done_type[agent] == codes.IMPACT and state.active[agent]:
             impacts += codes.IMPACT_REWARD[phase, np.int64(state.done_target[agent]) >> 4]
-    state.reward_parts[_WORK] = work
-    state.reward_parts[_ACCESS] = access
-    state.reward_parts[_IMPACTS] = impacts
-    state.reward_parts[_COST] = cost
+    parts = state.reward_parts
+    parts[0], parts[1], parts[2], parts[3] = work, access, impacts, cost
     state.reward = work + access + impacts + cost
 
 

@@ -6,6 +6,8 @@ fields are read in every step, the last ones in few steps.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -16,6 +18,11 @@ _BLUE_BYTES = (np.uint8, (codes.NUM_BLUE,))
 _RED_BYTES = (np.uint8, (codes.NUM_RED,))
 _HOST_BYTES = (np.uint8, (codes.NUM_HOSTS,))
 _HOST_WORDS = (np.uint16, (codes.NUM_HOSTS,))
+
+
+def _each(names: str, kind: Any, shape: tuple[int, ...]) -> list[tuple[str, Any, Any]]:
+    return [(name, kind, shape) for name in names.split()]
+
 
 _FIELDS = [
     # --- what every step reads ---
@@ -46,16 +53,9 @@ _FIELDS = [
     ("blue_success", *_BLUE_BYTES),
     ("messages", *_BLUE_BYTES),
     # red: its choice in the latest step; the action in progress; the one due in the latest step
-    ("choice_type", *_RED_BYTES),
-    ("choice_target", *_RED_BYTES),
-    ("choice_session", *_RED_BYTES),
-    ("busy_type", *_RED_BYTES),
-    ("busy_target", *_RED_BYTES),
-    ("busy_session", *_RED_BYTES),
-    ("busy_left", *_RED_BYTES),
-    ("done_type", *_RED_BYTES),
-    ("done_target", *_RED_BYTES),
-    ("done_success", *_RED_BYTES),
+    *_each("choice_type choice_target choice_session", *_RED_BYTES),
+    *_each("busy_type busy_target busy_session busy_left", *_RED_BYTES),
+    *_each("done_type done_target done_success", *_RED_BYTES),
     ("red_exploit", np.int8, (codes.NUM_RED,)),
     ("found_ports", *_RED_BYTES),  # by the scan of the latest step
     ("found_name", *_RED_BYTES),  # whether the latest action found its target's name
@@ -65,11 +65,7 @@ _FIELDS = [
     ("gained", *_RED_BYTES),  # whether it has a session that it has not seen yet
     ("lost", *_RED_BYTES),  # whether sessions may have gone since it last looked
     ("known_subnets", *_RED_BYTES),
-    ("num_sessions", *_RED_BYTES),
-    ("num_memory", *_RED_BYTES),
-    ("num_offered", *_RED_BYTES),
-    ("num_table", *_RED_BYTES),
-    ("num_handed", *_RED_BYTES),
+    *_each("num_sessions num_memory num_offered num_table num_handed", *_RED_BYTES),
     ("num_foreign", np.uint8),  # sessions of this step that are another agent's
     ("num_suspicious", np.uint16),
     ("num_old_vsftpd", np.uint16),
@@ -85,9 +81,9 @@ _FIELDS = [
     # state of a host, and whether its name is known
     ("fsm", np.uint8, (codes.NUM_RED, codes.NUM_HOSTS)),
     ("table", np.uint8, (codes.NUM_RED, codes.MAX_TABLE)),  # known hosts that are not in state F
-    ("session_ident", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)),
-    ("session_host", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)),
-    ("session_flags", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)),
+    *_each(
+        "session_ident session_host session_flags", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)
+    ),
     ("session_pid", np.uint16, (codes.NUM_RED, codes.MAX_SESSIONS)),
     ("memory_ident", np.uint8, (codes.NUM_RED, codes.MAX_MEMORY)),  # session that scanned
     ("memory_host", np.uint8, (codes.NUM_RED, codes.MAX_MEMORY)),
