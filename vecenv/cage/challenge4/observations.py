@@ -45,21 +45,9 @@ def vector_order(members):
 
 
 @njit
-def _write_16(out, start, bits):
+def _write(out, start, bits, num):
     # Unsigned indices: signed ones could count from the end, which prevents vector code.
-    for i in range(16):
-        out[np.uint64(start) + np.uint64(i)] = (bits >> i) & 1
-
-
-@njit
-def _write_9(out, start, bits):
-    for i in range(codes.NUM_ZONES):
-        out[np.uint64(start) + np.uint64(i)] = (bits >> i) & 1
-
-
-@njit
-def _write_8(out, start, bits):
-    for i in range(codes.MESSAGE_BITS):
+    for i in range(num):
         out[np.uint64(start) + np.uint64(i)] = (bits >> i) & 1
 
 
@@ -70,14 +58,14 @@ def _write_subnet(state, subnet, out, start):
     if blocked:
         for i in range(codes.NUM_ZONES):
             sorted_blocks |= ((blocked >> codes.SORTED[i]) & 1) << i
-    _write_9(out, start, np.int64(1) << codes.SORTED_PLACE[subnet])
-    _write_9(out, start + codes.NUM_ZONES, sorted_blocks)
-    _write_9(out, start + 2 * codes.NUM_ZONES, codes.NOT_LINKED[state.phase, subnet])
-    start += 3 * codes.NUM_ZONES
-    _write_16(out, start, vector_order(np.int64(state.process_events[subnet])))
-    start += codes.HOSTS_PER_SUBNET
-    _write_16(out, start, vector_order(np.int64(state.connection_events[subnet])))
-    return start + codes.HOSTS_PER_SUBNET
+    num, size = codes.NUM_ZONES, codes.HOSTS_PER_SUBNET
+    _write(out, start, np.int64(1) << codes.SORTED_PLACE[subnet], num)
+    _write(out, start + num, sorted_blocks, num)
+    _write(out, start + 2 * num, codes.NOT_LINKED[state.phase, subnet], num)
+    start += 3 * num
+    _write(out, start, vector_order(np.int64(state.process_events[subnet])), size)
+    _write(out, start + size, vector_order(np.int64(state.connection_events[subnet])), size)
+    return start + 2 * size
 
 
 @njit
@@ -90,7 +78,7 @@ def observe_agent(state, agent, out, start):
         start = _write_subnet(state, codes.WATCHED_ZONES[index], out, start)
     for sender in range(codes.NUM_BLUE):
         if sender != agent:
-            _write_8(out, start, np.int64(state.messages[sender]))
+            _write(out, start, np.int64(state.messages[sender]), codes.MESSAGE_BITS)
             start += codes.MESSAGE_BITS
     return start
 
@@ -116,10 +104,10 @@ def mask_agent(state, agent, out, width):
     for unit in range(num):
         exists = vector_order(np.int64(state.exists[codes.WATCHED_ZONES[agent + unit]]))
         start = codes.HOSTS_PER_SUBNET * unit
-        _write_16(out, start, exists)
-        _write_16(out, size + 1 + start, exists)
-        _write_16(out, 2 * size + 1 + start, exists)
-        _write_16(out, 3 * size + 2 + traffic + start, exists)
+        _write(out, start, exists, codes.HOSTS_PER_SUBNET)
+        _write(out, size + 1 + start, exists, codes.HOSTS_PER_SUBNET)
+        _write(out, 2 * size + 1 + start, exists, codes.HOSTS_PER_SUBNET)
+        _write(out, 3 * size + 2 + traffic + start, exists, codes.HOSTS_PER_SUBNET)
 
 
 @njit
@@ -172,9 +160,7 @@ EDGE_FEATURES = ("host_in_zone", "is_route", "is_linked", "is_blocked")
 NUM_EDGE_FEATURES = len(EDGE_FEATURES)
 
 # --- context ---
-NUM_PHASES = 3
-TICKS_LEFT = NUM_PHASES
-FIRST_MESSAGE = TICKS_LEFT + 1
+TICKS_LEFT, FIRST_MESSAGE = 3, 4  # after the phase, one-hot
 NUM_GRAPH_CONTEXT = FIRST_MESSAGE + codes.MESSAGE_BITS * (codes.NUM_BLUE - 1)
 
 _OTHERS = codes.NUM_ZONES - 1

@@ -228,7 +228,7 @@ def apply(state, actions, chance, rules, own_red=None):
             element i).
         chance: Source of draws: (rng, None) or (rng, tape), see `draws`.
         rules: Record of `options.compile_rules`.
-        own_red: Function that chooses for red instead of `red_agent.choose`; or None.
+        own_red: Function that chooses for red instead of `actions.choose`; or None.
     """
     begin_step(state, rules)
     t = np.int64(state.t)
