@@ -13,16 +13,15 @@ except ModuleNotFoundError as _error:
     _needed = 'buffers needs torch, which is not installed: pip install "vecenv[torch]"'
     raise ModuleNotFoundError(_needed, name="torch") from None
 
-from buffers.core.batches import Batch
+from buffers.core.batches import Batch, SequenceBatch
 from buffers.core.errors import (
     BufferClosedError,
     BufferMemoryError,
     BufferMisuseError,
     CheckpointError,
 )
-from buffers.core.sequences import SequenceBatch
-from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
 from buffers.episodic.buffer import EpisodicReplayBuffer
+from buffers.episodic.table import GoalBatch, PairBatch, StackBatch
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.buffer import PerEnvReplayBuffer, SharedReplayBuffer
 from buffers.replay.multiprocess import MultiprocessReplayBuffer, ReplayWriter

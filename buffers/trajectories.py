@@ -19,9 +19,8 @@ from buffers.core.arguments import (
     resolve_device,
     tree_leaves,
 )
-from buffers.core.columns import torch_dtype
 from buffers.core.errors import BufferMisuseError
-from buffers.core.memory import allocation, check_fits
+from buffers.core.memory import allocation, check_fits, torch_dtype
 from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, obs_leaves
 
 __all__ = ["TrajectoryBuffer", "TrajectoryStats"]

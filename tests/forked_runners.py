@@ -51,7 +51,7 @@ def forking():
     """Let runners be forked. Starts themselves are tested by calls of `RunnerProcess`."""
     there = types.SimpleNamespace(**{**vars(subprocess), "Popen": ForkedProcess})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vecenv.compare.processes.subprocess", there)
+        patch.setattr("vecenv.compare.serving.subprocess", there)
         yield
 
 

@@ -108,7 +108,7 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["evaluate", "--policy", "nobody"], "policy is 'nobody', but there is no such file"),
+        (["evaluate", "--policy", "nobody"], "policy is 'nobody', no built-in policy, no file"),
         (["evaluate", "--policy", "sleep", "--episodes", "1"], "episodes is 1"),
         (["evaluate", "--policy", "nowhere:act"], "there is no module 'nowhere'"),
         (["evaluate", "--policy", "sleep", "--red-agents", "x"], "red_agents has 'x'"),
@@ -136,7 +136,7 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
 def test_what_can_not_be_done_is_said_in_one_line(args, words, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     # What is wrong is found before anything is run.
-    monkeypatch.setattr("vecenv.compare.processes.subprocess.Popen", None)
+    monkeypatch.setattr("vecenv.compare.serving.subprocess.Popen", None)
     assert main(args) == 2
     assert list(tmp_path.iterdir()) == []
     captured = capsys.readouterr()
@@ -506,16 +506,29 @@ def test_the_algorithm_is_chosen_by_the_env_that_a_config_makes(capsys):
 
 
 @pytest.mark.usefixtures("own_envs")
+def test_a_script_of_the_users_own_may_count_for_itself_and_track(capsys):
+    Path("cleanrl_like.py").write_text(
+        "from dataclasses import dataclass\n"
+        "@dataclass\nclass Options:\n    env_id: str = ''\n    batch_size: int = 0\n"
+        "    track: bool = False\n"
+        "def main(options):\n    print(options.batch_size, options.track)\n"
+    )
+    train = ["train", "CartPole-v1", "--algo", "cleanrl_like.py"]
+    assert main([*train, "--track"]) == 0
+    assert main(train) == 0
+    assert capsys.readouterr().out.splitlines()[1::2] == ["0 True", "0 False"]
+    assert main([*train, "--batch-size", "-1"]) == 2
+    assert "batch_size is -1, expected at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_envs")
 @pytest.mark.parametrize(
     ("args", "words"),
     [
         (["train", "--seed", "1", "CartPole-v1"], "come after it, as in: vecenv train CartPole-v1"),
         (["train", "CartPole-v1", "--algo", "pp0"], "algo is 'pp0', expected one of ppo, sac"),
         (["train", "CartPole-v1", "--algo", "my.py"], "'my.py', but there is no such file"),
-        (
-            ["train", "CartPole-v1", "--algo", "none_here.py"],
-            "is no trainer: it has no Options; --eject",
-        ),
+        (["train", "CartPole-v1", "--algo", "none_here.py"], "is no trainer: it has no Options;"),
         (["train", "CartPole-v1", "--num-epochs", "0"], "num_epochs is 0, expected at least 1"),
         (["train", "CartPole-v1", "--hidden", "64", "0"], "hidden is (64, 0), expected at least 1"),
         (["train", "Pendulum-v1", "--alpha", "0"], "--alpha 0.0: expected a number above 0"),
@@ -572,6 +585,7 @@ def test_a_policy_of_a_trainer_without_load_policy_is_refused(capsys, monkeypatc
     monkeypatch.chdir(tmp_path)
     Path("own_trainer.py").write_text(
         "from dataclasses import dataclass\n\n@dataclass\nclass Options:\n    speed: int = 1\n"
+        "def main(options): ...\n"
     )
     Path("run").mkdir()
     Path("run/options.json").write_text('{"speed": 1}')

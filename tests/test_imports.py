@@ -20,7 +20,7 @@ COMPILES_FOR_DEVICES = "vecenv/core/cuda.py"  # alone knows numba-cuda and NVIDI
 LEARN = "vecenv/learn/"  # imports torch; only trainers and, in functions, commands import it
 TRAIN = "vecenv/train/"  # imports torch, `vecenv.learn` and, alone in `vecenv`, `buffers`
 ON_DEVICES = "vecenv/jit/cuda/"  # imports torch too, in functions
-AGENTS_ON_DEVICES = "vecenv/agents/on_device.py"  # and this, which is itself imported in a function
+AGENTS_ON_DEVICES = "vecenv/agents/compiled.py"  # and this, which is itself imported in a function
 COMMAND = "vecenv/command/"  # imports these, in functions: trains, and plays what was trained
 # Installed by an extra or not at all: inside functions of the one module that needs it.
 OPTIONAL = {"ray", "matplotlib", "tensorboard", "pygame"}

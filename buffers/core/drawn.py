@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from buffers.core.arguments import check_place, read_tensor
-from buffers.core.columns import torch_dtype
+from buffers.core.batches import SequenceBatch, read_states
 from buffers.core.generator import other_generator
+from buffers.core.memory import torch_dtype
 from buffers.core.rows import RowLayout
-from buffers.core.sequences import SequenceBatch, read_states
 from buffers.core.state import SavedBuffer
 
 __all__ = ["DrawnBuffer"]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from gymnasium import Space
 
-from buffers.core.columns import torch_dtype
+from buffers.core.memory import torch_dtype
 from buffers.core.spaces import Leaf, build_tree
 
 __all__ = [

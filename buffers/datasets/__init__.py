@@ -5,8 +5,7 @@ Functions import h5py, pyarrow and minari when they are called.
 
 from buffers.datasets.dataset import DatasetError, EpisodeDataset
 from buffers.datasets.files import from_hdf5, from_parquet, to_hdf5, to_parquet
-from buffers.datasets.flat import from_arrays
-from buffers.datasets.held import from_buffer
+from buffers.datasets.flat import from_arrays, from_buffer
 from buffers.datasets.minari import from_minari, to_minari
 
 __all__ = [

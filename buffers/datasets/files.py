@@ -13,8 +13,14 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from buffers.datasets.dataset import DatasetError, EpisodeDataset, joined, load_library, reading
-from buffers.datasets.flat import BLOCK_BYTES, Blocks, FlatColumns, check_lengths, flat_blocks
-from buffers.datasets.held import as_dataset
+from buffers.datasets.flat import (
+    BLOCK_BYTES,
+    Blocks,
+    FlatColumns,
+    as_dataset,
+    check_lengths,
+    flat_blocks,
+)
 from vecenv.files import whole_file
 
 __all__ = ["from_hdf5", "from_parquet", "to_hdf5", "to_parquet"]

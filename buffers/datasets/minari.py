@@ -20,7 +20,7 @@ from buffers.datasets.dataset import (
     load_library,
     reading,
 )
-from buffers.datasets.held import as_dataset
+from buffers.datasets.flat import as_dataset
 
 __all__ = ["from_minari", "to_minari"]
 

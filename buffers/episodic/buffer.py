@@ -29,11 +29,7 @@ from buffers.core.arguments import (
     read_valid,
     resolve_device,
 )
-from buffers.core.drawn import DrawnBuffer
-from buffers.core.errors import BufferMisuseError
-from buffers.core.memory import check_fits
-from buffers.core.rows import RowLayout, row_views
-from buffers.core.sequences import (
+from buffers.core.batches import (
     SequenceBatch,
     SequenceOptions,
     memory_of,
@@ -41,6 +37,10 @@ from buffers.core.sequences import (
     read_states,
     zero_padding,
 )
+from buffers.core.drawn import DrawnBuffer
+from buffers.core.errors import BufferMisuseError
+from buffers.core.memory import check_fits
+from buffers.core.rows import RowLayout, row_views
 from buffers.core.state import (
     Block,
     LoadedState,
@@ -48,12 +48,28 @@ from buffers.core.state import (
     check_settings,
     contradiction,
 )
-from buffers.episodic.batches import GoalBatch, PairBatch, StackBatch
-from buffers.episodic.draws import STRATEGIES, Draws, Steps, is_by_episode
-from buffers.episodic.gather import Columns, Gather
-from buffers.episodic.goals import GoalFunction, check_goals, relabel
+from buffers.episodic.draws import (
+    STRATEGIES,
+    Columns,
+    Draws,
+    Gather,
+    GoalFunction,
+    Steps,
+    check_goals,
+    is_by_episode,
+    relabel,
+)
 from buffers.episodic.open_episodes import OpenEpisodes
-from buffers.episodic.table import FLAGS, PAIRS, WINDOWS, EpisodeTable, plan_layout
+from buffers.episodic.table import (
+    FLAGS,
+    PAIRS,
+    WINDOWS,
+    EpisodeTable,
+    GoalBatch,
+    PairBatch,
+    StackBatch,
+    plan_layout,
+)
 
 __all__ = ["EpisodicReplayBuffer"]
 

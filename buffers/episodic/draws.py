@@ -1,23 +1,42 @@
 """Draws from episodes: row numbers, from counts and a random stream.
 
 Draws are operations of torch on hosts and devices, and never wait for a device. On the host,
-compiled code draws pairs.
+compiled code draws pairs. `Gather` turns row numbers into columns: by compiled code on hosts, by
+torch on devices. Goals in hindsight are put into drawn batches.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
+from buffers.core.arguments import as_tensor
+from buffers.core.batches import each_tensor
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator, HostGenerator
-from buffers.core.kernels import njit, prefetch, random_word, unit_float
-from buffers.episodic.table import HOLE, PAIRS, EpisodeTable
+from buffers.core.kernels import address_of, copy_item_at, njit, prefetch, random_word, unit_float
+from buffers.core.spaces import space_leaves
+from buffers.episodic.table import HOLE, PAIRS, EpisodeTable, GoalBatch
 
-__all__ = ["STRATEGIES", "Draws", "Steps", "is_by_episode", "offsets_below"]
+__all__ = [
+    "STRATEGIES",
+    "Columns",
+    "Draws",
+    "Gather",
+    "GoalFunction",
+    "Steps",
+    "check_goals",
+    "is_by_episode",
+    "offsets_below",
+    "relabel",
+]
+
 
 STRATEGIES = ("bound", "episode", "final", "future")
 _OVER = {"steps": False, "episodes": True}
@@ -227,3 +246,149 @@ def draw_pairs(rows, table, generator, law, chosen, offsets):
         for line in range(0, asked_bytes, 64):
             prefetch(rows, row * row_bytes + line)
     generator[1] = counter
+
+
+Columns = tuple[tuple[str, int], ...]  # name of each column, and index of its list of rows
+
+_OBS = frozenset(("obs", "next_obs", "future_obs", "goal_obs"))  # columns nested like observations
+_ALIGNMENT = 64
+_MAX_PLANS = 64
+
+
+class Gather:
+    """Copies columns of the rows of a table."""
+
+    def __init__(self, table: EpisodeTable):
+        self._table, self._layout = table, table.layout.row
+        self._is_flat = self._layout.obs == ["obs"]
+        self._words = None if table.is_staged else table.rows.numpy()
+        self._plan = functools.lru_cache(_MAX_PLANS)(self._make_plan)
+
+    def take(self, wanted: Columns, lists: Any, lead: tuple[int, ...]) -> dict[str, Any]:
+        """Columns (*lead, *shape) by name; observations nested, extra columns in a dict.
+
+        `lists` are rows int64 (J, K), where K is the product of `lead`; on the host they may be an
+        array.
+        """
+        if self._words is None:
+            columns = [
+                self._table.columns[p].index_select(0, lists[j]) for p, j in self._paths(wanted)
+            ]
+            tensors = iter([column.view(*lead, *column.shape[1:]) for column in columns])
+        else:
+            arrays, copies, nbytes = self._plan(wanted, lead)
+            block = np.empty(nbytes, np.uint8)
+            rows = lists if isinstance(lists, np.ndarray) else lists.contiguous().numpy()
+            gather(self._words, rows, copies, block)
+            tensors = iter([
+                torch.from_numpy(np.ndarray(shape, dtype, block, begin))
+                for shape, dtype, begin in arrays
+            ])  # fmt: skip
+        found = {}
+        for name, _ in wanted:
+            if name not in _OBS or self._is_flat:
+                found[name] = next(tensors)
+            else:
+                found[name] = self._layout.build_obs([next(tensors) for _ in self._layout.obs])
+        extras = {name: found.pop(name) for name in self._layout.extras if name in found}
+        return {**found, "extras": extras}
+
+    def _paths(self, wanted: Columns) -> list[tuple[str, int]]:
+        """Paths of the fields of the wanted columns, each with its list of rows."""
+        obs = self._layout.obs
+        return [(path, j) for name, j in wanted for path in (obs if name in _OBS else (name,))]
+
+    def _make_plan(self, wanted: Columns, lead: tuple[int, ...]) -> tuple[Any, np.ndarray, int]:
+        """Layout of columns in one block of host memory, and the size of the block.
+
+        Returns shape, dtype and first byte of each array; then copies int64 (F, 4): byte in the
+        row, number of bytes, first byte in the block, list of rows; then the size in bytes.
+        """
+        arrays, copies, end, size = [], [], 0, int(np.prod(lead, dtype=object))
+        for path, j in self._paths(wanted):
+            _, shape, dtype, offset = field = self._layout.fields[path]
+            end += -end % _ALIGNMENT
+            arrays.append(((*lead, *shape), dtype, end))
+            copies.append((offset, field.nbytes, end, j))
+            end += size * field.nbytes
+        return arrays, np.array(copies, np.int64).reshape(-1, 4), end
+
+
+@njit(nogil=True, cache=True)
+def gather(rows, lists, copies, block):
+    """Copy fields of rows int64 (R, W) into block uint8, as described by copies int64 (F, 4).
+
+    lists int64 (J, K) are row numbers.
+    """
+    row_bytes, source, to = 8 * rows.shape[1], address_of(rows), address_of(block)
+    for f in range(copies.shape[0]):
+        offset, size, target = source + copies[f, 0], copies[f, 1], to + copies[f, 2]
+        chosen = lists[copies[f, 3]]
+        for k in range(chosen.shape[0]):
+            copy_item_at(target + k * size, offset + chosen[k] * row_bytes, size)
+
+
+GoalFunction = Callable[[Any, Any, Any], Any]
+
+_COLUMNS = {"compute_reward": "rewards", "compute_terminated": "terminations"}
+
+
+def check_goals(space: Any, keys: tuple[str, str], functions: Mapping[str, Any]) -> bool:
+    """Whether observations have both goals; raise if they differ, or functions lack them."""
+    has_goals = isinstance(space, spaces.Dict) and {*keys} <= set(space.spaces)
+    if not has_goals:
+        if given := [name for name, compute in functions.items() if compute is not None]:
+            raise BufferMisuseError(
+                f"{given[0]} needs a Dict observation space with the keys {keys[0]!r} and "
+                f"{keys[1]!r}; leave it out and use goal_obs"
+            )
+        return False
+    parts = [[leaf[:2] for leaf in space_leaves(space[key], "")] for key in keys]
+    if parts[0] != parts[1]:
+        raise BufferMisuseError(
+            f"{keys[0]} has the parts {parts[0]}, but {keys[1]} {parts[1]}; they must be alike to "
+            "be exchanged"
+        )
+    return True
+
+
+def relabel(batch: GoalBatch, keys: tuple[str, str], functions: Mapping[str, Any]) -> None:
+    """Put the goals into the observations, and recompute rewards and terminations.
+
+    `keys` are those of the achieved and the desired goal; `functions` are the user's, by name.
+    """
+    achieved, desired = keys
+    for obs in (batch.obs, batch.next_obs):
+        leaves = list[torch.Tensor](), list[torch.Tensor]()
+        each_tensor(obs[desired], leaves[0].append)
+        each_tensor(batch.goal_obs[achieved], leaves[1].append)
+        for old, new in zip(*leaves, strict=True):
+            mask = batch.relabelled.view(-1, *[1] * (new.ndim - 1))
+            old.copy_(torch.where(mask, new, old))
+    for name, compute in functions.items():
+        if compute is not None:
+            read = batch.next_obs[achieved], batch.next_obs[desired], dict(batch.extras)
+            read = each_tensor(read, lambda tensor: tensor.to("cpu", copy=True).numpy())
+            column = getattr(batch, _COLUMNS[name])
+            made = _computed(name, compute(*read), column)
+            column.copy_(torch.where(batch.relabelled, made, column))
+
+
+def _computed(name: str, made: Any, column: torch.Tensor) -> torch.Tensor:
+    """Check the numbers that a function of the user returned, one per step."""
+    made = as_tensor(f"what {name} returned", made)
+    if made.shape != column.shape:
+        raise BufferMisuseError(
+            f"{name} returned shape {tuple(made.shape)}, expected {tuple(column.shape)}: one "
+            "number per step; of a function f of single steps pass "
+            "`lambda achieved, desired, _: [f(a, d, {}) for a, d in zip(achieved, desired)]`"
+        )
+    if column.dtype is torch.bool:
+        is_right, expected, stored = (made == 0) | (made == 1), "flags, 0 or 1", made
+    else:
+        stored = made.to(column.device, column.dtype)
+        is_right, expected = stored.isfinite() & made.isfinite().to(stored.device), "finite numbers"
+    if not is_right.all():
+        wrong = stored[~is_right][0]
+        raise BufferMisuseError(f"{name} returned {wrong}, expected {expected}")
+    return stored.to(column.device, column.dtype)

@@ -16,11 +16,13 @@ see their changes.
 
 A *law* (PAIRS or WINDOWS) is two cumulative rows of the table: possible draws, and episodes with at
 least one. Windows are first steps of sequences, counted for the `SequenceOptions` of the last draw.
+The batches that draws return are defined here, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,16 +30,27 @@ import torch
 from gymnasium import Space
 
 from buffers.core.arguments import check_count
+from buffers.core.batches import Batch, SequenceOptions
 from buffers.core.errors import BufferMisuseError
 from buffers.core.kernels import njit
 from buffers.core.memory import allocation, zeroed_bytes
 from buffers.core.rows import RowLayout, RowPacker, row_stride, row_views, view_fields
-from buffers.core.sequences import SequenceOptions
 from buffers.core.spaces import Leaf, action_leaf, extra_leaves, obs_leaves
 
 __all__ = [
-    "FLAGS", "HOLE", "PAIRS", "WINDOWS", "EpisodeTable", "Layout", "fill_rooms", "plan_layout"
-]  # fmt: skip
+    "FLAGS",
+    "HOLE",
+    "PAIRS",
+    "WINDOWS",
+    "EpisodeTable",
+    "GoalBatch",
+    "Layout",
+    "PairBatch",
+    "StackBatch",
+    "fill_rooms",
+    "plan_layout",
+]
+
 
 FIRST, LENGTH, HOLE, PAIRS, WINDOWS = 0, 1, 2, 3, 5  # rows of the table; a law has two
 FLAGS = ("terminations", "truncations", "boundaries")
@@ -322,3 +335,63 @@ def fill_rooms(boundaries, lengths, rooms, holes):
                 bound = following
             rooms[begin + t] = bound - t
         begin += last + 2
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class PairBatch(Batch):
+    """B steps and, for each, a later observation of the same episode."""
+
+    obs: Any  # (B, *obs_shape), nested like the observation space
+    future_obs: Any  # (B, *obs_shape): the observation `offsets` steps later
+    offsets: torch.Tensor  # int64 (B,), at least 1
+    actions: torch.Tensor  # (B, *action_shape)
+    rewards: torch.Tensor  # float32 (B,)
+    terminations: torch.Tensor  # bool (B,), of the step of obs
+    truncations: torch.Tensor  # bool (B,)
+    extras: dict[str, torch.Tensor]  # (B, ...), extra columns
+
+    _fields = (
+        "obs", "future_obs", "offsets", "actions", "rewards", "terminations", "truncations",
+    )  # fmt: skip
+    _counted = "offsets"
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class StackBatch(Batch):
+    """B steps, each with the last K observations, the oldest first."""
+
+    obs: Any  # (B, K, *obs_shape); the first one is repeated at the start
+    next_obs: Any  # (B, K, *obs_shape)
+    actions: torch.Tensor  # (B, *action_shape)
+    rewards: torch.Tensor  # float32 (B,)
+    terminations: torch.Tensor  # bool (B,)
+    truncations: torch.Tensor  # bool (B,)
+    steps: torch.Tensor  # int32 (B,)
+    extras: dict[str, torch.Tensor]
+
+    _fields = (
+        "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "steps",
+    )  # fmt: skip
+    _counted = "steps"
+
+
+@dataclass(slots=True, repr=False, eq=False)
+class GoalBatch(Batch):
+    """B steps, each with its own goal or with one that its episode reached."""
+
+    obs: Any  # (B, *obs_shape), with replaced goals
+    next_obs: Any  # (B, *obs_shape)
+    actions: torch.Tensor  # (B, *action_shape)
+    rewards: torch.Tensor  # float32 (B,), recomputed by `compute_reward`
+    terminations: torch.Tensor  # bool (B,)
+    truncations: torch.Tensor  # bool (B,)
+    goal_obs: Any  # (B, *obs_shape): the observation of the same episode that holds the goal
+    goal_offsets: torch.Tensor  # int64 (B,), steps from obs to goal_obs; may be negative
+    relabelled: torch.Tensor  # bool (B,), where the goal was replaced
+    extras: dict[str, torch.Tensor]
+
+    _fields = (
+        "obs", "next_obs", "actions", "rewards", "terminations", "truncations", "goal_obs",
+        "goal_offsets", "relabelled",
+    )  # fmt: skip
+    _counted = "relabelled"

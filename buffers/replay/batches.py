@@ -22,10 +22,9 @@ import torch
 
 from buffers.core.arguments import MAX_COUNT, check_count, read_columns
 from buffers.core.batches import Batch
-from buffers.core.columns import torch_dtype
 from buffers.core.errors import BufferMisuseError
 from buffers.core.kernels import address_of, copy_item_at, njit, prefetch
-from buffers.core.memory import allocation
+from buffers.core.memory import allocation, torch_dtype
 from buffers.core.rows import Field, view_fields
 from buffers.replay.draws import find_windows, find_windows_there
 from buffers.replay.plan import OLDER

@@ -24,13 +24,12 @@ from buffers.core.arguments import (
     resolve_device,
     tree_leaves,
 )
-from buffers.core.columns import torch_dtype
+from buffers.core.batches import SequenceBatch, memory_of, read_sequences
 from buffers.core.drawn import DrawnBuffer
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import DeviceGenerator
-from buffers.core.memory import allocation
+from buffers.core.memory import allocation, torch_dtype
 from buffers.core.rows import RowLayout, view_fields
-from buffers.core.sequences import SequenceBatch, memory_of, read_sequences
 from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.draws import Draw, draw
 from buffers.replay.folder import Files, Folder, plan_place

@@ -12,8 +12,8 @@ import torch
 from gymnasium import Space
 
 from buffers.core.arguments import as_array, read_number
+from buffers.core.batches import SequenceBatch
 from buffers.core.errors import BufferMisuseError
-from buffers.core.sequences import SequenceBatch
 from buffers.core.state import contradiction
 from buffers.replay.batches import ReplayBatch
 from buffers.replay.buffer import ReplayBuffer

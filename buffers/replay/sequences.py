@@ -21,17 +21,17 @@ import numpy as np
 import torch
 
 from buffers.core.arguments import MAX_COUNT, check_count, read_columns
-from buffers.core.batches import each_tensor
-from buffers.core.errors import BufferMisuseError
-from buffers.core.kernels import njit
-from buffers.core.rows import view_fields
-from buffers.core.sequences import (
+from buffers.core.batches import (
     SequenceBatch,
     SequenceOptions,
+    each_tensor,
     read_sequences,
     read_states,
     zero_padding,
 )
+from buffers.core.errors import BufferMisuseError
+from buffers.core.kernels import njit
+from buffers.core.rows import view_fields
 from buffers.core.state import contradiction
 from buffers.replay.batches import Reader, ReplayBatch
 from buffers.replay.plan import Plan

@@ -36,10 +36,10 @@ from buffers.core.arguments import (
     read_tensor,
     resolve_device,
 )
-from buffers.core.columns import Allocate
+from buffers.core.batches import read_states
 from buffers.core.errors import BufferMisuseError
 from buffers.core.generator import other_generator
-from buffers.core.sequences import read_states
+from buffers.core.memory import Allocate
 from buffers.core.state import (
     Block,
     LoadedState,

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from buffers.core.arguments import as_tensor, check_count
-from buffers.core.columns import Allocate, ColumnSpec, allocate_columns
 from buffers.core.errors import BufferMisuseError
+from buffers.core.memory import Allocate, ColumnSpec, allocate_columns
 from buffers.core.spaces import Leaf, action_leaf, build_tree, extra_leaves, obs_leaves
 from buffers.rollout.gae import discounted_sums, sum_episodes
 from vecenv.core.arguments import read_autoreset_mode

@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from masked_envs import ForbiddingPair
 
 from vecenv import ActionError, EnvCreationError, make_vec_agents
-from vecenv.agents.padding import pad_action_space, pad_observation_space
+from vecenv.agents.grouping import pad_action_space, pad_observation_space
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])

@@ -14,9 +14,8 @@ from rich.console import Console
 
 from vecenv.backends import COMPARED, TIMED
 from vecenv.compare import Options, run_comparison
-from vecenv.compare.processes import RunnerProcess
 from vecenv.compare.result import Case, Comparison
-from vecenv.compare.serving import Round, Runner, Setting
+from vecenv.compare.serving import Round, Runner, RunnerProcess, Setting
 
 QUICK = {"rounds": 2, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}
 TOYS = "compare.toy_envs"

@@ -16,7 +16,7 @@ from timing.test_truth import KnownEnv, measured_anew
 from workers.faulty_envs import DIE, FINE, faulty
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv, make_vec
-from vecenv.timing.trace import trace_events
+from vecenv.timing.recording import trace_events
 
 BACKENDS = {
     "sync": SyncVectorEnv,
@@ -220,7 +220,7 @@ def test_a_long_trace_is_cut_to_the_latest_steps(monkeypatch):
     envs = SyncVectorEnv([timed] * 2)
     envs.timing.enable()
     run(envs, 30)
-    monkeypatch.setattr("vecenv.timing.trace.MOST_STEPS", 10)
+    monkeypatch.setattr("vecenv.timing.recording.MOST_STEPS", 10)
     events = list(trace_events(envs.timing.recording()))
     assert sum(event.get("cat") in {"env", "reset"} for event in events) == 10
     envs.close()

@@ -12,8 +12,16 @@ from gymnasium.spaces import Dict
 from gymnasium.vector.utils import batch_space
 
 from vecenv.agents import grouping as at
-from vecenv.agents.grouping import Grouping, Members, columns_space, group_agents, shelve
-from vecenv.agents.padding import fit_action, fit_mask, fit_obs
+from vecenv.agents.grouping import (
+    Grouping,
+    Members,
+    columns_space,
+    fit_action,
+    fit_mask,
+    fit_obs,
+    group_agents,
+    shelve,
+)
 from vecenv.core.arguments import read_count
 from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info

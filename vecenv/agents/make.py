@@ -150,7 +150,7 @@ def _compiled(
     )
     with _closed_on_error(games):
         if is_there:
-            from vecenv.agents.on_device import CudaAgentsVecEnv  # needs torch
+            from vecenv.agents.compiled import CudaAgentsVecEnv  # needs torch
 
             return _as_rows(CudaAgentsVecEnv(games, **about))
         from vecenv.agents.compiled import CompiledAgentsVecEnv  # imports the compiler

@@ -12,9 +12,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
-from vecenv.check.agents import check_agents
 from vecenv.check.calls import CallChecks, check_before_reset, check_closed
-from vecenv.check.rules import Findings, GiveUpError
+from vecenv.check.rules import Findings, GiveUpError, check_agents
 from vecenv.check.runs import Runs
 from vecenv.core.base import VecEnv
 from vecenv.sync import SyncVectorEnv

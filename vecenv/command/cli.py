@@ -102,7 +102,11 @@ def _train(words: Sequence[str]) -> int:
             )
         tyro.cli(Train, prog="vecenv train", args=words[:1] if helps else [])
     own = [word for word in words if word not in helps]
+    # `--track` without a value is an option of the user's own trainer, as in CleanRL's scripts.
+    flags = [k for k, word in enumerate(own) if word == "--track" and _is_flag(own[k + 1 : k + 2])]
+    own, flags = [w for k, w in enumerate(own) if k not in flags], [own[k] for k in flags]
     given, rest = tyro.cli(Train, prog="vecenv train", args=own, return_unknown_args=True)
+    rest = [*rest, *flags]
     rest = list(_in_pairs(rest))
     from vecenv.command import trainers
 
@@ -132,6 +136,11 @@ def _train(words: Sequence[str]) -> int:
     with trainers.sent_to(given.track, options):
         module.main(options)
     return 0
+
+
+def _is_flag(following: Sequence[str]) -> bool:
+    """Whether no value follows an option."""
+    return not following or following[0].startswith("-")
 
 
 def _in_pairs(words: Sequence[str]) -> Iterator[str]:
@@ -206,10 +215,12 @@ def _options_of_training(
 
 def _check_counts(options: Any) -> None:
     """Raise for options that would end a training with an error later."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
     for name in (*_COUNTS, "total_steps"):
         given, least = getattr(options, name, None), int(name in _COUNTS)
         counts = given if isinstance(given, tuple) else (given,)
-        if any(count is not None and count < least for count in counts):
+        # A default of a file of the user's own may be 0: to be computed by its `main`.
+        if given != defaults.get(name) and any(x is not None and x < least for x in counts):
             raise ValueError(f"{name} is {given}, expected at least {least}")
 
 
@@ -259,7 +270,7 @@ def play(
         raise ValueError(f"policy is missing: give --policy FOLDER, a run of vecenv train{there}")
     from vecenv.command.playing import play, show_run
     from vecenv.command.watching import Shown
-    from vecenv.compare.source import read_env_kwargs
+    from vecenv.compare.stepping import read_env_kwargs
 
     _check_shown(gif, html, fps)
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
@@ -360,7 +371,7 @@ def evaluate(
         json: File to write the numbers to.
     """
     from vecenv.command.scores import compare_policies
-    from vecenv.compare.source import read_env_kwargs
+    from vecenv.compare.stepping import read_env_kwargs
 
     if json is not None:
         require_writable(json)
@@ -429,7 +440,7 @@ def _evaluate_cage(
 def _find_scenario(name: str) -> Any:
     """Return the scenario that "module:name" or a registered id names."""
     from vecenv.cage import Scenario
-    from vecenv.compare.source import read_source
+    from vecenv.compare.stepping import read_source
     from vecenv.core.arguments import import_module
 
     module, _, attribute = name.rpartition(":")
@@ -478,7 +489,7 @@ def watch(
     """
     _check_shown(gif, html, fps)
     from vecenv.command import watching
-    from vecenv.compare.source import read_env_kwargs, read_source
+    from vecenv.compare.stepping import read_env_kwargs, read_source
 
     shown = watching.Shown(policy or "random", steps, gif, html, fps)
     source = read_source("Cage2-v0" if env == "Cage2" else env, read_env_kwargs(env_kwargs))
@@ -564,7 +575,7 @@ def check(
         full: Name the rules that passed, too.
     """
     from vecenv.check import VectorEnvCheckError, check_vector_env
-    from vecenv.compare.source import GAMES, read_source
+    from vecenv.compare.stepping import GAMES, read_source
     from vecenv.make import make_vec
 
     if env.startswith(GAMES):
@@ -617,7 +628,7 @@ def compare(
     """
     from vecenv.compare import Options, run_comparison
     from vecenv.compare.result import check_picture
-    from vecenv.compare.source import read_env_kwargs
+    from vecenv.compare.stepping import read_env_kwargs
 
     try:
         counts = [int(part) for part in num_envs.split(",") if part.strip()]
@@ -694,7 +705,7 @@ def port(
         json: File to write the report to.
     """
     from vecenv.command import porting
-    from vecenv.compare.source import read_env_kwargs
+    from vecenv.compare.stepping import read_env_kwargs
 
     kwargs = read_env_kwargs(env_kwargs)
     if new:
@@ -772,7 +783,7 @@ def main(args: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
         return 0
-    from vecenv.compare.source import did_you_mean
+    from vecenv.compare.stepping import did_you_mean
 
     try:
         if words and not words[0].startswith("-") and words[0] not in commands:

@@ -17,7 +17,7 @@ from vecenv.cage.saved import is_sb3_file, load_sb3_model
 from vecenv.command import trainers
 from vecenv.command.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, name_of
 from vecenv.command.watching import check_draws, show
-from vecenv.compare.source import GAMES, EnvSource, read_source
+from vecenv.compare.stepping import GAMES, EnvSource, read_source
 from vecenv.make import make_vec
 
 __all__ = ["load_policy", "play", "show_run"]
@@ -113,7 +113,7 @@ def load_policy(
     """Load a policy, and make envs for it.
 
     Args:
-        env: The env to play; see `vecenv.compare.source.read_source`.
+        env: The env to play; see `vecenv.compare.stepping.read_source`.
         policy: A run folder of the trainers, or a file in it; "zoo"; or a .zip of
             stable-baselines3, which can run code: load only those that you trust.
         num_envs: How many envs.
@@ -162,7 +162,10 @@ def _load_run(
         )
     module = load(algorithm or _trained_by(home))
     if not hasattr(module, "load_policy"):
-        told = "which vecenv play can't play: it has no function `load_policy`"
+        told = (
+            "which vecenv play can't play: it has no function load_policy(options, num_envs) that "
+            "returns envs and a function from observations to actions"
+        )
         raise ValueError(f"{home} is of {name_of(module)}, {told}")
     options = dataclasses.replace(load_options(home, module.Options), save=home)
     if getattr(options, "backend", None) == "auto":  # the training has chosen one

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vecenv.compare.source import read_source
+from vecenv.compare.stepping import read_source
 from vecenv.core.arguments import import_module, import_object
 from vecenv.jit.kernels import EnvKernels
 from vecenv.port import Difference, Proof, prove

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.compare.source import GAMES, EnvSource, did_you_mean, read_source, read_value
+from vecenv.compare.stepping import GAMES, EnvSource, did_you_mean, read_source, read_value
 from vecenv.files import write_text
 from vecenv.make import has_compiled_envs, make_vec
 
@@ -133,8 +133,11 @@ def _load_file(path: Path) -> ModuleType:
     found = Path(module.__file__ or "").resolve()
     if found != path:
         raise ValueError(f"{path} is named like {found}, which is imported already: rename it")
-    if not hasattr(module, "Options"):
-        raise ValueError(f"{path} is no trainer: it has no Options; --eject writes one to change")
+    if missing := [name for name in ("Options", "main") if not hasattr(module, name)]:
+        raise ValueError(
+            f"{path} is no trainer: it has no {missing[0]}; expected a dataclass Options (Args in "
+            "CleanRL's scripts) and a function main(options). --eject writes a file to change"
+        )
     return module
 
 
@@ -178,7 +181,7 @@ def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = (
     source = read_source(env)
     env_id = env_id_of(source)
     if algorithm is not None:
-        return Chosen(algorithm, env_id, "as asked for")
+        return Chosen(algorithm, env_id, "given by --algo")
     if (own := OF_ENVS.get(env_id.rpartition(":")[2])) is not None:
         return Chosen(own, env_id, "the env has a trainer of its own")
     given = zip(env_kwargs[::2], env_kwargs[1::2], strict=False)

@@ -20,13 +20,12 @@ from rich.text import Text
 
 from vecenv.agents import AgentsVecEnv
 from vecenv.command import progress
-from vecenv.compare.source import EnvSource
+from vecenv.compare.stepping import EnvSource
 from vecenv.core.arguments import import_object
 from vecenv.core.base import VecEnv
 from vecenv.core.masks import RandomActions
 from vecenv.make import COMPILED_TWINS, has_compiled_envs, make_vec
-from vecenv.page.episode import EpisodePage, record, takes_report
-from vecenv.page.frames import check_frame
+from vecenv.page.episode import EpisodePage, check_frame, record, takes_report
 from vecenv.page.names import action_names
 
 __all__ = [

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from vecenv.backends import COMPARED
-from vecenv.compare.processes import RunnerError, RunnerProcess
 from vecenv.compare.result import Case, Comparison
-from vecenv.compare.serving import FAILED, UNAVAILABLE, Setting
-from vecenv.compare.source import read_source
+from vecenv.compare.serving import FAILED, UNAVAILABLE, RunnerError, RunnerProcess, Setting
+from vecenv.compare.stepping import read_source
 from vecenv.machine import OthersLoad, usable_cores
 
 __all__ = ["Options", "run_comparison"]

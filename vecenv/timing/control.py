@@ -139,7 +139,7 @@ class Timing:
         """
         recording = self.recording()
         with self.log.paused():
-            from vecenv.timing.trace import trace_events, write_events
+            from vecenv.timing.recording import trace_events, write_events
 
             write_events(trace_events(recording), path)
 

@@ -138,11 +138,7 @@ def test_a_function_is_a_policy():
         ),
         ({"policy": "no_such_module:act"}, ImportError, "neither installed nor in"),
         ({"policy": "json:__name__"}, TypeError, "policy is 'json', expected a name"),
-        (
-            {"policy": "nobody"},
-            ValueError,
-            "policy is 'nobody', no built-in policy, no file.*react-restore",
-        ),
+        ({"policy": "nobody"}, ValueError, "no built-in policy, no file.*react-restore"),
         ({"policy": lambda obs: obs}, ActionError, "actions has shape"),
         ({"policy": lambda obs: np.full(len(obs), 145)}, ActionError, "is 145"),
     ],

@@ -119,9 +119,7 @@ def test_policies_are_found_by_name_file_module_object_and_function(defender, mo
         f"class Mine(Cage4Player):\n    def __init__(self): super().__init__({str(defender)!r})\n"
     )
     assert evaluate_cage4("my_cage4:Mine", episodes=2, steps=20).policy == "my_cage4:Mine"
-    with pytest.raises(
-        ValueError, match="no built-in policy, no file; expected a file with a saved policy"
-    ):
+    with pytest.raises(ValueError, match="no built-in policy, no file; expected a file"):
         find_policy("nobody")
     with pytest.raises(TypeError, match="expected an object with reset"):
         find_policy(3)
