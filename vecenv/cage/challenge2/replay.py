@@ -172,7 +172,7 @@ class Replay:
         return ReplayedStep(self._obs, reward10, blue, red, self._errors)
 
     def true_state(self) -> dict[str, np.ndarray]:
-        """Return the compact true state of all episodes, see `state.decode`."""
+        """Return the compact true state of all episodes, see `tables.decode`."""
         return decode(self.states, self.scenario)
 
 
@@ -183,7 +183,7 @@ class ReplayResult:
     Attributes:
         fields: Observation, flags and state fields, by the names of the recordings: `obs` uint8
             (E, T, 4 * hosts), `reward10` int16 (E, T), `blue_success`, `red_success` uint8 (E, T),
-            and the fields of `state.decode`.
+            and the fields of `tables.decode`.
         errors: uint8 (E, T), see `dynamics.apply`.
         policy_agrees: bool (E, T), whether the built-in agent could have chosen the recorded red
             action; always True for other agents.

@@ -422,7 +422,7 @@ def _write_shown(state, agent, units, out, start):
     own = min(_NUM_OWN[agent], (out.shape[0] - start) // num)
     shown, size = state.shown, codes.HOSTS_PER_SUBNET
     for part in range(codes.NUM_SHOWN):
-        # Unsigned indices, as in `observation`, let the compiler emit vector code.
+        # Unsigned indices, as in `_write`, let the compiler emit vector code.
         source = np.uint64(part * codes.NUM_WATCHED + agent * size)
         target = np.uint64(start + num * _SHOWN[part])
         for i in range(own * size):

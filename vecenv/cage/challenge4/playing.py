@@ -418,7 +418,7 @@ def seated(policy: Any, num_envs: int = 1, *, seed: int | None = 0, **options: A
     """Return a policy together with games for it; the games do not reset automatically.
 
     Args:
-        policy: See `policies.find_policy`.
+        policy: See `find_policy`.
         num_envs: Number of games; one if the policy consists of agents of the original.
         seed: Seed for policies that draw.
         **options: As for `Cage4VectorEnv`, except `observation`.
@@ -458,7 +458,7 @@ def play_episodes(
     """Play episodes side by side with a policy; episode i has seed + i.
 
     Args:
-        policy: See `policies.find_policy`.
+        policy: See `find_policy`.
         episodes: Number of episodes.
         seed: Seed of the first episode.
         num_threads: Maximum number of threads.
@@ -506,7 +506,7 @@ def evaluate_cage4(
         policy: "sleep", "random", "react-restore", "react-remove", "decoy-restore", "rules",
             "defender" (the trained one), a file with a saved defender, "module:object", an object
             with `reset(masks)` and `act(observations)`, a function of observations and masks; or
-            agents of the original, see `policies.OriginalAgents`: their class, or a dict by name.
+            agents of the original, see `OriginalAgents`: their class, or a dict by name.
         episodes: Number of episodes, at least 2.
         seed: Seed of the first episode; equal seeds give equal results unless the policy draws.
         name: Name of the policy in the result.

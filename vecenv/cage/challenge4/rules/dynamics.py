@@ -227,7 +227,7 @@ def apply(state, actions, chance, rules, own_red=None):
         actions: Integers (10,): the five blue agents' actions, then their messages (bit i is
             element i).
         chance: Source of draws: (rng, None) or (rng, tape), see `draws`.
-        rules: Record of `options.compile_rules`.
+        rules: Record of `compile_rules`.
         own_red: Function that chooses for red instead of `actions.choose`; or None.
     """
     begin_step(state, rules)

@@ -75,7 +75,7 @@ def _next_step(state):
         state.analysed[agent] = state.last_event[agent] = 0
         state.new_decoy[agent] = codes.NONE
     for part in (SINCE_ANALYSE, _SINCE_RESTORE, _SINCE_DECOY):
-        for i in range(codes.NUM_WATCHED):  # unsigned places, as in `observation`: vector code
+        for i in range(codes.NUM_WATCHED):  # unsigned places give vector code
             place = np.uint64(part) + np.uint64(i)
             steps = state.shown[place]
             state.shown[place] = steps + (state.shown[np.uint64(i)] & np.uint8(steps != NEVER))
