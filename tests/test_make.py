@@ -120,6 +120,19 @@ def test_a_device_for_envs_of_python_says_which_envs_have_one():
     assert "device= is where compiled envs are" in "".join(raised.value.__notes__)
 
 
+@pytest.mark.parametrize(
+    ("env", "wrong", "told"),
+    [
+        ("Cage2-v0", "red", r"takes no argument 'red'; did you mean 'red_agent'\? It takes auto"),
+        ("Cage4-v0", "redd", r"'redd'; help\(vecenv.cage.*Cage4VectorEnv\) lists them"),
+        ("JitCartPole-v1", "gravty", r"values of the kernels' parameters go into params="),
+    ],
+)
+def test_a_wrong_argument_of_compiled_envs_is_answered_with_what_they_take(env, wrong, told):
+    with pytest.raises(TypeError, match=told):
+        vecenv.make_vec(env, 2, **{wrong: 1})
+
+
 def test_only_the_first_env_has_the_passive_checker():
     envs = make_vec("CartPole-v1", 3)
     has_checker = [PassiveEnvChecker in wrappers_of(env) for env in envs.envs]

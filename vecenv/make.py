@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy as copying
 import dataclasses
+import difflib
 import functools
 import inspect
+import itertools
 import logging
 import sys
 import typing
@@ -301,7 +303,7 @@ def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:
     """Make the vector env of a backend."""
     backend, num_envs, options = BACKENDS[name], len(source.factories), source.options
     if name == "jit":
-        envs = _compiled_maker(source, options)(num_envs=num_envs)
+        envs = _make_compiled(source, options, num_envs)
         if not isinstance(envs.unwrapped, BACKENDS["jit"].load()):
             envs.close()
             raise ValueError(
@@ -315,7 +317,7 @@ def _make(source: _Source, name: str, *, is_compiled: bool) -> VecEnv:
 
         own, rest = _split(options, {"device"})
         with uncompiled():  # the device's envs are made from one on the CPU
-            host = _compiled_maker(source, rest)(num_envs=num_envs if "params" in rest else 1)
+            host = _make_compiled(source, rest, num_envs if "params" in rest else 1)
         envs = backend.load()(host, num_envs, **own)
     else:
         own, rest = _split(options, _parameters(name))
@@ -342,6 +344,30 @@ def _compiled_maker(source: _Source, options: dict[str, Any]) -> Callable[..., V
         options.setdefault("max_episode_steps", spec.max_episode_steps)
     kwargs = _split(spec.kwargs, {"disable_env_checker"})[1]
     return functools.partial(_creator(spec), **{**options, **kwargs})
+
+
+def _make_compiled(source: _Source, options: dict[str, Any], num_envs: int) -> VecEnv:
+    """Make compiled envs; a keyword that they do not take is answered with those that they take."""
+    make: Any = _compiled_maker(source, options)
+    try:
+        return make(num_envs=num_envs)
+    except TypeError as error:
+        word = str(error).partition("unexpected keyword argument ")[2].strip("'")
+        if not word or not isinstance(make.func, type):
+            raise
+        kinds = [kind for kind in make.func.__mro__ if "__init__" in vars(kind)]
+        named = (inspect.signature(kind.__init__).parameters.values() for kind in kinds)
+        known = sorted({x.name for x in itertools.chain(*named) if x.kind is x.KEYWORD_ONLY})
+        near = [name for name in known if name.startswith(word)]
+        near += difflib.get_close_matches(word, known, 1)
+        told = f"did you mean {near[0]!r}? " if near else ""
+        if str(error).partition(".")[0] in {kind.__name__ for kind in kinds}:
+            told += f"It takes {', '.join(known)}"
+        else:  # another class takes some of them
+            told += f"help({make.func.__module__}.{make.func.__name__}) lists them"
+        if "params" in known:
+            told += "; values of the kernels' parameters go into params={...}"
+        raise TypeError(f"{source.name} takes no argument {word!r}; {told}") from None
 
 
 def _creator(spec: EnvSpec) -> Any:

@@ -49,6 +49,13 @@ def test_every_distribution_replays():
     assert max(proof.largest_errors.values()) == 0.0
 
 
+def test_fields_that_are_not_named_are_compared_by_their_own_names():
+    given = {"luck": lambda env: env.luck}
+    assert prove(toys.Luck, toys.LUCK_KERNELS, fields=given, **BRIEF).fields == ["steps", "luck"]
+    proof = prove(toys.Luck, toys.LUCK_KERNELS, fields={"steps": None}, **BRIEF)
+    assert (proof.fields, proof.not_compared) == (["luck"], ["steps", "order"])
+
+
 def test_masks_and_fields_are_compared():
     proof = prove(toys.Walk, toys.WALK, **BRIEF)
     assert proof.is_proven, str(proof)

@@ -190,6 +190,9 @@ def test_what_is_no_run_is_refused(tmp_path):
         save_checkpoint(file, wrong)
         with pytest.raises(ValueError, match=r"policy\.pt can't be read"):
             vecenv.load_policy(tmp_path / "run")
+    save_checkpoint(file, {**kept, "trainer": "vecenv.train.cage4_defender"})
+    with pytest.raises(ValueError, match="no functions of single observations: play them by"):
+        vecenv.load_policy(tmp_path / "run")
     for name in ("os", "vecenv.train.../../x", "vecenv.train.os.path"):
         save_checkpoint(file, {**kept, "trainer": name})
         with pytest.raises(ValueError, match="is not run unless you name it"):

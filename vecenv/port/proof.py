@@ -218,7 +218,8 @@ def prove(
         kernels: EnvKernels, or a maker of a JitVectorEnv of them.
         minutes: Time to look for differences.
         fields: Places of the state's fields in the Python env, by name: a path such as
-            "agent_pos[0]", or a function of the unwrapped env. None: attributes of the same names.
+            "agent_pos[0]", a function of the unwrapped env, or None to leave a field out. Other
+            fields are compared with attributes of the same names.
         policies: Functions from an observation to an action, to be played, too.
         tolerance: Allowed distance of floats, relative to the larger of 1 and their size.
         margin: Allowed distance between means of free runs, in standard deviations.

@@ -234,15 +234,17 @@ class PythonSide:
 
         Args:
             dtype: Dtype of the record.
-            given: Paths by field name; None for attributes of the same names that have the fields'
-                shapes.
+            given: Paths by field name; None as a path leaves a field out. Other fields are
+                compared with attributes of the same names, if these have the fields' shapes.
 
         Raises:
             ValueError: A name is not a field, or a path leads nowhere.
         """
-        names = list(dtype.names or ())
-        paths = {name: name for name in names if hasattr(self.inner, name)}
-        self.paths = dict(paths if given is None else given)
+        names, asked = list(dtype.names or ()), given or {}
+        found = {name: name for name in names if hasattr(self.inner, name)}
+        self.paths = {
+            name: path for name, path in (found | dict(asked)).items() if path is not None
+        }
         for name, path in list(self.paths.items()):
             if name not in names:
                 raise ValueError(f"fields has {name!r}, but the state has {', '.join(names)}")
@@ -254,7 +256,7 @@ class PythonSide:
                 ) from error
             if value.shape == dtype[name].shape and value.dtype.kind in "biuf":
                 continue
-            if given is not None:
+            if name in asked:
                 told = f"fields has {name!r}: {path!r}, which is {value!r} of shape {value.shape}"
                 raise ValueError(f"{told}; the state has {dtype[name].base} {dtype[name].shape}")
             del self.paths[name]

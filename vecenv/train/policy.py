@@ -226,9 +226,9 @@ def _trainer_of(home: Path, made_by: str, code: str | Path | None) -> Any:
         told = f"load_policy({str(home)!r}, code={made_by!r})"
         raise ValueError(f"{home} is of {made_by}, which is not run unless you name it: {told}")
     trainer = getattr(getattr(module, "load_policy", None), "__self__", None)
-    if trainer is None:
-        told = "has no `load_policy` of a Trainer: its policies can't be loaded without envs"
-        raise ValueError(f"{module.__name__} {told}")
+    if not hasattr(trainer, "player"):  # no trainer, or one whose policy plays whole games
+        told = "whose policies are no functions of single observations: play them by `vecenv play`"
+        raise ValueError(f"{home} is of {module.__name__}, {told}")
     return trainer
 
 

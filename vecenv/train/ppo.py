@@ -240,8 +240,7 @@ class PPO(Trainer):
         given = {"max_grad_norm": options.max_grad_norm, "deferred": self.is_captured, "eps": 1e-5}
         self.optimizer = Adam(self.gradient.parameters(), lr=options.learning_rate, **given)
         if self.is_captured:  # from here on, CUDA graphs replay these functions, without waits
-            # Sums over several ranks stay outside: torch does not watch those in a graph, and would
-            # wait forever for a rank that has ended.
+            # Sums over ranks stay outside: in a graph they wait forever for a rank that has ended.
             given = {"generators": [self.rollout.generator], "log": print}
             for name in ["collect", "compute_advantages", "learn"][: 3 if ranks.size == 1 else 2]:
                 setattr(self, name, Graph(getattr(self, name), options.device, **given))
@@ -263,7 +262,8 @@ class PPO(Trainer):
         columns = dict[str, Any]()
         if self.options.masks and self.envs.has_action_masks:
             columns["action_mask"] = MultiBinary(mask_width(self.envs.single_action_space))
-            print("action masks of the env are heeded")
+            if self.ranks.rank == 0:
+                print("action masks of the env are heeded")
         if self.memory is not None:
             columns["state"] = Box(-np.inf, np.inf, self.memory.shape[1:])
         return columns
