@@ -448,3 +448,11 @@ def test_damaged_random_streams_are_refused_in_a_sentence(options):
     save_checkpoint(path, found)
     with pytest.raises(CheckpointError, match="is no checkpoint of Run"):
         resume(options)
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then(options, capsys, monkeypatch):
+    monkeypatch.setattr("vecenv.learn.run._LINE_S", 0.0)
+    with Run(options.folder, options) as run, run.progress("Env", 0, 4000) as show:
+        show(1000, "return 7")
+        show(2000)
+    assert "Env: return 7, 1,000 of 4,000 steps\n" in capsys.readouterr().out

@@ -45,6 +45,7 @@ T = TypeVar("T")
 _LAST, _BEST = "checkpoint/last.pt", "checkpoint/best.pt"
 _METRICS, _OPTIONS = "metrics.jsonl", "options.json"
 FORMAT = "vecenv checkpoint 3"
+_LINE_S = 30.0  # between lines of progress where there is no terminal
 _SIGHUP = getattr(signal, "SIGHUP", None)  # not on Windows
 _MARK = "\0what"  # key of a dict that stands for an array (False) or bytes (signature)
 _logger = logging.getLogger("vecenv")
@@ -207,13 +208,23 @@ class Run:
     ) -> Iterator[Callable[..., None]]:
         """Show a progress bar from `steps` to `total` env steps during a ``with`` statement.
 
-        It yields a function `show(steps, text="")` that moves the bar and shows the text.
+        It yields a function `show(steps, text="")` that moves the bar and shows the text. Where
+        there is no terminal, such as in a log file, it prints a line every half minute instead.
         """
         with Progress(refresh_per_second=4, disable=not is_shown) as bar:
             task = bar.add_task(name, total=total, completed=steps)
-            yield lambda steps, text="": bar.update(
-                task, completed=steps, description=f"{name}: {text}" if text else None
-            )
+            is_bar = not is_shown or bar.console.is_terminal or bar.console.is_jupyter
+            latest = time.perf_counter()
+
+            def show(steps: int, text: str = "") -> None:
+                nonlocal latest
+                told = f"{name}: {text}" if text else None
+                bar.update(task, completed=steps, description=told)
+                if not is_bar and told and time.perf_counter() - latest >= _LINE_S:
+                    bar.console.out(f"{told}, {steps:,} of {total:,} steps", highlight=False)
+                    latest = time.perf_counter()
+
+            yield show
 
     @property
     def seconds(self) -> float:
