@@ -13,7 +13,7 @@ import numpy as np
 import tyro
 from numba import njit
 
-from vecenv.cage.challenge4.options import Cage4Options, compile_rules
+from vecenv.cage.challenge4.env import Cage4Options, compile_rules
 from vecenv.cage.challenge4.rules import codes, dynamics, events
 from vecenv.cage.challenge4.rules.state import STATE_DTYPE
 from vecenv.jit.random import RNG_DTYPE, open_block, seed_key, word_of

@@ -322,7 +322,7 @@ def test_ctrl_c_ends_a_command_in_one_line(capsys, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("vecenv.cage.challenge2.play.playing.evaluate", interrupted)
+    monkeypatch.setattr("vecenv.cage.challenge2.playing.evaluate", interrupted)
     assert main(["evaluate", "--policy", "sleep"]) == 130
     assert capsys.readouterr().err == "vecenv: stopped by Ctrl-C\n"
 

@@ -7,7 +7,7 @@ import pathlib
 import numpy as np
 
 from vecenv.cage import cage2_scenario, decode
-from vecenv.cage.challenge2.network.state import STATE_DTYPE
+from vecenv.cage.challenge2.tables import STATE_DTYPE
 
 FOLDER = pathlib.Path(__file__).parent / "golden"
 FOLDER4 = pathlib.Path(__file__).parent / "golden4"  # of CAGE Challenge 4

@@ -16,7 +16,7 @@ from gymnasium.spaces import Box, Discrete
 
 import vecenv.cage
 from vecenv.cage import Cage4Player, evaluate, find_policy
-from vecenv.cage.challenge4.play.policies import find_policy as find_cage4_policy
+from vecenv.cage.challenge4.playing import find_policy as find_cage4_policy
 from vecenv.cage.saved import find_vecnormalize
 from vecenv.files import save_arrays
 
@@ -184,7 +184,7 @@ def test_files_of_another_kind_are_refused_by_name(tmp_path):
 def test_a_run_folder_stands_for_the_policy_in_it(tmp_path):
     trained = Path(vecenv.cage.__file__).parent
     for challenge, name in (("challenge2", "policy.npz"), ("challenge4", "defender.npz")):
-        shutil.copy(trained / challenge / "play" / "defender.npz", tmp_path / name)
+        shutil.copy(trained / challenge / "defender.npz", tmp_path / name)
     assert type(find_policy(str(tmp_path))) is type(find_policy("defender"))
     assert isinstance(find_cage4_policy(str(tmp_path)), Cage4Player)
 

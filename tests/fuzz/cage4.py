@@ -8,7 +8,7 @@ import numpy as np
 from cage.challenge4.invariants import check
 from cage.challenge4.lockstep import Games
 
-from vecenv.cage.challenge4.options import Cage4Options
+from vecenv.cage.challenge4.env import Cage4Options
 from vecenv.cage.challenge4.rules import codes
 
 UNIT = "game steps"

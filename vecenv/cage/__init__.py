@@ -1,6 +1,6 @@
 """CAGE challenges, compiled and batched; see docs/cage2.md.
 
-Names are imported at their first use, so that importing this package does not load the compiler.
+Names of modules that load the compiler are imported at their first use.
 """
 
 from __future__ import annotations
@@ -8,56 +8,57 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from vecenv.cage.challenge2.rules.codes import RULES_VERSION
+from vecenv.cage.challenge2.scenario import (
+    FIRST_HOST,
+    NEXT_HOST,
+    BLinePlan,
+    Decoy,
+    Exploit,
+    Host,
+    MeanderPlan,
+    OperationalService,
+    PlanStep,
+    Rules,
+    Scenario,
+    ScenarioError,
+    Service,
+    TrafficRule,
+    action_index,
+    blue_actions,
+    blue_choices,
+    cage2_scenario,
+)
+from vecenv.cage.challenge4.play.player import Cage4Memory, Cage4Player, save_cage4_defender
+from vecenv.cage.challenge4.rules.codes import CAGE4_RULES_VERSION
+
 if TYPE_CHECKING:
     from vecenv.cage.challenge2.env import Cage2Env, Cage2VectorEnv
-    from vecenv.cage.challenge2.network.scenario import (
-        FIRST_HOST,
-        NEXT_HOST,
-        BLinePlan,
-        Decoy,
-        Exploit,
-        Host,
-        MeanderPlan,
-        OperationalService,
-        PlanStep,
-        Rules,
-        Scenario,
-        ScenarioError,
-        Service,
-        TrafficRule,
-        action_index,
-        blue_actions,
-        blue_choices,
-        cage2_scenario,
-    )
-    from vecenv.cage.challenge2.network.state import decode
-    from vecenv.cage.challenge2.play.playing import evaluate, play_episode, save_episode_gif
-    from vecenv.cage.challenge2.play.policies import (
+    from vecenv.cage.challenge2.playing import (
         BatchedPolicy,
         BluePolicy,
         DefenderPolicy,
+        evaluate,
         find_policy,
         load_defender,
+        play_episode,
         save_defender,
+        save_episode_gif,
     )
     from vecenv.cage.challenge2.remembering import BlueMemory
     from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
+    from vecenv.cage.challenge2.tables import decode
     from vecenv.cage.challenge4.env import Cage4AgentsVectorEnv, Cage4Env, Cage4VectorEnv
-    from vecenv.cage.challenge4.events import Cage4Events
-    from vecenv.cage.challenge4.graph import Cage4Graph
-    from vecenv.cage.challenge4.parallel import Cage4ParallelEnv
-    from vecenv.cage.challenge4.play.player import Cage4Memory, Cage4Player, save_cage4_defender
-    from vecenv.cage.challenge4.play.playing import Cage4Evaluation, evaluate_cage4
-    from vecenv.cage.challenge4.play.policies import Cage4Policy
-    from vecenv.cage.challenge4.raw import RawName, plain_raw
+    from vecenv.cage.challenge4.observations import Cage4Events, Cage4Graph
+    from vecenv.cage.challenge4.original import Cage4ParallelEnv, RawName, plain_raw
+    from vecenv.cage.challenge4.playing import Cage4Evaluation, Cage4Policy, evaluate_cage4
     from vecenv.cage.challenge4.replay import (
         TraceDifference,
         TraceError,
         TraceReplay,
         replay_traces,
     )
-    from vecenv.cage.evaluation import Cell, Estimate, Evaluation
-    from vecenv.cage.identity import CAGE4_RULES_VERSION, RULES_VERSION
+    from vecenv.cage.playing import Cell, Estimate, Evaluation
 
 __all__ = [
     "CAGE4_RULES_VERSION", "FIRST_HOST", "NEXT_HOST", "RULES_VERSION", "BLinePlan",
@@ -73,35 +74,27 @@ __all__ = [
     "save_episode_gif",
 ]  # fmt: skip
 
-_SCENARIO = "challenge2.network.scenario"  # module of all names that the table below lacks
 _HOMES = {
     "challenge2.env": "Cage2Env Cage2VectorEnv",
-    "challenge2.network.state": "decode",
+    "challenge2.playing": "BatchedPolicy BluePolicy DefenderPolicy evaluate find_policy "
+    "load_defender play_episode save_defender save_episode_gif",
     "challenge2.remembering": "BlueMemory",
-    "challenge2.play.playing": "evaluate play_episode save_episode_gif",
-    "challenge2.play.policies": "BatchedPolicy BluePolicy DefenderPolicy find_policy load_defender "
-    "save_defender",
     "challenge2.replay": "RecordedStep Replay replay_episodes",
+    "challenge2.tables": "decode",
     "challenge4.env": "Cage4AgentsVectorEnv Cage4Env Cage4VectorEnv",
-    "challenge4.events": "Cage4Events",
-    "challenge4.graph": "Cage4Graph",
-    "challenge4.parallel": "Cage4ParallelEnv",
-    "challenge4.play.player": "Cage4Memory Cage4Player save_cage4_defender",
-    "challenge4.play.playing": "Cage4Evaluation evaluate_cage4",
-    "challenge4.play.policies": "Cage4Policy",
-    "challenge4.raw": "RawName plain_raw",
+    "challenge4.observations": "Cage4Events Cage4Graph",
+    "challenge4.original": "Cage4ParallelEnv RawName plain_raw",
+    "challenge4.playing": "Cage4Evaluation Cage4Policy evaluate_cage4",
     "challenge4.replay": "TraceDifference TraceError TraceReplay replay_traces",
-    "evaluation": "Cell Estimate Evaluation",
-    "identity": "CAGE4_RULES_VERSION RULES_VERSION",
+    "playing": "Cell Estimate Evaluation",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = _HOME_OF.get(name, _SCENARIO)
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:

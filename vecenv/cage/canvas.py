@@ -16,8 +16,6 @@ import numpy as np
 
 from vecenv.files import require_writable, whole_file
 
-__all__ = ["Canvas", "pillow", "require_gif", "save_gif"]
-
 _SCALE = 2  # pictures are drawn larger by this factor, then reduced: smooth edges
 _NUM_COLORS = 255  # of an animation; GIF needs one more colour for unchanged pixels
 

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["SB3Model", "find_vecnormalize", "is_sb3_file", "load_sb3_model"]
-
 _STATISTICS = "vecnormalize.pkl"  # usual file name among stable-baselines3's users
 
 

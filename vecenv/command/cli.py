@@ -424,7 +424,7 @@ def _evaluate_cage(
             update(total=499 * episodes)
             given["on_step"] = lambda count: update(advance=count, description=policy)
             return evaluate_cage4(policy, red=red[0], **given)
-        from vecenv.cage.challenge2.play import playing
+        from vecenv.cage.challenge2 import playing
 
         agents = red_agents or ("b_line", "meander", "sleep")
         if options["scenario"] is None:

@@ -91,11 +91,11 @@ def returns_of(
         env_kwargs: For the env, such as red_agent="meander" for CAGE 2.
     """
     if env == "Cage2-v0":
-        from vecenv.cage.challenge2.play.playing import play_cell
+        from vecenv.cage.challenge2.playing import play_cell
 
         return play_cell(policy, episodes, seed, **env_kwargs)[0]
     if env == "Cage4-v0":
-        from vecenv.cage.challenge4.play.playing import play_episodes
+        from vecenv.cage.challenge4.playing import play_episodes
 
         return play_episodes(policy, episodes, seed=seed, **env_kwargs).rewards[:-1].sum(axis=0)
     envs, act, _ = load_policy(env, Path(policy), num_envs=episodes, env_kwargs=env_kwargs)

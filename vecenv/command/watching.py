@@ -163,7 +163,7 @@ def watch_cage(
         shown: How to show it; its policy is an argument of the challenge's `find_policy`.
         seed: Seed of the episode, and of policies that draw.
     """
-    playing: Any = importlib.import_module(f"vecenv.cage.challenge{challenge}.play.playing")
+    playing: Any = importlib.import_module(f"vecenv.cage.challenge{challenge}.playing")
     about = {"red": str(options.get("red_agent", options.get("red", "as ever")))}
     more: Any = {**about, **({"num_parts": 5} if challenge == 4 else {})}  # without messages
     seat = playing.seated(shown.policy, seed=seed, render_mode=shown.render_mode, **options)

@@ -4,8 +4,8 @@ import numpy as np
 from numba import njit
 
 from vecenv.cage import Cage2VectorEnv
-from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.rules.codes import RED_AGENT_NAMES
+from vecenv.cage.challenge2.tables import compile_tables
 from vecenv.jit.random import integers
 
 

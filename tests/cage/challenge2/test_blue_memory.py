@@ -3,7 +3,7 @@ import pytest
 from cage.challenge2.harbour import HARBOUR
 
 from vecenv.cage import BlueMemory, Cage2VectorEnv, blue_choices, cage2_scenario
-from vecenv.cage.challenge2.network.state import host_bits
+from vecenv.cage.challenge2.tables import host_bits
 from vecenv.core.compiling import is_jit_off
 
 NUM_ENVS = 8 if is_jit_off() else 40

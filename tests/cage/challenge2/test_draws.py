@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from cage.challenge2.free_run import FreeRun, own_red
 
-from vecenv.cage.challenge2.network.state import decode
-from vecenv.cage.challenge2.play.policies import find_policy
+from vecenv.cage.challenge2.playing import find_policy
 from vecenv.cage.challenge2.replay import options_rows
 from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, NO_RED
+from vecenv.cage.challenge2.tables import decode
 
 RESTORE_SERVER = 132 + 7
 

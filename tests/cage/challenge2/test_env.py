@@ -22,7 +22,7 @@ from vecenv.cage import (
     cage2_scenario,
     replay_episodes,
 )
-from vecenv.cage.challenge2.options import STEP_INFOS
+from vecenv.cage.challenge2.env import STEP_INFOS
 from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, MEANDER, NO_RED
 from vecenv.check import check_vector_env
 from vecenv.core.compiling import is_jit_off
@@ -279,7 +279,7 @@ BAD_OPTIONS = [
     ({"episode_length": 70_000}, ValueError, "episode_length is 70000"),
     ({"episode_length": 30.0}, TypeError, "episode_length is 30.0"),
     ({"green": "yes"}, TypeError, "green is 'yes'"),
-    ({"step_infos": ["red_typ"]}, ValueError, "step_infos has 'red_typ'"),
+    ({"step_infos": ["red_typ"]}, ValueError, "step_infos is 'red_typ'"),
     ({"render_mode": "human"}, ValueError, "render_mode is 'human'"),
 ]
 

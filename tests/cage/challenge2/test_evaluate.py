@@ -20,7 +20,7 @@ from vecenv.cage import (
     evaluate,
     find_policy,
 )
-from vecenv.cage.challenge2.play.playing import (
+from vecenv.cage.challenge2.playing import (
     EPISODE_LENGTHS,
     EVALUATED_AGENTS,
     cell_seed,

@@ -10,9 +10,6 @@ import pytest
 from cage.challenge2.harbour import HARBOUR
 from cage.golden import load_trace
 
-from vecenv.cage.challenge2.network.scenario import cage2_scenario
-from vecenv.cage.challenge2.network.state import STATE_DTYPE
-from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.replay import (
     Replay,
     apply_rows,
@@ -21,6 +18,8 @@ from vecenv.cage.challenge2.replay import (
     replay_episodes,
 )
 from vecenv.cage.challenge2.rules.dynamics import action_mask
+from vecenv.cage.challenge2.scenario import cage2_scenario
+from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables
 from vecenv.core.compiling import cached_njit
 
 FOLDER = pathlib.Path(__file__).parent

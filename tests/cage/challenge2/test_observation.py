@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from cage.challenge2.harbour import HARBOUR
 
-from vecenv.cage.challenge2.kernels import cage_kernels, observation_space
-from vecenv.cage.challenge2.network.scenario import cage2_scenario
-from vecenv.cage.challenge2.network.state import STATE_DTYPE
-from vecenv.cage.challenge2.network.tables import compile_tables
-from vecenv.cage.challenge2.rules.observation import observe
+from vecenv.cage.challenge2.env import cage_kernels, observation_space
+from vecenv.cage.challenge2.rules.actions import observe
+from vecenv.cage.challenge2.scenario import cage2_scenario
+from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables
 from vecenv.core.compiling import cached_njit
 
 
@@ -35,7 +34,7 @@ def test_kernels_describe_themselves():
     kernels = cage_kernels(HARBOUR)
     assert kernels.action_space.n == 2 + 5 * 7
     assert kernels.state_dtype == STATE_DTYPE
-    with pytest.raises(ValueError, match=r"must be one of bits, memory; got 'full'"):
+    with pytest.raises(ValueError, match=r"is 'full', expected one of bits, memory"):
         cage_kernels(scenario, observation="full")
     with pytest.raises(TypeError, match="red_policy must be an njit function or None, got 'b'"):
         cage_kernels(scenario, red_policy="b")

@@ -5,7 +5,7 @@ import pytest
 from cage.challenge2.free_run import own_red
 
 from vecenv.cage import Cage2VectorEnv, Cell, Evaluation
-from vecenv.cage.challenge2.network.state import impossible_turns
+from vecenv.cage.challenge2.tables import impossible_turns
 from vecenv.core.compiling import is_jit_off
 from vecenv.jit import KernelResultError, binding
 

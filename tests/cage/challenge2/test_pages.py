@@ -1,6 +1,6 @@
 """Pages of episodes of CAGE 2: what both sides did in each step, as text."""
 
-from vecenv.cage.challenge2.play.playing import seated
+from vecenv.cage.challenge2.playing import seated
 from vecenv.page.episode import EpisodePage, record
 from vecenv.page.names import action_names
 

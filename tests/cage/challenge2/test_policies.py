@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from cage.golden import load_trace
 
-from vecenv.cage.challenge2.play.policies import POLICY_NAMES, find_policy
+from vecenv.cage.challenge2.playing import POLICY_NAMES, find_policy
 
 RECORDED_AS = {
     "sleep": "sleep",

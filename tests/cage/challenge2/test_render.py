@@ -11,9 +11,8 @@ from PIL import Image
 from vecenv.cage import Cage2Env, Cage2VectorEnv, action_index, cage2_scenario, save_episode_gif
 from vecenv.cage import canvas as canvas_module
 from vecenv.cage.canvas import Canvas, save_gif
-from vecenv.cage.challenge2.picture import draw_snapshot
 from vecenv.cage.challenge2.replay import RecordedStep, Replay
-from vecenv.cage.challenge2.snapshot import take_snapshot, to_text
+from vecenv.cage.challenge2.snapshot import draw_snapshot, take_snapshot, to_text
 
 CRIMSON = (0xD6, 0x45, 0x45)
 BLUE, RED = (0x1F, 0x6F, 0xEB), (0xB3, 0x12, 0x2B)

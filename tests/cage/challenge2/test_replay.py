@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from cage.golden import COMPACT_FIELDS, RULES_OF_TRACE, load_trace
 
-from vecenv.cage.challenge2.network.scenario import cage2_scenario
 from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
 from vecenv.cage.challenge2.rules.codes import (
     BAD_DETECTION,
@@ -12,6 +11,7 @@ from vecenv.cage.challenge2.rules.codes import (
     BAD_RED_ACTION,
     BAD_SESSION,
 )
+from vecenv.cage.challenge2.scenario import cage2_scenario
 
 COMPARED = ("obs", "reward10", "blue_success", "red_success", *COMPACT_FIELDS)
 

@@ -8,7 +8,7 @@ from cage.challenge2.free_run import FreeRun
 from cage.golden import load_json
 from choices import fast_are
 
-from vecenv.cage.challenge2.play.policies import find_policy
+from vecenv.cage.challenge2.playing import find_policy
 from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, NO_RED
 
 LENGTHS = (30, 50, 100)

@@ -11,12 +11,11 @@ from cage.golden import load_json
 
 from vecenv import cage
 from vecenv.cage import action_index, blue_actions, cage2_scenario
-from vecenv.cage.challenge2.network.scenario import RULE_SETS
-from vecenv.cage.challenge2.network.state import decode
-from vecenv.cage.challenge2.network.tables import compile_tables, tracked_ports
-from vecenv.cage.challenge2.play.policies import POLICY_NAMES, find_policy
+from vecenv.cage.challenge2.playing import POLICY_NAMES, find_policy
 from vecenv.cage.challenge2.replay import RecordedStep, Replay
 from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, RED_ACTION_NAMES
+from vecenv.cage.challenge2.scenario import RULE_SETS
+from vecenv.cage.challenge2.tables import compile_tables, decode, tracked_ports
 
 CAGE2 = cage2_scenario()
 
@@ -38,7 +37,7 @@ def test_names_and_order_are_those_of_the_original():
 
 
 def test_unknown_rules_are_refused():
-    with pytest.raises(ValueError, match="rules must be one of faithful, debugged; got 'fixed'"):
+    with pytest.raises(ValueError, match="rules is 'fixed', expected one of faithful, debugged"):
         cage2_scenario("fixed")
 
 

@@ -15,8 +15,8 @@ from cage.challenge2.slow_twin import (
 )
 from cage.golden import COMPACT_FIELDS
 
-from vecenv.cage.challenge2.network.scenario import cage2_scenario
 from vecenv.cage.challenge2.replay import RecordedStep, Replay
+from vecenv.cage.challenge2.scenario import cage2_scenario
 
 NUM_EPISODES = 36
 NUM_STEPS = 120

@@ -4,8 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from vecenv.cage.challenge4.env import Cage4VectorEnv, overflows, vectors_of
-from vecenv.cage.challenge4.options import Cage4Options
+from vecenv.cage.challenge4.env import Cage4Options, Cage4VectorEnv, overflows
 
 
 class Games:
@@ -28,7 +27,7 @@ class Games:
         assert (truncations == self.is_over).all()
 
     def agent_obs(self, agent):
-        return vectors_of(self.obs)[agent]
+        return self.envs.agent_obs(self.obs)[agent]
 
     @property
     def masks(self):
@@ -46,5 +45,5 @@ def play(games, policy, num_steps):
     """Let a policy play from the beginning of an episode; yield after each step."""
     policy.reset(games.masks)
     for _ in range(num_steps):
-        games.step(policy.act(vectors_of(games.obs)))
+        games.step(policy.act(games.envs.agent_obs(games.obs)))
         yield games

@@ -5,7 +5,7 @@ import json
 import numpy as np
 from cage.golden import FOLDER4
 
-from vecenv.cage.challenge4.options import Cage4Options, compile_rules
+from vecenv.cage.challenge4.env import Cage4Options, compile_rules
 from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.challenge4.rules.state import STATE_DTYPE
 from vecenv.jit.driver import RUN_DTYPE

@@ -7,8 +7,8 @@ import pytest
 from cage.challenge4.lockstep import Games
 from cage.golden import FOLDER4
 
-from vecenv.cage.challenge4.options import Cage4Options
-from vecenv.cage.challenge4.play.playing import play_episodes
+from vecenv.cage.challenge4.env import Cage4Options
+from vecenv.cage.challenge4.playing import play_episodes
 from vecenv.cage.challenge4.rules import codes
 
 REFERENCE = json.loads((FOLDER4 / "reference_returns.json").read_text())

@@ -6,8 +6,8 @@ from cage.challenge4.invariants import check
 from cage.challenge4.lockstep import Games, play
 from choices import fast_are
 
-from vecenv.cage.challenge4.options import Cage4Options
-from vecenv.cage.challenge4.play.policies import find_policy
+from vecenv.cage.challenge4.env import Cage4Options
+from vecenv.cage.challenge4.playing import find_policy
 from vecenv.cage.challenge4.rules import codes
 from vecenv.jit.random import integers
 

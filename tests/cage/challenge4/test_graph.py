@@ -6,7 +6,7 @@ from cage.challenge4.lockstep import Games
 
 from vecenv import make_vec_agents
 from vecenv.cage import Cage4Env, Cage4Graph, Cage4ParallelEnv, Cage4VectorEnv, evaluate_cage4
-from vecenv.cage.challenge4.options import Cage4Options
+from vecenv.cage.challenge4.env import Cage4Options
 from vecenv.cage.challenge4.rules import codes
 
 SORTED = ("ADM", "CON", "INT", "OFF", "OZA", "OZB", "PUB", "RZA", "RZB")
@@ -187,7 +187,7 @@ def test_graphs_are_taken_apart_without_copies_and_only_graphs():
 def test_what_is_no_kind_of_observation_is_refused():
     for make in (Cage4VectorEnv, lambda **options: make_vec_agents("Cage4-v0", 1, **options)):
         for wrong in ("Graph", None, ["graph"]):
-            with pytest.raises(ValueError, match="observation must be one of flat, graph, events"):
+            with pytest.raises(ValueError, match="expected one of flat, graph, events"):
                 make(observation=wrong)
     with pytest.raises(TypeError, match="observation"):
         Cage4ParallelEnv(observation="graph")

@@ -7,7 +7,7 @@ import vecenv
 from vecenv.cage import Cage4VectorEnv, evaluate_cage4
 from vecenv.cage.challenge4.env import impossible_turns
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cage.challenge4.rules.red import checked_choice
+from vecenv.cage.challenge4.rules.actions import checked_choice
 from vecenv.cage.challenge4.rules.state import STATE_DTYPE
 from vecenv.core.compiling import is_jit_off
 from vecenv.jit import KernelResultError, binding

@@ -21,8 +21,7 @@ from vecenv.cage import (
     save_cage4_defender,
 )
 from vecenv.cage.challenge4.play import player as player_module
-from vecenv.cage.challenge4.play.playing import play_episodes, seated
-from vecenv.cage.challenge4.play.policies import find_policy
+from vecenv.cage.challenge4.playing import find_policy, play_episodes, seated
 from vecenv.cage.challenge4.rules import codes
 from vecenv.command.cli import main
 from vecenv.page.episode import EpisodePage, record
@@ -99,7 +98,7 @@ def test_the_score_leaves_out_the_last_reward(tmp_path):
 
 def test_episodes_do_not_depend_on_how_many_are_played_at_a_time(monkeypatch):
     whole = play_episodes("react-restore", 5, seed=2, steps=60).rewards
-    monkeypatch.setattr("vecenv.cage.challenge4.play.playing._BATCH", 2)
+    monkeypatch.setattr("vecenv.cage.challenge4.playing._BATCH", 2)
     np.testing.assert_array_equal(
         play_episodes("react-restore", 5, seed=2, steps=60).rewards, whole
     )

@@ -19,8 +19,8 @@ from vecenv.cage import (
     evaluate_cage4,
     replay_traces,
 )
-from vecenv.cage.challenge4.play.policies import find_policy
 from vecenv.cage.challenge4.play.raw_events import RawEvents
+from vecenv.cage.challenge4.playing import find_policy
 from vecenv.cage.challenge4.rules.codes import action_labels
 
 RECORDINGS = [FOLDER4 / f"raw_{name}_80.npz" for name in ("mix_discovery", "hunt_fsm")]

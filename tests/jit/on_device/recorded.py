@@ -6,14 +6,12 @@ import numpy as np
 from cage.golden import RULES_OF_TRACE, load_trace
 from gymnasium.spaces import Box
 
-from vecenv.cage.challenge2.network.scenario import cage2_scenario
-from vecenv.cage.challenge2.network.state import STATE_DTYPE, decode, host_bits
-from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.replay import RecordedStep
+from vecenv.cage.challenge2.rules.actions import observe
 from vecenv.cage.challenge2.rules.codes import B_LINE, BITS_PER_HOST, MEANDER
-from vecenv.cage.challenge2.rules.dynamics import apply, begin_episode
-from vecenv.cage.challenge2.rules.observation import observe
-from vecenv.cage.challenge2.rules.red import red_commit, red_options
+from vecenv.cage.challenge2.rules.dynamics import apply, begin_episode, red_commit, red_options
+from vecenv.cage.challenge2.scenario import cage2_scenario
+from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables, decode, host_bits
 from vecenv.jit import EnvKernels
 from vecenv.jit.cuda.env import CudaVectorEnv
 

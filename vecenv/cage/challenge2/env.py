@@ -1,37 +1,250 @@
-"""CAGE Challenge 2 as Gymnasium envs: a vector env of many networks, and an env of one."""
+"""CAGE Challenge 2 as Gymnasium envs: a vector env of many networks, and an env of one.
+
+First the checks of their arguments, whose messages name the argument, and the kernels.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import logger
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
-from vecenv.cage.challenge2.kernels import OBSERVATIONS, cage_kernels
-from vecenv.cage.challenge2.network.scenario import Scenario, blue_actions, blue_choices
-from vecenv.cage.challenge2.network.state import decode, shell_alerts
-from vecenv.cage.challenge2.network.tables import compile_tables
-from vecenv.cage.challenge2.options import (
-    EpisodeLength,
-    RedAgent,
-    read_episode_lengths,
-    read_red_agents,
-    read_scenario,
-    read_step_infos,
+from vecenv.cage.challenge2.remembering import (
+    feature_columns,
+    memory_space,
+    observation_labels,
+    with_memory,
 )
-from vecenv.cage.challenge2.remembering import feature_labels, observation_labels
-from vecenv.cage.challenge2.rules import codes
+from vecenv.cage.challenge2.rules import codes, dynamics
+from vecenv.cage.challenge2.rules.actions import observe
+from vecenv.cage.challenge2.scenario import (
+    Scenario,
+    blue_actions,
+    blue_choices,
+    cage2_scenario,
+    describe_identity,
+    warn_of_other,
+)
 from vecenv.cage.challenge2.snapshot import Snapshot, take_snapshot, to_text
-from vecenv.cage.identity import describe_identity, warn_of_other
-from vecenv.core.arguments import check_choice
+from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables, decode
+from vecenv.cage.playing import choice_problem, compiled_red, outside
+from vecenv.core.arguments import check_choice, import_object, read_count
 from vecenv.core.base import StepBatch, StepResult
 from vecenv.files import read_entry
-from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv
+from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv, checked_in_trials
 
-__all__ = ["Cage2Env", "Cage2VectorEnv"]
+RedPolicy = Callable[..., Any]
+RedAgent = str | RedPolicy | Sequence[str | RedPolicy]
+EpisodeLength = int | Collection[int]
+
+RED_AGENTS = {
+    "b_line": (codes.B_LINE,),
+    "meander": (codes.MEANDER,),
+    "sleep": (codes.NO_RED,),
+    "mixed": (codes.B_LINE, codes.MEANDER),
+}
+MAX_EPISODE_LENGTH = 65535  # steps are counted in 16 bits
+STEP_INFOS = (
+    "red_agent", "red_type", "red_target", "red_exploit", "red_detected", "red_pe_index",
+    "red_success", "blue_success", "green_target",
+)  # fmt: skip
+
+
+def read_red_agents(red_agent: Any) -> tuple[tuple[int, ...], RedPolicy | None]:
+    """Return the codes of the agents that episodes draw from, and the custom policy, if any.
+
+    Args:
+        red_agent: A name of RED_AGENTS, a custom policy (see `cage_kernels`; a plain function is
+            compiled), its "module:function", or a sequence of these.
+
+    Raises:
+        ValueError: An unknown name, an empty sequence, more than one custom policy.
+        TypeError: Another type, or a function with other parameters.
+        ImportError: The module does not exist.
+    """
+    given: Any = [red_agent] if isinstance(red_agent, str) or callable(red_agent) else red_agent
+    if not isinstance(given, Sequence):
+        raise TypeError(f"red_agent is {red_agent!r}, expected {_red_agent_choices()}")
+    agents: dict[int, None] = {}  # an ordered set
+    policies: list[RedPolicy] = []
+    for one in given:
+        if isinstance(one, str) and ":" in one:
+            one = import_object("red_agent", one)
+        if isinstance(one, str) and one in RED_AGENTS:
+            agents.update(dict.fromkeys(RED_AGENTS[one]))
+        elif callable(one):
+            agents[codes.CUSTOM] = None
+            policies.append(compiled_red("red_agent", one, ("state", "rng", "tables")))
+        else:
+            error_type = ValueError if isinstance(one, str) else TypeError
+            raise error_type(f"red_agent is {one!r}, expected {_red_agent_choices()}")
+    if not agents:
+        raise ValueError(f"red_agent is empty, expected {_red_agent_choices()}")
+    if len(policies) > 1:
+        raise ValueError(f"red_agent has {len(policies)} compiled policies, expected at most one")
+    return tuple(agents), policies[0] if policies else None
+
+
+def _red_agent_choices() -> str:
+    names = ", ".join(map(repr, RED_AGENTS))
+    return (
+        f"one of {names}, a compiled policy or its 'module:function', or a sequence of these to "
+        "draw from"
+    )
+
+
+def read_episode_lengths(episode_length: Any, max_episode_steps: Any = None) -> tuple[int, ...]:
+    """Return the lengths that episodes draw from; a single one if all are equal.
+
+    Args:
+        episode_length: One length, or several.
+        max_episode_steps: Upper limit of the lengths; None for no limit.
+
+    Raises:
+        ValueError: A length below 1 or too large, no length, or too many.
+        TypeError: A length is not an integer.
+    """
+    lengths: list[Any] = [episode_length]
+    if isinstance(episode_length, set | frozenset):
+        lengths = sorted(episode_length)
+    elif isinstance(episode_length, Sequence | np.ndarray) and not isinstance(episode_length, str):
+        lengths = list(episode_length)
+    for length in lengths:
+        if isinstance(length, bool) or not isinstance(length, int | np.integer):
+            raise TypeError(f"episode_length is {length!r}, expected an integer or several")
+        if not 1 <= length <= MAX_EPISODE_LENGTH:
+            raise ValueError(
+                f"episode_length is {length}, expected 1..{MAX_EPISODE_LENGTH} (steps)"
+            )
+    if not 1 <= len(lengths) <= codes.MAX_LENGTHS:
+        raise ValueError(
+            f"episode_length has {len(lengths)} entries, expected 1..{codes.MAX_LENGTHS}"
+        )
+    if max_episode_steps is not None:
+        limit = read_count("max_episode_steps", max_episode_steps)
+        lengths = [min(length, limit) for length in lengths]
+        lengths = lengths[:1] if len(set(lengths)) == 1 else lengths  # nothing is left to draw
+    return tuple(map(int, lengths))
+
+
+def read_scenario(scenario: Any, rules: Any) -> Scenario:
+    """Return the given scenario, or the CAGE 2 scenario with the given rules.
+
+    Raises:
+        ValueError: Unknown rules, or rules given for a scenario that has its own.
+        TypeError: `scenario` is not a `Scenario`.
+    """
+    if scenario is None:
+        return cage2_scenario("faithful" if rules is None else rules)
+    if not isinstance(scenario, Scenario):
+        raise TypeError(f"scenario is {scenario!r}, expected a vecenv.cage.Scenario or None")
+    if rules is not None:
+        raise ValueError(
+            f"rules is {rules!r}, but the scenario {scenario.name!r} has its own "
+            f"({scenario.rules.name!r}); give one of the two"
+        )
+    return scenario
+
+
+_KINDS = ", ".join(f"{number} {name}" for number, name in enumerate(codes.RED_ACTION_NAMES))
+
+
+def red_problem(policy: str, choice: Any, state: Any, rng: Any, tables: Any) -> str | None:
+    """Return a description of what is wrong with a red policy's choice, or None; see `step_with`.
+
+    Args:
+        policy: Name of the policy.
+        choice: Its return value.
+        state, rng, tables: Its arguments.
+    """
+
+    def unknown(kind: int, target: int) -> str | None:
+        if not codes.RED_SLEEP <= kind <= codes.IMPACT:
+            return f"no kind of action {kind}, expected one of {_KINDS}"
+        if kind == codes.RED_SLEEP:
+            return None
+        if kind == codes.SWEEP:
+            return outside("subnet", target, tables.num_subnets)
+        return outside("host", target, tables.num_hosts)
+
+    expected = "two integers, a kind of red action and its target"
+    return choice_problem(policy, choice, 2, expected, unknown)
+
+
+OBSERVATIONS = ("bits", "memory")
+
+
+@functools.cache  # equal envs share their compiled code
+def _step_kernel(red_policy: Callable[..., Any] | None) -> Callable[..., Any]:
+    if red_policy is None:
+        return dynamics.step
+    return dynamics.step_with(checked_in_trials(red_policy, red_problem))
+
+
+def observation_space(
+    scenario: Scenario, observation: str = "bits", dtype: Any = np.float32
+) -> Box:
+    """Return the space of one observation.
+
+    Args:
+        scenario: Tables with H hosts.
+        observation: "bits", the original's 4 * H values 0 and 1; or "memory": a row of
+            `BlueMemory.features`.
+        dtype: Dtype of the arrays.
+
+    Raises:
+        ValueError: Unknown observation, or a dtype that can't represent it.
+    """
+    check_choice("observation", observation, OBSERVATIONS)
+    if observation == "memory":
+        return memory_space(scenario, dtype)
+    high = np.ones(codes.BITS_PER_HOST * len(scenario.hosts), dtype)
+    return Box(np.zeros_like(high), high, dtype=dtype)
+
+
+def cage_kernels(
+    scenario: Scenario,
+    *,
+    observation: str = "bits",
+    dtype: Any = np.float32,
+    red_policy: Callable[..., Any] | None = None,
+) -> EnvKernels:
+    """Return the kernels of the simulator; their `params` come from `compile_tables`.
+
+    With observation "memory", actions are indices of `blue_choices`.
+
+    Args:
+        scenario: The tables, the ones that `compile_tables` is called with.
+        observation: See `observation_space`.
+        dtype: Dtype of the observations.
+        red_policy: Policy of red in envs whose agent is CUSTOM: an `njit` function `(state, rng,
+            tables) -> (kind of red action, target)`. It should read only the fields that red knows:
+            `known_*`, `scanned`, `red_ports`, `red_success`, and its own memory `custom`.
+
+    Raises:
+        ValueError: Unknown observation.
+        TypeError: `red_policy` is not a function.
+    """
+    if red_policy is not None and not callable(red_policy):
+        raise TypeError(f"red_policy must be an njit function or None, got {red_policy!r}")
+    kernels = EnvKernels(
+        STATE_DTYPE,
+        observation_space(scenario, observation, dtype),
+        Discrete(len(blue_actions(scenario))),
+        dynamics.reset,
+        _step_kernel(red_policy),
+        observe,
+        dynamics.action_mask,
+        name=scenario.name,
+    )
+    return with_memory(kernels, scenario) if observation == "memory" else kernels
+
 
 RENDER_MODES = ("ansi", "rgb_array")
 METADATA = {"render_modes": list(RENDER_MODES), "render_fps": 2}
@@ -125,12 +338,20 @@ class Cage2VectorEnv(JitVectorEnv):
         check_choice("render_mode", render_mode, (None, *RENDER_MODES))
         self._lengths = read_episode_lengths(episode_length, max_episode_steps)
         self.scenario = read_scenario(scenario, rules)
-        self.step_infos = read_step_infos(step_infos)
-        kernels, tables = self._simulator(red_agent, observation, green, obs_dtype)
+        self.step_infos = (step_infos,) if isinstance(step_infos, str) else tuple(step_infos)
+        for name in self.step_infos:
+            check_choice("step_infos", name, STEP_INFOS)
+        if not isinstance(green, bool | np.bool_):
+            raise TypeError(f"green is {green!r}, expected True or False")
+        _, self._red_policy = read_red_agents(red_agent)
+        self._options = {"red_agent": red_agent, "green": green, "scenario": self.scenario}
+        self._observation = observation
         super().__init__(
-            kernels,
+            cage_kernels(
+                self.scenario, observation=observation, dtype=obs_dtype, red_policy=self._red_policy
+            ),
             num_envs,
-            params=tables if params is None else params,
+            params=self.world() if params is None else params,
             sampler=sampler,
             autoreset_mode=autoreset_mode,
             num_threads=num_threads,
@@ -141,21 +362,6 @@ class Cage2VectorEnv(JitVectorEnv):
         self._true_state = self._states.view()
         self._true_state.flags.writeable = False
 
-    def _simulator(
-        self, red_agent: Any, observation: Any, green: Any, obs_dtype: Any
-    ) -> tuple[EnvKernels, Any]:
-        """Check the arguments and return the kernels with their parameter record."""
-        check_choice("observation", observation, OBSERVATIONS)
-        if not isinstance(green, bool | np.bool_):
-            raise TypeError(f"green is {green!r}, expected True or False")
-        _, self._red_policy = read_red_agents(red_agent)
-        kernels = cage_kernels(
-            self.scenario, observation=observation, dtype=obs_dtype, red_policy=self._red_policy
-        )
-        self._options = {"red_agent": red_agent, "green": green, "scenario": self.scenario}
-        self._observation = observation
-        return kernels, self.world()
-
     def world(self, **changed: Any) -> np.record:
         """Return these envs' parameter record with `red_agent`, `green` or `scenario` changed.
 
@@ -163,11 +369,9 @@ class Cage2VectorEnv(JitVectorEnv):
         it for some envs: ``envs.set_params([0, 1], envs.world(red_agent="meander"))``. A custom red
         is compiled and can't be changed. A new scenario must have the same number of hosts.
         """
-        names = {"red_agent", "green", "scenario"}
-        if other := changed.keys() - names:
-            raise TypeError(
-                f"world has no {', '.join(sorted(other))}; it has {', '.join(sorted(names))}"
-            )
+        if other := changed.keys() - self._options.keys():
+            known = ", ".join(sorted(self._options))
+            raise TypeError(f"world has no {', '.join(sorted(other))}; it has {known}")
         chosen = {**self._options, **changed}
         agents, red_policy = read_red_agents(chosen["red_agent"])
         if red_policy is not self._red_policy:
@@ -241,9 +445,12 @@ class Cage2VectorEnv(JitVectorEnv):
     def shell_alerts(self) -> np.ndarray:
         """Return bool (N, H): whether blue's monitor saw a reverse shell there in the latest step.
 
-        Blue is allowed to know this; the observation shows only a part of it.
+        Blue is allowed to know this, as the remote port reveals a shell; the observation shows only
+        a part of it.
         """
-        return shell_alerts(self._true_state, self.scenario)
+        states, hosts = self._true_state, np.arange(len(self.scenario.hosts))
+        is_detected = (states["red_detected"] == 1)[:, None]
+        return is_detected & (states["red_target"][:, None] == hosts)
 
     def episode_length_of(self, env_id: int) -> int:
         """Return the length of the current episode of an env, in steps."""
@@ -265,8 +472,8 @@ class Cage2VectorEnv(JitVectorEnv):
 
     def observation_labels(self) -> list[str]:
         """Return the name of each column of the observation: a host and what is told of it."""
-        listed = feature_labels if self._observation == "memory" else observation_labels
-        return listed(self.scenario)
+        listed = feature_columns if self._observation == "memory" else observation_labels
+        return list(listed(self.scenario))
 
     def render(self) -> tuple[Any, ...] | None:
         """Return a text or a picture of every env, depending on `render_mode`."""
@@ -291,7 +498,7 @@ class Cage2VectorEnv(JitVectorEnv):
         snapshot = self.in_words(env_id)
         if mode == "ansi":
             return to_text(snapshot)
-        from vecenv.cage.challenge2.picture import draw_snapshot
+        from vecenv.cage.challenge2.snapshot import draw_snapshot
 
         return draw_snapshot(snapshot).to_array()
 

@@ -13,21 +13,11 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 from numba import njit
 
-from vecenv.cage.challenge2.network.scenario import Scenario, blue_choices, cage2_scenario
-from vecenv.cage.challenge2.network.state import STATE_DTYPE
-from vecenv.cage.challenge2.network.tables import compile_tables
 from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.bits import ONE, ZERO, count, every_fourth
+from vecenv.cage.challenge2.scenario import Scenario, blue_choices, cage2_scenario
+from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables
 from vecenv.jit import EnvKernels, cached_njit, write_bits
-
-__all__ = [
-    "MEMORY_STATE_DTYPE",
-    "BlueMemory",
-    "feature_labels",
-    "memory_space",
-    "observation_labels",
-    "with_memory",
-]
 
 # The new fields come first: Numba treats two records as subtypes if one begins with the other's
 # fields, and would then run code compiled for one with the other.
@@ -67,12 +57,7 @@ def memory_space(scenario: Scenario, dtype: Any = np.float32) -> Box:
             f"obs_dtype is {np.dtype(dtype)}, expected a floating one such as float32: the "
             "observation 'memory' has fractions in it"
         )
-    num_hosts = len(scenario.hosts)
-    per_host = [1] * codes.BITS_PER_HOST + [1, 1, codes.MAX_DECOYS / 2, 1, 1]
-    per_host += [codes.MANY_EXPLOITS / 2, 1]
-    high = np.ones(len(per_host) * num_hosts + _FLAGS + _STEP_COLUMNS, dtype)
-    high[: len(per_host) * num_hosts] = np.repeat(per_host, num_hosts)
-    high[-_STEP_COLUMNS] = _LAST_STEP / codes.EPISODE_LENGTHS[-1]
+    high = np.array([*feature_columns(scenario).values()], dtype)
     return Box(np.zeros_like(high), high, dtype=dtype)
 
 
@@ -267,18 +252,19 @@ def mask_rows(states, out, tables):
         choice_mask(states[row], out[row], tables)
 
 
-def feature_labels(scenario: Scenario) -> list[str]:
-    """Return the name of each column of `BlueMemory.features`."""
-    hosts = [host.name for host in scenario.hosts]
-    kinds = ("scanned", "scanned_last", "decoys/2", "decoys_full", "exploited", "exploits/2")
-    steps = ["step/100", "step/10 up to 1"]
-    for length in codes.EPISODE_LENGTHS[:-1]:
-        steps += [f"step<{length}", f"left of {length}"]
-    return [
-        *observation_labels(scenario),
-        *(f"{host} {kind}" for kind in (*kinds, "stale") for host in hosts),
-        *("red_is_wandering", "red_is_direct", *steps, f"left of {codes.EPISODE_LENGTHS[-1]}"),
-    ]
+def feature_columns(scenario: Scenario) -> dict[str, float]:
+    """Return the largest value of each column of `BlueMemory.features`, by its name."""
+    kinds = {"scanned": 1, "scanned_last": 1, "decoys/2": codes.MAX_DECOYS / 2, "decoys_full": 1}
+    kinds |= {"exploited": 1, "exploits/2": codes.MANY_EXPLOITS / 2, "stale": 1}
+    *shorter, last = codes.EPISODE_LENGTHS
+    steps = [f"{words}{length}" for length in shorter for words in ("step<", "left of ")]
+    return {
+        **dict.fromkeys(observation_labels(scenario), 1),
+        **{f"{host.name} {kind}": kinds[kind] for kind in kinds for host in scenario.hosts},
+        **dict.fromkeys(("red_is_wandering", "red_is_direct"), 1),
+        f"step/{last}": _LAST_STEP / last,
+        **dict.fromkeys((f"step/{codes.EARLY_STEPS} up to 1", *steps, f"left of {last}"), 1),
+    }
 
 
 def observation_labels(scenario: Scenario) -> list[str]:

@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.cage.challenge2.network.scenario import Scenario, cage2_scenario
-from vecenv.cage.challenge2.network.state import STATE_DTYPE, decode, host_bits
-from vecenv.cage.challenge2.network.tables import compile_tables
+from vecenv.cage.challenge2.rules.actions import observe
 from vecenv.cage.challenge2.rules.codes import B_LINE, BITS_PER_HOST, MEANDER, NONE
-from vecenv.cage.challenge2.rules.dynamics import apply, begin_episode
-from vecenv.cage.challenge2.rules.observation import observe
-from vecenv.cage.challenge2.rules.red import red_commit, red_options
+from vecenv.cage.challenge2.rules.dynamics import apply, begin_episode, red_commit, red_options
+from vecenv.cage.challenge2.scenario import Scenario, cage2_scenario
+from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables, decode, host_bits
+from vecenv.core.arguments import read_count
 from vecenv.jit import cached_njit
-
-__all__ = ["RecordedStep", "Replay", "ReplayResult", "ReplayedStep", "replay_episodes"]
 
 
 @cached_njit
@@ -116,8 +113,7 @@ class Replay:
         red_agents: Any = 0,
         green: bool = False,
     ) -> None:
-        if num_envs < 1:
-            raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+        read_count("num_envs", num_envs)
         self.scenario = cage2_scenario() if scenario is None else scenario
         self._tables = compile_tables(self.scenario, red_agents=(), green=green)
         self.states = np.zeros(num_envs, STATE_DTYPE).view(np.recarray)
@@ -176,7 +172,7 @@ class Replay:
         return ReplayedStep(self._obs, reward10, blue, red, self._errors)
 
     def true_state(self) -> dict[str, np.ndarray]:
-        """Return the compact true state of all episodes, see `state.decode`."""
+        """Return the compact true state of all episodes, see `tables.decode`."""
         return decode(self.states, self.scenario)
 
 
@@ -187,7 +183,7 @@ class ReplayResult:
     Attributes:
         fields: Observation, flags and state fields, by the names of the recordings: `obs` uint8
             (E, T, 4 * hosts), `reward10` int16 (E, T), `blue_success`, `red_success` uint8 (E, T),
-            and the fields of `state.decode`.
+            and the fields of `tables.decode`.
         errors: uint8 (E, T), see `dynamics.apply`.
         policy_agrees: bool (E, T), whether the built-in agent could have chosen the recorded red
             action; always True for other agents.

@@ -1,25 +1,293 @@
-"""CAGE Challenge 4 as Gymnasium envs: one agent controls all five blue agents."""
+"""CAGE Challenge 4 as Gymnasium envs: one agent controls all five blue agents, or five agents.
+
+First the options of a game, with the record that kernels read, and the kernels.
+"""
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+from gymnasium.spaces import Discrete, MultiDiscrete
 from gymnasium.vector import AutoresetMode
+from numba import njit
 
-from vecenv.cage.challenge4.graph import EVENTS, FLAT, UNITS, check_observation
-from vecenv.cage.challenge4.kernels import game_kernels, row_length, team_kernels
-from vecenv.cage.challenge4.options import Cage4Options, compile_rules
-from vecenv.cage.challenge4.rules import codes
+from vecenv.cage.challenge4.observations import (
+    EVENTS,
+    FLAT,
+    KINDS,
+    MAX_UNITS,
+    UNITS,
+    mask_agent,
+    mask_all,
+    row_length,
+    rows_space,
+)
+from vecenv.cage.challenge4.rules import codes, dynamics
 from vecenv.cage.challenge4.rules.codes import ZONE_NAMES, action_labels, host_name
-from vecenv.core.arguments import take_options
-from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv
+from vecenv.cage.challenge4.rules.state import STATE_DTYPE
+from vecenv.cage.playing import choice_problem, compiled_red, outside
+from vecenv.core.arguments import check_choice, import_object, read_count, take_options
+from vecenv.jit import AgentsOf, EnvKernels, JitEnv, JitVectorEnv, checked_in_trials, pack_record
 
-__all__ = [
-    "Cage4AgentsVectorEnv", "Cage4Env", "Cage4VectorEnv", "impossible_turns", "overflows",
-    "vectors_of",
-]  # fmt: skip
+_MAX_STEPS = 65535  # steps are counted in 16 bits
+
+
+@dataclass(frozen=True)
+class Cage4Options:
+    """Options of a game; the defaults are the challenge's numbers.
+
+    Attributes:
+        steps: The constructor argument S of the original. An episode has S - 1 steps.
+        red: "fsm" the default red agent, "discovery" its variant, "sleep" one that does nothing; or
+            a custom compiled function `(state, agent, rng)`, or its "module:function". It is called
+            for an agent that has sessions and is not busy. It returns three integers: an action (a
+            code of `rules.codes`), a host (for DISCOVER a subnet), and the id of an available
+            session. The agent waits if the action is 255, or if it does not know what was chosen. A
+            trial in Python rejects functions that choose what does not exist, but may not reach all
+            of their choices; `evaluate_cage4` counts such choices.
+        phishing_rate: Probability that a green user's work opens a phishing mail.
+        alarm_rate: Probability that a green user's work or access raises a false alarm.
+        greens_one_by_one: Whether each green user is drawn separately, as in the original. This is
+            slower; the distribution is the same.
+        log: Whether games keep what raw observations show; with observation "events" they always
+            do. Without it they are 5 % faster.
+    """
+
+    steps: int = 500
+    red: str | Callable[..., Any] = "fsm"
+    phishing_rate: float = codes.PHISHING_RATE
+    alarm_rate: float = codes.ALARM_RATE
+    greens_one_by_one: bool = False
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        read_count("steps", self.steps, 2, _MAX_STEPS)
+        if isinstance(self.red, str) and ":" in self.red:
+            object.__setattr__(self, "red", import_object("red", self.red))
+        if not callable(self.red) and self.red not in codes.RED_VARIANTS:
+            raise ValueError(
+                f"red must be one of {', '.join(codes.RED_VARIANTS)}, a compiled function or its "
+                f"'module:function', got {self.red!r}"
+            )
+        for name in ("phishing_rate", "alarm_rate"):
+            rate = getattr(self, name)
+            is_number = isinstance(rate, int | float | np.integer | np.floating)
+            if not is_number or not 0 <= rate <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {rate!r}")
+
+    @property
+    def own_red(self) -> Callable[..., Any] | None:
+        """The custom red agent, compiled; None for the challenge's own red agents."""
+        parameters = ("state", "agent", "rng")
+        return compiled_red("red", self.red, parameters) if callable(self.red) else None
+
+
+def compile_rules(options: Cage4Options) -> np.record:
+    """Return the record that kernels read."""
+    steps, alarm, phishing = options.steps, options.alarm_rate, options.phishing_rate
+    length, rest = divmod(steps, 3)
+    second_phase = length + (rest >= 1)
+    # For a user whose work and access always succeed: probabilities of visible events (SPEC 6).
+    # A third each: access, work, sleep; `anything` is at most 2/3.
+    access = alarm / 3
+    alarm_only, both = alarm * (1 - phishing) / 3, alarm * phishing / 3
+    phishing_only = (1 - alarm) * phishing / 3
+    anything = access + alarm_only + both + phishing_only
+    shares = (access, access + alarm_only, access + alarm_only + both)
+    share_access, share_phish, share_alarm = (
+        [part / anything for part in shares] if anything else [0.0, 0.0, 0.0]
+    )
+    return pack_record(
+        steps=np.int64(steps),
+        second_phase=np.int64(second_phase),
+        third_phase=np.int64(second_phase + length + (rest == 2)),
+        red_variant=np.int64(0 if callable(options.red) else codes.RED_VARIANTS.index(options.red)),
+        greens_one_by_one=np.int64(options.greens_one_by_one),
+        keeps_log=np.int64(options.log),
+        phishing_rate=float(phishing),
+        alarm_rate=float(alarm),
+        quiet_scale=1 / math.log1p(-anything) if anything else 0.0,
+        share_access=share_access,
+        share_alarm=share_alarm,
+        share_phish=share_phish,
+        access_failure=(1 - alarm) / 3 / (1 - anything),
+        work_failure=(1 - alarm) * (1 - phishing) / 3 / (1 - anything),
+    )
+
+
+def red_problem(policy: str, choice: Any, state: Any, agent: Any, rng: Any) -> str | None:
+    """Return what is wrong with a policy's choice, or None if it is valid; see `Cage4Options`.
+
+    Choosing something that exists but is unknown to the agent is valid.
+
+    Args:
+        policy: Name of the policy.
+        choice: Value that the policy returned.
+        state, agent, rng: Arguments of the policy.
+    """
+    expected = "three integers: what to do, the host or subnet, and a session on offer"
+    return choice_problem(policy, choice, 3, expected, _unknown)
+
+
+def _unknown(kind: int, target: int, session: int) -> str | None:
+    if kind == codes.NONE:
+        return None
+    if not 0 <= kind < codes.WITHDRAW:
+        known = f"a code from 0 to {codes.WITHDRAW - 1}, or {codes.NONE} to wait"
+        return f"no action {kind}, expected {known}"
+    if kind == codes.DISCOVER:
+        return outside("subnet", target, codes.NUM_SUBNETS)
+    return outside("host", target, codes.NUM_HOSTS)
+
+
+NUM_MESSAGES = 1 << codes.MESSAGE_BITS
+_SILENCE = (np.int64(0),) * codes.NUM_BLUE  # no messages
+# Names of groups, as in `vecenv.agents.group_agents`: agents 0 to 3 (all if padded); agent 4.
+ZONES, HEADQUARTERS = "blue_agent", "blue_agent_4"
+
+
+# --- readers: from an env's action to the actions and messages of five agents ---
+
+
+@njit
+def _five(z, h, last):
+    """Return the actions or messages of five agents: 0 to 3 from `z`, 4 from h[last]."""
+    return (np.int64(z[0]), np.int64(z[1]), np.int64(z[2]), np.int64(z[3]), np.int64(h[last]))
+
+
+@njit
+def _team(a):
+    return _five(a, a, 4) + _SILENCE
+
+
+@njit
+def _team_and_messages(a):
+    return _five(a, a, 4) + _five(a[5:], a[5:], 4)
+
+
+@njit
+def _padded_and_messages(a):
+    return _five(a[:, 0], a[:, 0], 4) + _five(a[:, 1], a[:, 1], 4)
+
+
+@njit
+def _two_groups(actions):
+    return _five(actions[0], actions[1], 0) + _SILENCE
+
+
+@njit
+def _two_groups_and_messages(actions):
+    z, h = actions
+    return _five(z[:, 0], h[:, 0], 0) + _five(z[:, 1], h[:, 1], 0)
+
+
+@functools.cache
+def _observer(observation: str, units: int) -> Callable[..., None]:
+    """Return a kernel that writes an agent's row with room for `units` own zones."""
+    write = KINDS[observation].write
+
+    @njit
+    def observe(state, agent, out, rules):
+        write(state, agent, out, units)
+
+    return observe
+
+
+def observer_of_all(observation: str) -> Callable[..., None]:
+    """Return a kernel that writes the concatenated rows of all agents."""
+    ends = np.cumsum([row_length(units, observation) for units in UNITS])
+    starts = np.array([0, *ends[:-1]])
+    first, last = _observer(observation, 1), _observer(observation, MAX_UNITS)
+
+    @njit
+    def observe_all(state, out, rules):
+        for agent in range(codes.NUM_BLUE - 1):
+            first(state, agent, out[starts[agent] : ends[agent]], rules)
+        last(state, codes.NUM_BLUE - 1, out[starts[codes.NUM_BLUE - 1] :], rules)
+
+    return observe_all
+
+
+def _game_step(read: Any, own_red: Any) -> Any:
+    """Return the step kernel; a trial in Python checks the choices of a custom red agent."""
+    red = None if own_red is None else checked_in_trials(own_red, red_problem)
+    return dynamics.step_kernel(read, red)
+
+
+@functools.cache
+def _masker(num_actions: int) -> Callable[..., None]:
+    @njit
+    def mask(state, agent, out, rules):
+        mask_agent(state, agent, out, num_actions)
+
+    return mask
+
+
+@functools.cache
+def team_kernels(
+    messages: bool = False, own_red: Callable[..., Any] | None = None, observation: str = FLAT
+) -> EnvKernels:
+    """Return the kernels of an env in which one agent plays all of blue.
+
+    Its observation concatenates those of all agents: uint8 (578,) if these are vectors. Its action
+    is an index for each agent, followed by an 8-bit number for each if there are messages.
+    """
+    nvec = [*codes.NUM_ACTIONS, *([NUM_MESSAGES] * codes.NUM_BLUE if messages else [])]
+    read = _team_and_messages if messages else _team
+    return EnvKernels(
+        STATE_DTYPE,
+        rows_space(UNITS, observation),
+        MultiDiscrete(nvec),
+        dynamics.reset,
+        _game_step(read, own_red),
+        observer_of_all(observation),
+        mask_all,
+        name="CAGE Challenge 4",
+    )
+
+
+@functools.cache
+def game_kernels(
+    pad: bool = False,
+    messages: bool = False,
+    own_red: Callable[..., Any] | None = None,
+    observation: str = FLAT,
+) -> EnvKernels:
+    """Return the kernels of a game of five blue agents.
+
+    Args:
+        pad: Whether all agents form one group "blue_agent", padded to the sizes of agent 4. If
+            not, agents 0 to 3 form "blue_agent" and agent 4 forms "blue_agent_4".
+        messages: Whether an action is an index and an 8-bit message, or an index alone.
+        own_red: See `dynamics.step_kernel`.
+        observation: See `Cage4VectorEnv`.
+    """
+    layout = {ZONES: codes.AGENT_NAMES[:4], HEADQUARTERS: codes.AGENT_NAMES[4:]}
+    read = _two_groups_and_messages if messages else _two_groups
+    if pad:
+        layout, read = {ZONES: codes.AGENT_NAMES}, _padded_and_messages if messages else _team
+    groups, observers, masks = {}, {}, {}
+    for name, agents in layout.items():
+        units = 1 if len(agents) == 4 else MAX_UNITS
+        num = codes.NUM_ACTIONS[0 if units == 1 else -1]
+        actions = MultiDiscrete([num, NUM_MESSAGES]) if messages else Discrete(num)
+        groups[name] = AgentsOf(agents, rows_space((units,), observation), actions)
+        observers[name], masks[name] = _observer(observation, units), _masker(num)
+    return EnvKernels(
+        STATE_DTYPE,
+        reset=dynamics.reset,
+        step=_game_step(read, own_red),
+        observe=observers,
+        action_mask=masks,
+        groups=groups,
+        name="CAGE Challenge 4",
+    )
+
 
 METADATA = {"render_modes": ["rgb_array"], "render_fps": 2}
 
@@ -29,10 +297,21 @@ class _Games(JitVectorEnv):
 
     metadata: dict[str, Any] = METADATA
 
-    def __init__(self, kernels: EnvKernels, num_envs: int, options: Cage4Options, **rest: Any):
-        self.options = options
-        rest.setdefault("params", compile_rules(options))
+    def __init__(
+        self,
+        make: Callable[..., EnvKernels],
+        num_envs: int,
+        options: Cage4Options,
+        observation: str,
+        **rest: Any,
+    ) -> None:
+        check_choice("observation", observation, tuple(KINDS))
+        # Games keep what this kind of observation shows.
+        self.options = replace(options, log=options.log or observation == EVENTS)
+        self._observation = observation
+        rest.setdefault("params", compile_rules(self.options))
         is_tried = callable(options.red) and not rest.get("debug")
+        kernels = make(own_red=options.own_red, observation=observation)
         super().__init__(kernels, num_envs, dry_run=is_tried, **rest)
 
     def world(self, **changed: Any) -> np.record:
@@ -43,9 +322,7 @@ class _Games(JitVectorEnv):
         A custom red agent is compiled in and can't be changed.
         """
         if callable(red := changed.get("red")):
-            raise TypeError(
-                f"red is {red!r}: one of one's own is compiled; make another vector env"
-            )
+            raise TypeError(f"red is {red!r}: a custom one is compiled; make another vector env")
         return compile_rules(replace(self.options, **changed))
 
     def check_state(self, state: Any, states: np.ndarray) -> None:
@@ -103,11 +380,9 @@ class Cage4AgentsVectorEnv(_Games):
         observation: str = FLAT,
         **options: Any,
     ) -> None:
-        names = [field.name for field in fields(Cage4Options)]
-        chosen = take_options(Cage4Options, names, options)
-        check_observation(observation)
-        kernels = game_kernels(bool(pad), bool(messages), chosen.own_red, observation)
-        super().__init__(kernels, num_envs, _with_log(chosen, observation), **options)
+        chosen = take_options(Cage4Options, Cage4Options.__dataclass_fields__, options)
+        make = functools.partial(game_kernels, bool(pad), bool(messages))
+        super().__init__(make, num_envs, chosen, observation, **options)
 
 
 class Cage4VectorEnv(_Games):
@@ -152,7 +427,7 @@ class Cage4VectorEnv(_Games):
     Example:
         >>> envs = Cage4VectorEnv(2, debug=True)
         >>> obs, _ = envs.reset(seed=0)
-        >>> obs.shape, [vectors.shape for vectors in vectors_of(obs)][3:]
+        >>> obs.shape, [vectors.shape for vectors in envs.agent_obs(obs)][3:]
         ((2, 578), [(2, 92), (2, 210)])
         >>> obs, rewards, *_ = envs.step([[49, 49, 49, 49, 145]] * 2)
         >>> rewards.shape, envs.states["phase"]
@@ -176,13 +451,11 @@ class Cage4VectorEnv(_Games):
         debug: bool = False,
         **options: Any,
     ) -> None:
-        check_observation(observation)
-        chosen = Cage4Options(**options)
-        self._observation = observation
         super().__init__(
-            team_kernels(messages, chosen.own_red, observation),
+            functools.partial(team_kernels, messages),
             num_envs,
-            _with_log(chosen, observation),
+            Cage4Options(**options),
+            observation,
             autoreset_mode=autoreset_mode,
             num_threads=num_threads,
             episode_infos=episode_infos,
@@ -207,10 +480,11 @@ class Cage4VectorEnv(_Games):
 
     def get_action_meanings(self) -> dict[str, list[str]]:
         """Return the names of each agent's actions; messages are named "00000000" and so on."""
-        found = {f"blue {agent}": _short_labels(agent) for agent in range(codes.NUM_BLUE)}
+        agents = range(codes.NUM_BLUE)
+        found = {f"blue {agent}": list(map(_short, action_labels(agent))) for agent in agents}
         if len(self.single_action_space.nvec) > codes.NUM_BLUE:  # type: ignore[attr-defined]  # a MultiDiscrete
             messages = [f"{bits:0{codes.MESSAGE_BITS}b}" for bits in range(1 << codes.MESSAGE_BITS)]
-            found |= {f"message of blue {agent}": messages for agent in range(codes.NUM_BLUE)}
+            found |= {f"message of blue {agent}": messages for agent in agents}
         return found
 
     def get_busy_parts(self) -> dict[str, str]:
@@ -266,25 +540,11 @@ class Cage4Env(JitEnv):
         return self._envs.states[0]
 
 
-def _with_log(options: Cage4Options, observation: str) -> Cage4Options:
-    """Return options under which games keep what this kind of observation shows."""
-    return replace(options, log=True) if observation == EVENTS else options
-
-
-def _short_labels(agent: int) -> list[str]:
-    """Return the labels of an agent's actions, with host names shortened, as "RZA user 4"."""
-    return [_short(label) for label in action_labels(agent)]
-
-
 def _short(label: str) -> str:
+    """Return a label with its host names shortened, as "RZA user 4"."""
     for long, short in zip(ZONE_NAMES, codes.SUBNET_NAMES, strict=True):
         label = label.replace(long, short)
     return label.replace("_user_host_", " user ").replace("_server_host_", " server ")
-
-
-def vectors_of(obs: np.ndarray) -> list[np.ndarray]:
-    """Split obs (N, 578) into one view per agent: (N, 92) or (N, 210)."""
-    return np.split(obs, codes.OBS_STARTS[1:], axis=1)
 
 
 def impossible_turns(states: np.ndarray) -> np.ndarray:

@@ -10,8 +10,6 @@ from vecenv.cage.canvas import Canvas
 from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.challenge4.rules.codes import host_name
 
-__all__ = ["draw_state"]
-
 _WIDTH, _HEIGHT = 1000, 640
 _INK, _GREY, _PAPER, _ZONE = "#1d3557", "#8d99ae", "#ffffff", "#f4f6f8"
 _CLEAN, _HELD, _OWNED = "#cfe8d5", "#f4a261", "#c1121f"

@@ -14,18 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vecenv.cage.challenge4.options import Cage4Options, compile_rules
-from vecenv.cage.challenge4.raw import RawNetwork, plain_raw, raw_observations
+from vecenv.cage.challenge4.env import Cage4Options, compile_rules, observer_of_all
+from vecenv.cage.challenge4.observations import FLAT, mask_all
+from vecenv.cage.challenge4.original import RawNetwork, plain_raw, raw_observations
 from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.challenge4.rules.draws import CURSOR_DTYPE, TAPE_DTYPE
 from vecenv.cage.challenge4.rules.dynamics import apply, begin
-from vecenv.cage.challenge4.rules.observation import mask_all, observe
 from vecenv.cage.challenge4.rules.state import STATE_DTYPE
+from vecenv.core.arguments import read_count
 from vecenv.files import read_npz
 from vecenv.jit import cached_njit
 from vecenv.jit.random import RNG_DTYPE
-
-__all__ = ["TraceDifference", "TraceError", "TraceReplay", "replay_traces"]
 
 HOSTS = np.arange(codes.NUM_HOSTS)
 SPEC_IDS = codes.spec_id(HOSTS)  # of the simulator's hosts
@@ -59,12 +58,15 @@ def _short(value: Any) -> str:
     return text if len(text) < 200 else f"{text[:200]}..."
 
 
+_observe = observer_of_all(FLAT)
+
+
 @cached_njit
 def begin_row(states, host, obs, masks, rules):
     """Begin an episode of a state (1,), with red agent 0 on a host; write what blue is given."""
     begin(states[0], host)
-    observe(states[0], obs, rules[0])
-    mask_all(states[0], masks)
+    _observe(states[0], obs, rules[0])
+    mask_all(states[0], masks, rules[0])
 
 
 @cached_njit
@@ -72,47 +74,50 @@ def play_row(states, actions, streams, tape, obs, rules):
     """Step a state (1,) with a tape (entries, cursors (1,)); write blue's observation."""
     entries, cursors = tape
     apply(states[0], actions, (streams[0], (entries, cursors[0])), rules[0])
-    observe(states[0], obs, rules[0])
+    _observe(states[0], obs, rules[0])
 
 
-def _shapes() -> dict[str, tuple[Any, ...]]:
-    """Return the shapes of a trace's arrays; words stand for variable lengths."""
-    hosts, zones, red, blue = codes.NUM_SPEC_HOSTS, codes.NUM_ZONES, codes.NUM_RED, codes.NUM_BLUE
-    names: dict[tuple[Any, ...], str] = {
+_HOSTS, _ZONES, _RED, _BLUE = codes.NUM_SPEC_HOSTS, codes.NUM_ZONES, codes.NUM_RED, codes.NUM_BLUE
+
+
+def _by_name(names: dict[tuple[Any, ...], str]) -> dict[str, tuple[Any, ...]]:
+    return {name: shape for shape, words in names.items() for name in words.split()}
+
+
+# Shapes of a trace's arrays; words stand for variable lengths.
+_SHAPES = _by_name(
+    {
         (): "meta_steps meta_red net_red_start_host",
         ("steps",): "reward phase",
-        ("steps", blue): "blue_action blue_msg blue_family blue_left blue_success",
+        ("steps", _BLUE): "blue_action blue_msg blue_family blue_left blue_success",
         ("steps", 4): "reward_parts",
-        ("steps", 3, zones): "fail_counts",
-        ("steps", zones): "blocks",
-        ("steps", hosts): "green events svc decoys n_vsftpd max_pid",
-        ("steps", red): "red_choice red_target red_session red_busy red_left red_done "
+        ("steps", 3, _ZONES): "fail_counts",
+        ("steps", _ZONES): "blocks",
+        ("steps", _HOSTS): "green events svc decoys n_vsftpd max_pid",
+        ("steps", _RED): "red_choice red_target red_session red_busy red_left red_done "
         "red_done_target red_success red_exploit red_active known_subnets",
-        ("steps", red, hosts): "fsm",
+        ("steps", _RED, _HOSTS): "fsm",
         ("steps + 1",): "tape_off sess_off",
-        ("steps + 1", blue - 1, codes.OBS_LENGTHS[0]): "obs",
+        ("steps + 1", _BLUE - 1, codes.OBS_LENGTHS[0]): "obs",
         ("steps + 1", codes.OBS_LENGTHS[4]): "obs4",
         ("draws",): "tape_site tape_actor tape_n tape_val",
         ("sessions",): "sess_agent sess_ident sess_host sess_flags sess_pid",
         ("rows", 3): "fsm_log space_log sus_log",
         ("rows", 5): "scan_log",
-        (hosts,): "net_exists net_services",
-        (red,): "net_red_known_subnets",
+        (_HOSTS,): "net_exists net_services",
+        (_RED,): "net_red_known_subnets",
         (codes.NUM_ACTIONS[0],): "mask0 mask1 mask2 mask3",
         (codes.NUM_ACTIONS[4],): "mask4",
     }
-    return {name: shape for shape, words in names.items() for name in words.split()}
-
-
-_SHAPES = _shapes()
-_PER_HOST = (codes.NUM_SPEC_HOSTS,)
-_RAW_SHAPES: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(("net_address", "net_base_pid", "net_blue_pid"), _PER_HOST),
-    **dict.fromkeys(("net_blue_ident", "net_os"), _PER_HOST),
-    "net_addon_order": (*_PER_HOST, codes.MAX_EXTRAS),
-    "net_cidr_third_octet": (codes.NUM_ZONES,),
-    "raw": ("rows",),
-}
+)
+_RAW_SHAPES = _by_name(
+    {
+        (_HOSTS,): "net_address net_base_pid net_blue_pid net_blue_ident net_os",
+        (_HOSTS, codes.MAX_EXTRAS): "net_addon_order",
+        (_ZONES,): "net_cidr_third_octet",
+        ("rows",): "raw",
+    }
+)
 # Arrays that every recording of raw observations has.
 _NEEDED = (
     "meta_steps meta_red net_red_start_host net_red_known_subnets net_exists net_services "
@@ -495,8 +500,7 @@ def replay_traces(paths: Iterable[str | Path], *, max_differences: int = 20) -> 
         TraceError: A file is damaged or not a trace.
         OSError: A file can't be read.
     """
-    if max_differences < 1:
-        raise ValueError(f"max_differences is {max_differences}, expected at least 1")
+    read_count("max_differences", max_differences)
     players = [_Player(trace, max_differences) for trace in map(Trace, paths)]
     for player in players:
         player.play()

@@ -1,4 +1,4 @@
-"""The effects of blue's and red's actions on a network. For compiled code.
+"""The effects of blue's and red's actions, and blue's observation. For compiled code.
 
 A host's sessions are kept as three counts and, where it matters, their order of creation; see
 `STATE_DTYPE`. Counts saturate at MAX_COUNT. Only the sixteen oldest have an order; if there are
@@ -7,6 +7,9 @@ more, the stuck ones among the rest count as older than the removable ones.
 Every red action returns `(success, num_events, num_ports, is_shell_seen, error)`: its success flag;
 the events on its target and the number of distinct local ports among them, uint64; whether one of
 them shows a reverse shell; and an error flag if an outcome it needed was missing or impossible.
+
+The observation has four bits per host: two of activity, which last one step, and two of blue's
+belief, which persist.
 """
 
 import numpy as np
@@ -14,7 +17,7 @@ from numba import njit
 
 from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.bits import ONE, TWO, ZERO, count, only
-from vecenv.cage.challenge2.rules.observation import believe_cleaned, believe_removed
+from vecenv.jit import write_bits
 
 _FULL = np.uint64(codes.MAX_COUNT)
 _NUM_ORDERED = np.uint64(16)
@@ -164,7 +167,9 @@ def remove(state, host, tables):
     if tables.remove_reports_last_shell != ZERO:
         reports_success = (np.uint64(state.last_shell) & only(host)) != ZERO
     end_removable(state, host)
-    believe_removed(state, host)
+    bits, shift = np.uint64(state.obs_bits), host * _BITS_PER_HOST
+    if (bits & (_BELIEF_BITS << shift)) != ZERO:  # blue's belief: unknown, unless it was clean
+        state.obs_bits = (bits & ~(_BELIEF_BITS << shift)) | (_BELIEF_UNKNOWN << shift)
     return reports_success
 
 
@@ -179,7 +184,7 @@ def restore(state, host, tables):
     if host == tables.service_host:
         state.ot_running = ONE
         state.ot_stoppable = ZERO
-    believe_cleaned(state, host)
+    state.obs_bits = np.uint64(state.obs_bits) & ~(_BELIEF_BITS << (host * _BITS_PER_HOST))
 
 
 @njit
@@ -225,12 +230,6 @@ def can_reach(state, subnet, tables):
 
 
 @njit
-def can_reach_host(state, host, tables):
-    """Return whether red's traffic now reaches host uint64."""
-    return can_reach(state, np.uint64(tables.subnet_of[host]), tables)
-
-
-@njit
 def listeners(state, host, tables):
     """Return the numbers of listening connections and of their ports on host uint64: uint64."""
     decoys = np.uint64(state.decoys[host]) & ~np.uint64(tables.stackable_decoys)
@@ -255,7 +254,7 @@ def sweep(state, subnet, tables):
 def scan(state, host, tables):
     """DiscoverNetworkServices: learn the open ports of host uint64, if it can be reached."""
     num_events, num_ports = listeners(state, host, tables)
-    if not can_reach_host(state, host, tables):
+    if not can_reach(state, np.uint64(tables.subnet_of[host]), tables):
         num_events = num_ports = ZERO
     else:
         state.red_ports[host] = ports_in_use(state, host, tables)
@@ -281,7 +280,7 @@ def exploit(state, host, number, detected, tables):
         is_none = candidates == ZERO and number == codes.NONE
         return nothing(codes.FAILED, _NO_ERROR if is_none else codes.BAD_EXPLOIT)
     state.red_exploit = number
-    if not can_reach_host(state, host, tables):
+    if not can_reach(state, np.uint64(tables.subnet_of[host]), tables):
         return nothing(codes.FAILED, _NO_ERROR)
     is_guessing = (np.uint64(tables.brute_force) >> index) & ONE == ONE
     result = tables.exploit_result[host, index]
@@ -289,13 +288,8 @@ def exploit(state, host, number, detected, tables):
         decoys = np.uint64(state.decoys[host]) & np.uint64(tables.catching_decoys[index])
         if decoys == ZERO:
             return nothing(codes.FAILED, _NO_ERROR)
-        return (
-            codes.FAILED,
-            _GUESSING_EVENTS if is_guessing else _DECOY_EVENTS,
-            ONE,
-            False,
-            _NO_ERROR,
-        )
+        num_events = _GUESSING_EVENTS if is_guessing else _DECOY_EVENTS
+        return codes.FAILED, num_events, ONE, False, _NO_ERROR
     if is_guessing:
         if result != codes.SSH_SESSION:
             return codes.FAILED, _GUESSING_EVENTS, ONE, False, _NO_ERROR
@@ -397,3 +391,54 @@ def red_action(state, red_type, target, outcomes, tables):
     if red_type == codes.ESCALATE:
         return escalate(state, host, pe_index, tables)
     return impact(state, host, tables)
+
+
+_MANY = np.uint64(codes.MANY)
+_MANY_EVENTS = np.uint64(codes.MANY_EVENTS)
+_SHELL_SEEN = np.uint64(codes.SHELL_SEEN)
+_DECOY_PLACED = np.uint64(codes.DECOY_PLACED)
+_BELIEF_BITS = np.uint64(codes.BELIEF_BITS)
+_BELIEF_UNKNOWN = np.uint64(codes.BELIEF_UNKNOWN)
+_BELIEF_USER = np.uint64(codes.BELIEF_USER)
+_BELIEF_PRIVILEGED = np.uint64(codes.BELIEF_PRIVILEGED)
+_BITS_PER_HOST = np.uint64(codes.BITS_PER_HOST)
+_NUM_BITS = np.uint64(64)
+ALL_BELIEFS = np.uint64(codes.BELIEF_BITS * 0x1111111111111111)
+
+
+@njit
+def show_activity(state, host, num_events, num_ports, is_shell_seen, placed, tables):
+    """Set the activity of host uint64 from its events; an exploit also changes the belief.
+
+    Args:
+        num_events, num_ports: uint64; network events on the host, and distinct local ports of them.
+        is_shell_seen: Whether one of them shows a reverse shell.
+        placed: Set uint64 of hosts on which a decoy was placed in this step.
+    """
+    is_placed = (placed >> host) & ONE
+    index = min(num_ports, _MANY) | (is_placed * _DECOY_PLACED)
+    if num_events + is_placed >= _MANY:
+        index |= _MANY_EVENTS
+    if is_shell_seen:
+        index |= _SHELL_SEEN
+    activity = np.uint64(tables.activity[index])
+    shift = host * _BITS_PER_HOST
+    bits = np.uint64(state.obs_bits) | (activity << shift)
+    if activity == codes.ACTIVITY_EXPLOIT:
+        bits = (bits & ~(_BELIEF_BITS << shift)) | (_BELIEF_USER << shift)
+    state.obs_bits = bits
+
+
+@njit
+def show_found(state, found):
+    """Set the belief privileged for the host in `found` uint64, where Analyse found a tool."""
+    if found != ZERO:
+        shift = count(found - ONE) * _BITS_PER_HOST
+        state.obs_bits = np.uint64(state.obs_bits) | (_BELIEF_PRIVILEGED << shift)
+
+
+@njit
+def observe(state, out, tables):
+    """Write the observation: `out` (4 * hosts,) of any number type, values 0 and 1."""
+    num_bits = min(np.uint64(out.shape[0]), _NUM_BITS)
+    write_bits(np.uint64(state.obs_bits), num_bits, out)

@@ -2,6 +2,13 @@
 
 import numpy as np
 
+RULES_VERSION = 1
+"""Version of CAGE Challenge 2's simulator.
+
+The version is raised when equal tables, actions and random numbers no longer give equal
+observations and rewards: scores of different versions are not comparable.
+"""
+
 # Limits of a compiled scenario: sets of hosts are bit masks of 16 bits, the others of 8.
 MAX_HOSTS = 16
 MAX_SUBNETS = 8

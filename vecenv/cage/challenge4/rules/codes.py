@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ZONE_NAMES", "action_labels", "host_name", "observation_labels"]
+CAGE4_RULES_VERSION = 1
+"""Version of CAGE Challenge 4's simulator, raised as `RULES_VERSION` is."""
 
 # --- subnets (SPEC 1.1) ---
 RZA, OZA, RZB, OZB, CON, PUB, ADM, OFF, INT = range(9)
@@ -28,25 +29,21 @@ NUM_SPEC_HOSTS = 137
 MAX_USERS, MAX_SERVERS = 10, 6
 FIRST_SERVER = MAX_USERS  # k of server host 0
 USER_BITS = (1 << MAX_USERS) - 1
+PLACES = (*range(FIRST_SERVER, HOSTS_PER_SUBNET), *range(FIRST_SERVER))  # order of actions (10.1)
 
 # --- agents (SPEC 1.1) ---
 NUM_BLUE, NUM_RED = 5, 6
 AGENT_NAMES = tuple(f"blue_agent_{agent}" for agent in range(NUM_BLUE))
 BLUE_SUBNETS = ((RZA,), (OZA,), (RZB,), (OZB,), (ADM, OFF, PUB))  # in alphabetical order
+WATCHED_ZONES = np.concatenate(BLUE_SUBNETS)  # of all blue agents
 RED_OF_SUBNET = np.array([1, 2, 3, 4, 0, 5, 5, 5], np.int64)
 RED_SUBNETS = np.array([1 << CON, 1 << RZA, 1 << OZA, 1 << RZB, 1 << OZB, 0b11100000], np.int64)
 
 # --- routes (SPEC 1.3): from a zone to the internet, by routers ---
-_TO_INTERNET = {
-    RZA: (RZA, INT),
-    OZA: (OZA, RZA, INT),
-    RZB: (RZB, INT),
-    OZB: (OZB, RZB, INT),
-    CON: (CON, INT),
-    PUB: (PUB, INT),
-    ADM: (ADM, PUB, INT),
-    OFF: (OFF, PUB, INT),
-}
+TO_INTERNET = {
+    RZA: (RZA, INT), OZA: (OZA, RZA, INT), RZB: (RZB, INT), OZB: (OZB, RZB, INT),
+    CON: (CON, INT), PUB: (PUB, INT), ADM: (ADM, PUB, INT), OFF: (OFF, PUB, INT),
+}  # fmt: skip
 MAX_ROUTE = 5
 
 
@@ -54,8 +51,8 @@ def _routes():
     """Zones whose routers lie between two hosts (8, 8, 5), INT the internet's; and their number."""
     routes = np.zeros((NUM_SUBNETS, NUM_SUBNETS, MAX_ROUTE), np.int64)
     num = np.zeros((NUM_SUBNETS, NUM_SUBNETS), np.int64)
-    for a, up in _TO_INTERNET.items():
-        for b, down in _TO_INTERNET.items():
+    for a, up in TO_INTERNET.items():
+        for b, down in TO_INTERNET.items():
             top = next(zone for zone in up if zone in down)  # the network is a tree
             route = up[: up.index(top) + 1] + down[: down.index(top)][::-1]
             routes[a, b, : len(route)], num[a, b] = route, len(route)
@@ -105,8 +102,7 @@ NUM_ACTIONS = (82, 82, 82, 82, 242)
 MAX_ACTIONS = 242
 SLEEPS = (49, 49, 49, 49, 145)  # index of Sleep of each agent
 OBS_LENGTHS = (92, 92, 92, 92, 210)
-OBS_STARTS = (0, 92, 184, 276, 368)
-OBS_LENGTH = 578
+OBS_LENGTH = 578  # of all agents
 MESSAGE_BITS = 8
 RESTORE_COST = 1  # SPEC 9, per submission
 
@@ -117,11 +113,7 @@ def _action_tables():
     target = np.zeros((NUM_BLUE, MAX_ACTIONS), np.int64)
     source = np.zeros((NUM_BLUE, MAX_ACTIONS), np.int64)
     for agent, subnets in enumerate(BLUE_SUBNETS):
-        hosts = [
-            subnet * HOSTS_PER_SUBNET + k
-            for subnet in subnets
-            for k in (*range(FIRST_SERVER, HOSTS_PER_SUBNET), *range(FIRST_SERVER))
-        ]
+        hosts = [subnet * HOSTS_PER_SUBNET + k for subnet in subnets for k in PLACES]
         pairs = [(to, other) for to in subnets for other in SORTED_SUBNETS if other != to]
         rows = [(ANALYSE, host, 0) for host in hosts] + [(MONITOR, 0, 0)]
         rows += [(REMOVE, host, 0) for host in hosts] + [(RESTORE, host, 0) for host in hosts]
@@ -172,19 +164,10 @@ def _next_states():
     """State after an action of red succeeded (SPEC_RED 7.1), uint8 (10, 8)."""
     table = np.repeat(np.arange(10)[:, None], 8, axis=1)
     for state, action, after in (
-        (K, DISCOVER, KD),
-        (K, AGGRESSIVE, S),
-        (K, STEALTH, S),
-        (KD, AGGRESSIVE, SD),
-        (KD, STEALTH, SD),
-        (S, DISCOVER, SD),
-        (S, EXPLOIT, U),
-        (SD, EXPLOIT, UD),
-        (U, DISCOVER, UD),
-        (U, ESCALATE, R),
-        (UD, ESCALATE, RD),
-        (R, DISCOVER, RD),
-    ):
+        (K, DISCOVER, KD), (K, AGGRESSIVE, S), (K, STEALTH, S), (KD, AGGRESSIVE, SD),
+        (KD, STEALTH, SD), (S, DISCOVER, SD), (S, EXPLOIT, U), (SD, EXPLOIT, UD),
+        (U, DISCOVER, UD), (U, ESCALATE, R), (UD, ESCALATE, RD), (R, DISCOVER, RD),
+    ):  # fmt: skip
         table[state, action] = after
     return table.astype(np.uint8)
 
@@ -237,77 +220,43 @@ def _set(*subnets):
 
 
 # Subnets whose server 0 is revealed by escalating server 0 of a subnet (SPEC_RED 2).
-REVEALS = np.array(
-    [
-        _set(OZA, CON),
-        _set(RZA),
-        _set(OZB, CON),
-        _set(RZB),
-        _set(RZA, RZB, PUB),
-        _set(CON, ADM, OFF),
-        _set(PUB),
-        _set(PUB),
-    ],
-    np.int64,
-)
+_LINKS = ((OZA, CON), (RZA,), (OZB, CON), (RZB,), (RZA, RZB, PUB), (CON, ADM, OFF), (PUB,), (PUB,))
+REVEALS = np.array([_set(*subnets) for subnets in _LINKS], np.int64)
 
 # --- green (SPEC 6) ---
 ACCESS_SERVICE, LOCAL_WORK, GREEN_SLEEP = range(3)
 GREEN_NONE, GREEN_SLEPT, WORK_DONE, WORK_FAILED, ACCESS_DONE, ACCESS_FAILED = range(6)
 PHISHING_RATE, ALARM_RATE = 0.01, 0.01
-_HQ = {own: [_set(RZA, RZB, CON, own)] * 3 for own in (PUB, ADM, OFF)}
+_HQ = (PUB, ADM, OFF)
 _ALLOWED = {  # SPEC 6.3, by phase
-    RZA: [
-        _set(RZA, OZA, RZB, CON, PUB, ADM, OFF),
-        _set(RZA, PUB, ADM, OFF),
-        _set(RZA, OZA, CON, PUB, ADM, OFF),
-    ],
-    OZA: [_set(RZA, OZA), _set(OZA), _set(RZA, OZA)],
-    RZB: [
-        _set(RZA, RZB, OZB, CON, PUB, ADM, OFF),
-        _set(RZB, OZB, CON, PUB, ADM, OFF),
-        _set(RZB, PUB, ADM, OFF),
-    ],
-    OZB: [_set(RZB, OZB), _set(RZB, OZB), _set(OZB)],
-    CON: [
-        _set(RZA, RZB, CON, PUB, ADM, OFF),
-        _set(RZB, CON, PUB, ADM, OFF),
-        _set(RZA, CON, PUB, ADM, OFF),
-    ],
-    **_HQ,
+    RZA: [(RZA, OZA, RZB, CON, *_HQ), (RZA, *_HQ), (RZA, OZA, CON, *_HQ)],
+    OZA: [(RZA, OZA), (OZA,), (RZA, OZA)],
+    RZB: [(RZA, RZB, OZB, CON, *_HQ), (RZB, OZB, CON, *_HQ), (RZB, *_HQ)],
+    OZB: [(RZB, OZB), (RZB, OZB), (OZB,)],
+    CON: [(RZA, RZB, CON, *_HQ), (RZB, CON, *_HQ), (RZA, CON, *_HQ)],
+    **{own: [(RZA, RZB, CON, own)] * 3 for own in _HQ},
 }
-GREEN_ALLOWED = np.array([[_ALLOWED[own][p] for own in range(8)] for p in range(3)], np.int64)
+GREEN_ALLOWED = np.array(
+    [[_set(*_ALLOWED[own][phase]) for own in range(8)] for phase in range(3)], np.int64
+)
 
 # --- rewards (SPEC 9), by phase and subnet ---
-WORK_REWARD = np.array(
-    [
-        [-1, -1, -1, -1, 0, -1, -1, -1],
-        [-2, -10, -1, -1, 0, -1, -1, -1],
-        [-1, -1, -2, -10, 0, -1, -1, -1],
-    ],
-    np.int64,
-)
-ACCESS_REWARD = np.array(
-    [
-        [-3, -1, -3, -1, -5, -1, -1, -1],
-        [-1, 0, -1, -1, 0, -1, -1, -1],
-        [-3, -1, -1, 0, 0, -1, -1, -1],
-    ],
-    np.int64,
-)
-IMPACT_REWARD = np.array(
-    [
-        [-1, -1, -1, -1, -5, -3, -3, -3],
-        [-3, -10, -1, -1, 0, -3, -3, -3],
-        [-3, -1, -3, -10, 0, -3, -3, -3],
-    ],
-    np.int64,
-)
+WORK_REWARD, ACCESS_REWARD, IMPACT_REWARD = np.array([
+    [[-1, -1, -1, -1, 0, -1, -1, -1],
+     [-2, -10, -1, -1, 0, -1, -1, -1],
+     [-1, -1, -2, -10, 0, -1, -1, -1]],
+    [[-3, -1, -3, -1, -5, -1, -1, -1],
+     [-1, 0, -1, -1, 0, -1, -1, -1],
+     [-3, -1, -1, 0, 0, -1, -1, -1]],
+    [[-1, -1, -1, -1, -5, -3, -3, -3],
+     [-3, -10, -1, -1, 0, -3, -3, -3],
+     [-3, -1, -3, -10, 0, -3, -3, -3]],
+], np.int64)  # fmt: skip
 
 
 def _not_linked():
     """Policy entries of the observation (SPEC 10.3): bit i is sorted subnet i."""
-    core = (INT, ADM, OFF, PUB, CON, RZA, RZB)
+    core = (INT, *_HQ, CON, RZA, RZB)
     links = {frozenset((a, b)) for a in core for b in core if a != b}
     links |= {frozenset((RZA, OZA)), frozenset((RZB, OZB))}
     cut = {
@@ -367,16 +316,10 @@ FIRST_RED_ACTOR, FIRST_GREEN_ACTOR = 5, 11
 
 
 ZONE_NAMES = (
-    "restricted_zone_a_subnet",
-    "operational_zone_a_subnet",
-    "restricted_zone_b_subnet",
-    "operational_zone_b_subnet",
-    "contractor_network_subnet",
-    "public_access_zone_subnet",
-    "admin_network_subnet",
-    "office_network_subnet",
-    "internet_subnet",
-)
+    "restricted_zone_a_subnet", "operational_zone_a_subnet", "restricted_zone_b_subnet",
+    "operational_zone_b_subnet", "contractor_network_subnet", "public_access_zone_subnet",
+    "admin_network_subnet", "office_network_subnet", "internet_subnet",
+)  # fmt: skip
 
 
 def spec_id(hosts: np.ndarray) -> np.ndarray:
@@ -420,9 +363,8 @@ def observation_labels(agent: int) -> list[str]:
         labels += [f"{ZONE_NAMES[subnet]}: zone is {zone}" for zone in zones]
         labels += [f"traffic {ZONE_NAMES[subnet]} <- {zone} is blocked" for zone in zones]
         labels += [f"policy does not link {ZONE_NAMES[subnet]} and {zone}" for zone in zones]
-        places = (*range(FIRST_SERVER, HOSTS_PER_SUBNET), *range(FIRST_SERVER))
+        hosts = [host_name(HOSTS_PER_SUBNET * subnet + place) for place in PLACES]
         for event in ("process", "connection"):
-            hosts = [host_name(HOSTS_PER_SUBNET * subnet + place) for place in places]
             labels += [f"{event} event on {host}" for host in hosts]
     senders = [sender for sender in range(NUM_BLUE) if sender != agent]
     return labels + [f"bit {k} from blue_agent_{s}" for s in senders for k in range(MESSAGE_BITS)]

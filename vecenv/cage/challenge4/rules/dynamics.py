@@ -8,8 +8,14 @@ import numpy as np
 from numba import njit
 
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cage.challenge4.rules.bits import count, nth
-from vecenv.cage.challenge4.rules.blue import blue_effects, submit
+from vecenv.cage.challenge4.rules.actions import (
+    blue_effects,
+    checked_choice,
+    choose,
+    digest,
+    red_action,
+    submit,
+)
 from vecenv.cage.challenge4.rules.events import begin_log, begin_step
 from vecenv.cage.challenge4.rules.green import (
     choose_greens,
@@ -18,7 +24,6 @@ from vecenv.cage.challenge4.rules.green import (
     greens_one_by_one,
     num_servers_in,
 )
-from vecenv.cage.challenge4.rules.red import checked_choice, choose, digest, red_action
 from vecenv.cage.challenge4.rules.sessions import (
     add_session,
     check_sessions,
@@ -26,6 +31,7 @@ from vecenv.cage.challenge4.rules.sessions import (
     offer,
     reassign,
 )
+from vecenv.cage.challenge4.rules.state import count, nth
 from vecenv.jit.random import integers
 
 MIN_USERS, MIN_SERVERS = 3, 1
@@ -65,9 +71,6 @@ def generate(state, rng):
     state.known_subnets[codes.NUM_RED - 1] = 1 << (codes.PUB + integers(rng, _NUM_HQ_SUBNETS))
     hosts = np.int64(state.exists[codes.CON])
     return np.int64(codes.CON * 16) + nth(hosts, integers(rng, count(hosts)))
-
-
-_WORK, _ACCESS, _IMPACTS, _COST = 0, 1, 2, 3
 
 
 @njit
@@ -210,38 +213,9 @@ def _count_reward(state, cost):
     for agent in range(codes.NUM_RED):
         if state.done_type[agent] == codes.IMPACT and state.active[agent]:
             impacts += codes.IMPACT_REWARD[phase, np.int64(state.done_target[agent]) >> 4]
-    state.reward_parts[_WORK] = work
-    state.reward_parts[_ACCESS] = access
-    state.reward_parts[_IMPACTS] = impacts
-    state.reward_parts[_COST] = cost
+    parts = state.reward_parts
+    parts[0], parts[1], parts[2], parts[3] = work, access, impacts, cost
     state.reward = work + access + impacts + cost
-
-
-@njit
-def _greens(state, tape, chance, rules):
-    """Let all green users act; with a tape, their choices are already drawn."""
-    if tape is None:
-        if rules.greens_one_by_one:
-            greens_one_by_one(state, chance, rules)
-        else:
-            greens_by_exception(state, chance, rules)
-    else:
-        greens_one_by_one(state, chance, rules)
-
-
-@njit
-def _choose_greens(state, rng, tape, rules):
-    if tape is None:
-        if rules.greens_one_by_one:
-            choose_greens(state, (rng, tape))
-    else:
-        choose_greens(state, (rng, tape))
-
-
-@njit
-def phase_at(t, rules):
-    """Phase int64 of the step after `t` int64 steps (SPEC 1.6)."""
-    return np.int64(t >= rules.second_phase) + np.int64(t >= rules.third_phase)
 
 
 @njit
@@ -253,11 +227,12 @@ def apply(state, actions, chance, rules, own_red=None):
         actions: Integers (10,): the five blue agents' actions, then their messages (bit i is
             element i).
         chance: Source of draws: (rng, None) or (rng, tape), see `draws`.
-        rules: Record of `options.compile_rules`.
-        own_red: Function that chooses for red instead of `red_agent.choose`; or None.
+        rules: Record of `compile_rules`.
+        own_red: Function that chooses for red instead of `actions.choose`; or None.
     """
     begin_step(state, rules)
-    state.phase = phase_at(np.int64(state.t), rules)
+    t = np.int64(state.t)
+    state.phase = np.int64(t >= rules.second_phase) + np.int64(t >= rules.third_phase)  # SPEC 1.6
     for subnet in range(codes.NUM_SUBNETS):
         state.process_events[subnet] = state.connection_events[subnet] = 0
         state.work_failed[subnet] = state.access_failed[subnet] = 0
@@ -265,12 +240,17 @@ def apply(state, actions, chance, rules, own_red=None):
     for agent in range(codes.NUM_BLUE):
         cost += submit(state, agent, np.int64(actions[agent]))
         state.messages[agent] = np.int64(actions[codes.NUM_BLUE + agent]) & 255
-    _choose_greens(state, chance[0], chance[1], rules)
+    is_one_by_one = chance[1] is not None or rules.greens_one_by_one
+    if is_one_by_one:
+        choose_greens(state, chance)
     for agent in range(codes.NUM_RED):
         _choose_red(state, agent, chance, rules, own_red)
         _tick_red(state, agent)
     blue_effects(state, chance)
-    _greens(state, chance[1], chance, rules)
+    if is_one_by_one:
+        greens_one_by_one(state, chance, rules)
+    else:
+        greens_by_exception(state, chance, rules)
     for agent in range(codes.NUM_RED):
         _act_red(state, agent, chance)
     reassign(state)
@@ -281,7 +261,7 @@ def apply(state, actions, chance, rules, own_red=None):
             check_sessions(state, agent, chance)
         else:  # an inactive agent's sightings are discarded
             state.gained[agent] = 0
-    state.t = np.int64(state.t) + 1
+    state.t = t + 1
     _count_reward(state, cost)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from numba import njit
 
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cage.challenge4.rules.bits import count, has
 from vecenv.cage.challenge4.rules.draws import draw_port
+from vecenv.cage.challenge4.rules.state import count, has
 from vecenv.jit.random import integers_at
 
 # Codes of nodes and actors: hosts come first.
@@ -30,15 +30,11 @@ _FIRST_DECOY, SINCE_ANALYSE, _SINCE_RESTORE, _SINCE_DECOY = (
 # The agent that watches a zone, -1 for none, and which of that agent's it is.
 WATCHER, UNIT = np.full(codes.NUM_ZONES, -1), np.zeros(codes.NUM_ZONES, np.int64)
 # Hosts that blue watches, in the order of the agents' actions; and the place of a host among them.
-WATCHED, PLACE = np.zeros(codes.NUM_WATCHED, np.int64), np.zeros(codes.NUM_HOSTS, np.int64)
-_num = 0
+WATCHED = np.add.outer(codes.WATCHED_ZONES * codes.HOSTS_PER_SUBNET, codes.PLACES).reshape(-1)
+PLACE = np.zeros(codes.NUM_HOSTS, np.int64)
+PLACE[WATCHED] = np.arange(codes.NUM_WATCHED)
 for _agent, _zones in enumerate(codes.BLUE_SUBNETS):
-    for _unit, _zone in enumerate(_zones):
-        WATCHER[_zone], UNIT[_zone] = _agent, _unit
-        for _k in (*range(codes.FIRST_SERVER, codes.HOSTS_PER_SUBNET), *range(codes.FIRST_SERVER)):
-            WATCHED[_num] = _zone * codes.HOSTS_PER_SUBNET + _k
-            PLACE[WATCHED[_num]] = _num
-            _num += 1
+    WATCHER[[*_zones]], UNIT[[*_zones]] = _agent, range(len(_zones))
 
 
 @njit
@@ -79,7 +75,7 @@ def _next_step(state):
         state.analysed[agent] = state.last_event[agent] = 0
         state.new_decoy[agent] = codes.NONE
     for part in (SINCE_ANALYSE, _SINCE_RESTORE, _SINCE_DECOY):
-        for i in range(codes.NUM_WATCHED):  # unsigned places, as in `observation`: vector code
+        for i in range(codes.NUM_WATCHED):  # unsigned places give vector code
             place = np.uint64(part) + np.uint64(i)
             steps = state.shown[place]
             state.shown[place] = steps + (state.shown[np.uint64(i)] & np.uint8(steps != NEVER))
@@ -167,19 +163,6 @@ def log_scan(state, chance, agent, source, host, is_detected):
         port = draw_port(state, chance, actor)
         log_connection(state, host, red, host, listens, source, port)
         pid, listens = next_decoy(state, host, pid)
-
-
-@njit
-def drop_cmd(state, host):
-    """Record the file that an exploit drops on a host."""
-    state.files[host] = np.int64(state.files[host]) | codes.CMD_FILE | codes.CMD_IS_LAST
-
-
-@njit
-def drop_escalate(state, host):
-    """Record the file that an escalation drops on a host."""
-    files = np.int64(state.files[host]) | codes.ESCALATE_FILE
-    state.files[host] = files & ~np.int64(codes.CMD_IS_LAST)
 
 
 @njit

@@ -18,10 +18,10 @@ import numpy as np
 from numba import njit
 
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cage.challenge4.rules.bits import count, has, nth, put_host
 from vecenv.cage.challenge4.rules.draws import draw_index, draw_port, draw_unit
 from vecenv.cage.challenge4.rules.events import NO_PORT, log_alarm, log_connection
 from vecenv.cage.challenge4.rules.sessions import note_connection, note_process, num_genuine, phish
+from vecenv.cage.challenge4.rules.state import count, has, nth, put_host
 from vecenv.jit.random import integers, next_word, uniform
 
 _HALF = np.uint64(32)
@@ -64,12 +64,6 @@ def service_level(state, host, index):
 
 
 @njit
-def num_services(state, host):
-    """Number int64 of services that a user's work draws from."""
-    return num_genuine(state, host) + count(np.int64(state.decoys[host]))
-
-
-@njit
 def _fail_access(state, host, destination):
     put_host(state.access_failed, host)
     note_connection(state, destination)
@@ -106,7 +100,8 @@ def greens_one_by_one(state, chance, rules):
 @njit
 def _work(state, host, chance, actor, rules):
     """LocalWork of the user of a host; return the result int64."""
-    index = draw_index(chance, codes.WORK_SERVICE, actor, num_services(state, host))
+    num = num_genuine(state, host) + count(np.int64(state.decoys[host]))
+    index = draw_index(chance, codes.WORK_SERVICE, actor, num)
     reliability = codes.LEVEL * service_level(state, host, index)
     if draw_index(chance, codes.WORK_RELIABILITY, actor, 100) >= reliability:
         put_host(state.work_failed, host)

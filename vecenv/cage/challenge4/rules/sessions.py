@@ -7,8 +7,8 @@ import numpy as np
 from numba import njit
 
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cage.challenge4.rules.bits import count, drop_host, has, nth, put_host
 from vecenv.cage.challenge4.rules.draws import draw_decoy, draw_index, draw_pid_step
+from vecenv.cage.challenge4.rules.state import count, drop_host, has, nth, put_host
 
 _MAX_PID = 65535
 _NEVER = 1 << 20
@@ -70,20 +70,6 @@ def find_max_pid(state, host):
 
 
 @njit
-def decoy_level(state, host, decoy):
-    """Level int64 of a decoy service, 0..5."""
-    return (np.int64(state.svc[host]) >> (codes.DECOY_SHIFT + 3 * decoy)) & codes.LEVEL_BITS
-
-
-@njit
-def set_decoy_level(state, host, decoy, level):
-    """Set the level of a decoy service."""
-    shift = codes.DECOY_SHIFT + 3 * decoy
-    word = np.int64(state.svc[host]) & ~(codes.LEVEL_BITS << shift)
-    state.svc[host] = word | (level << shift)
-
-
-@njit
 def num_genuine(state, host):
     """Number of genuine services, int64, that run on a host."""
     services = np.int64(state.services[host])
@@ -128,12 +114,10 @@ def find_degraded(state, host):
     """Record whether any service of a host is below 100 %."""
     word = np.int64(state.svc[host])
     is_degraded = word & codes.LEVEL_BITS != codes.FULL
+    decoys = np.int64(state.decoys[host])
     for decoy in range(codes.NUM_DECOYS):
-        if (
-            np.int64(state.decoys[host]) >> decoy & 1
-            and decoy_level(state, host, decoy) != codes.FULL
-        ):
-            is_degraded = True
+        level = (word >> (codes.DECOY_SHIFT + 3 * decoy)) & codes.LEVEL_BITS
+        is_degraded |= decoys >> decoy & 1 == 1 and level != codes.FULL
     subnet, bit = host >> 4, 1 << (host & 15)
     others = np.int64(state.degraded[subnet]) & ~bit
     state.degraded[subnet] = others | bit if is_degraded else others
@@ -161,7 +145,9 @@ def place_decoy(state, host, chance, actor):
     if decoy == codes.VSFTPD:
         state.num_vsftpd[host] = np.int64(state.num_vsftpd[host]) + 1
     state.decoy_pid[host, decoy] = pid
-    set_decoy_level(state, host, decoy, codes.FULL)
+    shift = codes.DECOY_SHIFT + 3 * decoy
+    word = np.int64(state.svc[host]) & ~(codes.LEVEL_BITS << shift)
+    state.svc[host] = word | (codes.FULL << shift)
     find_degraded(state, host)
     return decoy
 

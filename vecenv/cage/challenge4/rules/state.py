@@ -1,4 +1,4 @@
-"""The state record of one game.
+"""The state record of one game, and the sets of hosts in it.
 
 Hosts are the indices of `codes`; sets of the hosts of one subnet are bit masks (bit k). The first
 fields are read in every step, the last ones in few steps.
@@ -6,17 +6,23 @@ fields are read in every step, the last ones in few steps.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numba import njit
 
 from vecenv.cage.challenge4.rules import codes
-
-__all__ = ["STATE_DTYPE"]
 
 _SUBNET_MASKS = (np.uint16, (codes.NUM_SUBNETS,))
 _BLUE_BYTES = (np.uint8, (codes.NUM_BLUE,))
 _RED_BYTES = (np.uint8, (codes.NUM_RED,))
 _HOST_BYTES = (np.uint8, (codes.NUM_HOSTS,))
 _HOST_WORDS = (np.uint16, (codes.NUM_HOSTS,))
+
+
+def _each(names: str, kind: Any, shape: tuple[int, ...]) -> list[tuple[str, Any, Any]]:
+    return [(name, kind, shape) for name in names.split()]
+
 
 _FIELDS = [
     # --- what every step reads ---
@@ -47,16 +53,9 @@ _FIELDS = [
     ("blue_success", *_BLUE_BYTES),
     ("messages", *_BLUE_BYTES),
     # red: its choice in the latest step; the action in progress; the one due in the latest step
-    ("choice_type", *_RED_BYTES),
-    ("choice_target", *_RED_BYTES),
-    ("choice_session", *_RED_BYTES),
-    ("busy_type", *_RED_BYTES),
-    ("busy_target", *_RED_BYTES),
-    ("busy_session", *_RED_BYTES),
-    ("busy_left", *_RED_BYTES),
-    ("done_type", *_RED_BYTES),
-    ("done_target", *_RED_BYTES),
-    ("done_success", *_RED_BYTES),
+    *_each("choice_type choice_target choice_session", *_RED_BYTES),
+    *_each("busy_type busy_target busy_session busy_left", *_RED_BYTES),
+    *_each("done_type done_target done_success", *_RED_BYTES),
     ("red_exploit", np.int8, (codes.NUM_RED,)),
     ("found_ports", *_RED_BYTES),  # by the scan of the latest step
     ("found_name", *_RED_BYTES),  # whether the latest action found its target's name
@@ -66,11 +65,7 @@ _FIELDS = [
     ("gained", *_RED_BYTES),  # whether it has a session that it has not seen yet
     ("lost", *_RED_BYTES),  # whether sessions may have gone since it last looked
     ("known_subnets", *_RED_BYTES),
-    ("num_sessions", *_RED_BYTES),
-    ("num_memory", *_RED_BYTES),
-    ("num_offered", *_RED_BYTES),
-    ("num_table", *_RED_BYTES),
-    ("num_handed", *_RED_BYTES),
+    *_each("num_sessions num_memory num_offered num_table num_handed", *_RED_BYTES),
     ("num_foreign", np.uint8),  # sessions of this step that are another agent's
     ("num_suspicious", np.uint16),
     ("num_old_vsftpd", np.uint16),
@@ -83,25 +78,19 @@ _FIELDS = [
     ("num_vsftpd", *_HOST_WORDS),  # processes
     ("green", *_HOST_BYTES),  # results; written where greens are drawn one by one
     # --- red's tables, in order ---
-    (
-        "fsm",
-        np.uint8,
-        (codes.NUM_RED, codes.NUM_HOSTS),
-    ),  # state of a host, and whether its name is known
+    # state of a host, and whether its name is known
+    ("fsm", np.uint8, (codes.NUM_RED, codes.NUM_HOSTS)),
     ("table", np.uint8, (codes.NUM_RED, codes.MAX_TABLE)),  # known hosts that are not in state F
-    ("session_ident", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)),
-    ("session_host", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)),
-    ("session_flags", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)),
+    *_each(
+        "session_ident session_host session_flags", np.uint8, (codes.NUM_RED, codes.MAX_SESSIONS)
+    ),
     ("session_pid", np.uint16, (codes.NUM_RED, codes.MAX_SESSIONS)),
     ("memory_ident", np.uint8, (codes.NUM_RED, codes.MAX_MEMORY)),  # session that scanned
     ("memory_host", np.uint8, (codes.NUM_RED, codes.MAX_MEMORY)),
     ("memory_ports", np.uint8, (codes.NUM_RED, codes.MAX_MEMORY)),
     ("offered", np.uint8, (codes.NUM_RED, codes.MAX_OFFERED)),
-    (
-        "handed",
-        np.uint8,
-        (codes.NUM_RED, codes.MAX_HANDED),
-    ),  # hosts of sessions handed over in this step
+    # hosts of sessions handed over in this step
+    ("handed", np.uint8, (codes.NUM_RED, codes.MAX_HANDED)),
     # --- processes ---
     ("decoy_pid", np.uint16, (codes.NUM_HOSTS, codes.NUM_DECOYS)),
     ("suspicious_pid", np.uint16, (codes.MAX_SUSPICIOUS,)),
@@ -124,10 +113,8 @@ _EVENT = np.dtype(
     align=True,
 )
 _FIELDS += [  # what `rules.events` keeps
-    (
-        "keeps_log",
-        np.uint8,
-    ),  # whether it does; else what is below is as `reset` left it, or useless
+    # whether it does; else what is below is as `reset` left it, or useless
+    ("keeps_log", np.uint8),
     ("num_events", np.uint16),
     ("num_slots", np.uint16),  # draws of this step that change nothing else
     ("analysed", *_BLUE_BYTES),  # files that an Analyse of this step found, and WAS_ANALYSED
@@ -139,3 +126,41 @@ _FIELDS += [  # what `rules.events` keeps
     ("extra_order", *_HOST_BYTES),  # of web, database and mail among processes, two bits each
 ]
 STATE_DTYPE = np.dtype(_FIELDS, align=True)
+
+
+_MEMBERS_OF_BYTE = np.array([bin(byte).count("1") for byte in range(256)], np.int64)
+_MEMBERS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
+_NTH_MEMBER = np.array([[*members, *[0] * 8][:8] for members in _MEMBERS], np.int64)
+
+
+@njit
+def count(members):
+    """Number of members, int64, of a set int64 of at most 16."""
+    return _MEMBERS_OF_BYTE[members & 255] + _MEMBERS_OF_BYTE[(members >> 8) & 255]
+
+
+@njit
+def nth(members, n):
+    """The n-th member (from 0) of a set int64 of at most 16."""
+    num_low = _MEMBERS_OF_BYTE[members & 255]
+    if n < num_low:
+        return _NTH_MEMBER[members & 255, n & 7]
+    return _NTH_MEMBER[(members >> 8) & 255, (n - num_low) & 7] + 8
+
+
+@njit
+def put_host(sets, host):
+    """Add a host int64 to its subnet's set; `sets` is (subnets,)."""
+    sets[host >> 4] = np.int64(sets[host >> 4]) | (1 << (host & 15))
+
+
+@njit
+def drop_host(sets, host):
+    """Remove a host int64 from its subnet's set; `sets` is (subnets,)."""
+    sets[host >> 4] = np.int64(sets[host >> 4]) & ~(1 << (host & 15))
+
+
+@njit
+def has(members, k):
+    """Whether k int64 is in a set int64."""
+    return (members >> k) & 1 == 1

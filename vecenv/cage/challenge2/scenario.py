@@ -1,19 +1,20 @@
 """A scenario as named tables: hosts, services, exploits, decoys, red's plans and blue's actions.
 
-These are plain data; the tables of CAGE Challenge 2 stand at the end. `validate` refuses
-contradictory tables, and `tables` turns them into the arrays that the kernels read.
+These are plain data, followed by the tables of CAGE Challenge 2. `validate` refuses contradictory
+tables, and `tables` turns them into the arrays that the kernels read.
 """
 
 from __future__ import annotations
 
 import hashlib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.codes import ANALYSE, DECOY, MONITOR, REMOVE, RESTORE, SLEEP
-from vecenv.cage.identity import RULES_VERSION
-
-__all__ = ["Choice", "blue_choices"]
+from vecenv.core.arguments import check_choice
 
 PRIVILEGED_USERS = ("root", "SYSTEM")
 
@@ -255,9 +256,42 @@ class Scenario:
         return {
             "scenario": self.name,
             "rules": self.rules.name,
-            "rules_version": RULES_VERSION,
+            "rules_version": codes.RULES_VERSION,
             "tables": hashlib.sha256(repr(self).encode()).hexdigest()[:16],
         }
+
+
+def describe_identity(identity: Mapping[str, Any]) -> str:
+    """Return the result of `Scenario.identity` in words.
+
+    Example:
+        >>> describe_identity({"scenario": "Harbour", "rules": "harbour", "rules_version": 1})
+        "'Harbour' with 'harbour' rules, version 1"
+    """
+    scenario, rules = identity.get("scenario"), identity.get("rules")
+    return f"{scenario!r} with {rules!r} rules, version {identity.get('rules_version')}"
+
+
+def warn_of_other(what: str, made_for: Any, own: Mapping[str, Any]) -> None:
+    """Warn if an object is used with other tables or rules than those it was made for.
+
+    Args:
+        what: Name of the object; the warning begins with it.
+        made_for: Identity (`Scenario.identity`) of the scenario that it was made for. Without one
+            (None, empty, no mapping) there is no warning: old files and envs without a scenario.
+        own: Identity of the scenario that it is used with.
+    """
+    if not isinstance(made_for, Mapping) or not made_for:
+        return
+    if all(made_for.get(name) == value for name, value in own.items()):
+        return
+    names = ("scenario", "rules", "rules_version")
+    other = "" if any(made_for.get(name) != own[name] for name in names) else " and other tables"
+    warnings.warn(
+        f"{what} was made for {describe_identity(made_for)}{other}, and is used in "
+        f"{describe_identity(own)}: scores under the two are not comparable",
+        stacklevel=3,
+    )
 
 
 class BlueAction(NamedTuple):
@@ -460,8 +494,7 @@ def cage2_scenario(rules: str = "faithful") -> Scenario:
     Raises:
         ValueError: Unknown rule set.
     """
-    if rules not in _SCENARIOS:
-        raise ValueError(f"rules must be one of {', '.join(RULE_SETS)}; got {rules!r}")
+    check_choice("rules", rules, RULE_SETS)
     return _SCENARIOS[rules]
 
 
@@ -527,3 +560,189 @@ def _decoys_in_order(host: Host, scenario: Scenario) -> list[Decoy]:
             if is_caught and is_fit:
                 found.setdefault(decoy.opens, decoy)
     return list(found.values())
+
+
+PLAN_ACTIONS = {"sweep": codes.SWEEP, "scan": codes.SCAN, "exploit": codes.EXPLOIT}
+PLAN_ACTIONS |= {"escalate": codes.ESCALATE, "impact": codes.IMPACT}
+_LARGEST_PORT = 65535
+_LARGEST_COST = 1000.0
+_MOST_LISTENERS = 100
+
+
+def validate(scenario: Scenario) -> None:
+    """Check that the tables of a scenario are consistent.
+
+    Raises:
+        ScenarioError: They are not. The message begins with the field and gives the expected and
+            the actual value.
+    """
+    hosts = [host.name for host in scenario.hosts]
+    _check_subnets(scenario)
+    _check_hosts(scenario, hosts)
+    _check_traffic(scenario, hosts)
+    _check_exploits(scenario)
+    _check_decoys(scenario)
+    _check_b_line(scenario, hosts)
+    service, meander = scenario.operational_service, scenario.meander
+    _check_names("meander.forget_first", meander.forget_first, hosts)
+    _check_names("meander.forget_next", meander.forget_next, hosts)
+    _check_names("green_hosts", scenario.green_hosts, hosts)
+    _check_names("foothold", [scenario.foothold], hosts)
+    _check_names("operational_service.host", [service.host], hosts)
+    _check_cost("operational_service.value", service.value)
+    _check_cost("restore_cost", scenario.restore_cost)
+    for field in ("top_exploit_probability", "detection_probability", "green_sleep_probability"):
+        value = getattr(scenario, field)
+        _require(0.0 <= value <= 1.0, f"{field} is {value!r}, expected a number in [0, 1]")
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ScenarioError(problem)
+
+
+def _check_size(field: str, rows: Sequence[Any], least: int, most: int) -> None:
+    problem = f"{field} has {len(rows)} rows, expected {least} to {most}"
+    _require(least <= len(rows) <= most, problem)
+
+
+def _check_unique(field: str, names: Sequence[str]) -> None:
+    for index, name in enumerate(names):
+        row, is_name = f"{field}[{index}]", isinstance(name, str) and name != ""
+        _require(is_name, f"{row} is named {name!r}, expected a non-empty string")
+        _require(name not in names[:index], f"{row} is {name!r} again; names must be unique")
+
+
+def _check_names(field: str, names: Iterable[str], known: Sequence[str]) -> None:
+    for name in names:
+        _require(name in known, f"{field} names {name!r}, expected one of {', '.join(known)}")
+
+
+def _check_port(field: str, port: Any) -> None:
+    is_port = isinstance(port, int) and 1 <= port <= _LARGEST_PORT
+    _require(is_port, f"{field} is {port!r}, expected a port number in 1..{_LARGEST_PORT}")
+
+
+def _check_cost(field: str, value: float) -> None:
+    is_cost = 0.0 <= value <= _LARGEST_COST and abs(10 * value - round(10 * value)) <= 1e-9
+    expected = f"expected a multiple of 0.1 in [0, {_LARGEST_COST:g}]"
+    _require(is_cost, f"{field} is {value!r}, {expected}")
+
+
+def _check_subnets(scenario: Scenario) -> None:
+    _check_size("subnets", scenario.subnets, 1, codes.MAX_SUBNETS)
+    _check_unique("subnets", scenario.subnets)
+    inhabited = [host.subnet for host in scenario.hosts]
+    for index, subnet in enumerate(scenario.subnets):
+        problem = f"subnets[{index}] is {subnet!r}, but no host is in it; add one or drop it"
+        _require(subnet in inhabited, problem)
+
+
+def _check_hosts(scenario: Scenario, names: list[str]) -> None:
+    _check_size("hosts", scenario.hosts, 1, codes.MAX_HOSTS)
+    for index, host in enumerate(scenario.hosts):
+        field, first = f"hosts[{index}]", names.index(host.name)
+        problem = (
+            f"{field} is {host.name!r} again, in subnet {host.subnet!r} after "
+            f"{scenario.hosts[first].subnet!r}; a host is in exactly one subnet and has one row"
+        )
+        _require(first == index, problem)
+        problem = f"is {host.subnet!r}, expected one name; a host is in exactly one subnet"
+        _require(isinstance(host.subnet, str), f"{field}.subnet {problem}")
+        _check_names(f"{field}.subnet", [host.subnet], scenario.subnets)
+        _check_names(f"{field}.reveals", host.reveals, names)
+        _check_cost(f"{field}.value", host.value)
+        _check_size(f"{field}.services", host.services, 0, _MOST_LISTENERS)
+        for number, service in enumerate(host.services):
+            _check_port(f"{field}.services[{number}].port", service.port)
+    _check_unique("hosts", names)
+
+
+def _check_traffic(scenario: Scenario, hosts: list[str]) -> None:
+    pairs = [(rule.source, rule.target) for rule in scenario.traffic]
+    for index, rule in enumerate(scenario.traffic):
+        field, (source, target) = f"traffic[{index}]", pairs[index]
+        _check_names(f"{field}.source", [source], scenario.subnets)
+        _check_names(f"{field}.target", [target], scenario.subnets)
+        _check_names(f"{field}.via", rule.via, hosts)
+        problem = f"{field} is from {source!r} to itself; traffic within a subnet is free"
+        _require(source != target, problem)
+        problem = f"{field} is a second rule from {source!r} to {target!r}"
+        _require(pairs[index] not in pairs[:index], problem)
+
+
+def _check_exploits(scenario: Scenario) -> None:
+    _check_size("exploits", scenario.exploits, 1, codes.MAX_EXPLOITS)
+    _check_unique("exploits", [exploit.name for exploit in scenario.exploits])
+    weight = float("inf")
+    for index, exploit in enumerate(scenario.exploits):
+        field = f"exploits[{index}]"
+        _check_port(f"{field}.port", exploit.port)
+        for port in exploit.needs_one_of:
+            _check_port(f"{field}.needs_one_of", port)
+        problem = f"{field}.process is empty, expected the kind of process it works on"
+        _require(exploit.process != "", problem)
+        problem = f"is {exploit.weight}, expected less than {weight} of the row before"
+        is_below = exploit.weight < weight
+        _require(is_below, f"{field}.weight {problem}; list exploits by falling weight")
+        weight = exploit.weight
+
+
+def _check_decoys(scenario: Scenario) -> None:
+    _check_size("decoys", scenario.decoys, 0, codes.MAX_DECOYS)
+    _check_unique("decoys", [decoy.name for decoy in scenario.decoys])
+    num_stackable = 0
+    for index, decoy in enumerate(scenario.decoys):
+        field = f"decoys[{index}]"
+        _check_port(f"{field}.opens", decoy.opens)
+        _check_port(f"{field}.checks", decoy.checks)
+        problem = f"{field}.process is empty, expected what it passes for"
+        _require(decoy.process != "", problem)
+        num_stackable += decoy.opens != decoy.checks
+        problem = (
+            f"{field} opens another port than it checks, as an earlier one does; at most one may "
+            "(only its placements are counted)"
+        )
+        _require(num_stackable < 2, problem)
+    ports = tracked_ports(scenario)
+    problem = f"are about {len(ports)} different ports {[*ports]}, at most {codes.MAX_PORTS} fit"
+    _require(len(ports) <= codes.MAX_PORTS, f"exploits and decoys {problem}")
+
+
+def tracked_ports(scenario: Scenario) -> tuple[int, ...]:
+    """Return the ports that have a bit in sets of ports: all ports of exploits and decoys."""
+    ports = {port for e in scenario.exploits for port in (e.port, *e.needs_one_of)}
+    ports |= {port for d in scenario.decoys for port in (d.opens, d.checks)}
+    return tuple(sorted(ports))
+
+
+def _check_b_line(scenario: Scenario, hosts: list[str]) -> None:
+    plan = scenario.b_line
+    _check_size("b_line.steps", plan.steps, 1, codes.MAX_PLAN_STEPS)
+    _check_size("b_line.on_failure", plan.on_failure, len(plan.steps), len(plan.steps))
+    _check_size("b_line.next_hosts", plan.next_hosts, 1, codes.MAX_HOSTS)
+    _check_unique("b_line.next_hosts", [first for first, _ in plan.next_hosts])
+    for pair in plan.next_hosts:
+        _check_names("b_line.next_hosts", pair, hosts)
+    targets = [step.target for step in plan.steps]
+    for index, step in enumerate(plan.steps):
+        field = f"b_line.steps[{index}]"
+        problem = f"{field}.action is {step.action!r}, expected one of {', '.join(PLAN_ACTIONS)}"
+        _require(step.action in PLAN_ACTIONS, problem)
+        known = scenario.subnets if step.action == "sweep" else [*hosts, FIRST_HOST, NEXT_HOST]
+        _check_names(f"{field}.target", [step.target], known)
+        is_led_to = step.target != NEXT_HOST or FIRST_HOST in targets[:index]
+        problem = f"{field}.target is {NEXT_HOST!r} before any step has {FIRST_HOST!r}"
+        _require(is_led_to, problem)
+        after = plan.on_failure[index]
+        problem = f"b_line.on_failure[{index}] is {after}, expected this step or an earlier one"
+        _require(0 <= after <= index, problem)
+    problem = f"b_line.steps never targets {FIRST_HOST!r}, the user host drawn"
+    _require(FIRST_HOST in targets, problem)
+    verify, restart = plan.verify_step, plan.restart_step
+    problem, is_inside = f"b_line.verify_step is {verify}", 1 <= verify < len(plan.steps)
+    _require(is_inside, f"{problem}, expected a step after the first")
+    is_scanned = plan.steps[verify - 1].action == "scan"
+    _require(is_scanned, f"{problem}, but the step before is no scan")
+    problem = f"b_line.restart_step is {restart}, expected one before verify_step"
+    _require(0 <= restart < verify, problem)

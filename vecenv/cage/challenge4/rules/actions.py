@@ -1,10 +1,9 @@
-"""Red: the effects of its actions (SPEC_RED 2), and the finite-state agent (7)."""
+"""The effects of red's and blue's actions (SPEC_RED 2, SPEC 5); the finite-state agent (7)."""
 
 import numpy as np
 from numba import njit
 
 from vecenv.cage.challenge4.rules import codes
-from vecenv.cage.challenge4.rules.bits import count, has, nth
 from vecenv.cage.challenge4.rules.draws import (
     draw_cell,
     draw_hop,
@@ -17,9 +16,10 @@ from vecenv.cage.challenge4.rules.events import (
     FIRST_RED,
     FIRST_ROUTER,
     NO_PORT,
-    drop_cmd,
-    drop_escalate,
+    log_analyse,
     log_connection,
+    log_decoy,
+    log_restore,
     log_scan,
     log_session,
     next_decoy,
@@ -27,18 +27,27 @@ from vecenv.cage.challenge4.rules.events import (
 from vecenv.cage.challenge4.rules.sessions import (
     add_session,
     degrade,
+    end_decoys,
+    end_session,
+    end_sessions_on,
+    find_max_pid,
     find_session,
+    forget_old_vsftpd,
     is_privileged_on,
     new_pid,
     note_connection,
     note_suspicious,
     num_genuine,
     open_ports,
+    place_decoy,
     remember_ports,
     remembered_ports,
 )
+from vecenv.cage.challenge4.rules.state import count, has, nth
 
 _SSH_PORT, _SSH_GUESSES = 22, 10  # connections of a brute-force attack
+_WAIT = (np.int64(codes.NONE),) * 3  # a choice: kind, target, session id
+_CANNOT = (np.int64(codes.NONE), np.int64(codes.NONE), np.int64(codes.IMPOSSIBLE))
 
 
 @njit
@@ -103,14 +112,14 @@ def _next_process(state, host, after):
 
 
 @njit
-def _probe(state, host, tape, chance, actor):
+def _probe(state, host, chance, actor):
     """Probe all processes of a host; return whether any was taken for a decoy."""
     others = num_genuine(state, host)
     if host >> 4 != codes.CON:
         others += 1  # blue's
     if host & 15 < codes.FIRST_SERVER:
         others += 1  # green's
-    if tape is None:
+    if chance[1] is None:
         num_decoys = count(np.int64(state.decoys[host]))
         if state.num_vsftpd[host] > 1:
             num_decoys += np.int64(state.num_vsftpd[host]) - 1
@@ -124,21 +133,20 @@ def _probe(state, host, tape, chance, actor):
         for _ in range(others):
             missed *= 1.0 - codes.DECEPTION_FALSE
         return draw_unit(chance, codes.DECEPTION_HIT_SITE, actor) >= missed
-    else:
-        is_noticed = False
-        for _ in range(others):
-            is_noticed |= _probe_one(False, chance, actor)
-        pid, is_decoy = _next_process(state, host, np.int64(-1 if host >> 4 == codes.CON else 0))
-        while pid >= 0:
-            is_noticed |= _probe_one(is_decoy, chance, actor)
-            pid, is_decoy = _next_process(state, host, pid)
-        return is_noticed
+    is_noticed = False
+    for _ in range(others):
+        is_noticed |= _probe_one(False, chance, actor)
+    pid, is_decoy = _next_process(state, host, np.int64(-1 if host >> 4 == codes.CON else 0))
+    while pid >= 0:
+        is_noticed |= _probe_one(is_decoy, chance, actor)
+        pid, is_decoy = _next_process(state, host, pid)
+    return is_noticed
 
 
 @njit
 def _open_session(state, agent, host, kind, chance):
     """An exploit works: a C session of the agent; return the id int64 of its process."""
-    drop_cmd(state, host)
+    state.files[host] = np.int64(state.files[host]) | codes.CMD_FILE | codes.CMD_IS_LAST
     pid = new_pid(state, host, chance, codes.FIRST_RED_ACTOR + agent)
     add_session(state, agent, host, kind, pid)
     return pid
@@ -215,13 +223,10 @@ def exploit_options(ports):
 @njit
 def strongest(options):
     """The exploit int64 of largest weight in a set; in order: mail, SQL, HTTPS, HTTP, SSH."""
-    if has(options, codes.MAIL_EXPLOIT):
-        return codes.MAIL_EXPLOIT
-    if has(options, codes.SQL):
-        return codes.SQL
-    if has(options, codes.HTTPS):
-        return codes.HTTPS
-    return codes.HTTP if has(options, codes.HTTP) else codes.SSH_EXPLOIT
+    for exploit in (codes.MAIL_EXPLOIT, codes.SQL, codes.HTTPS, codes.HTTP):
+        if has(options, exploit):
+            return exploit
+    return codes.SSH_EXPLOIT
 
 
 @njit
@@ -252,11 +257,8 @@ def _exploit(state, agent, index, host, chance):
     elif exploit == codes.HTTPS:
         lures, genuine, port = 1 << codes.TOMCAT, np.int64(0), codes.DECOY_PORTS[codes.TOMCAT]
     else:
-        lures, genuine, port = (
-            1 << codes.HARAKA,
-            services & codes.MAIL,
-            codes.DECOY_PORTS[codes.HARAKA],
-        )
+        lures, genuine = 1 << codes.HARAKA, services & codes.MAIL
+        port = codes.DECOY_PORTS[codes.HARAKA]
     is_caught = decoys & lures != 0 and genuine == 0
     return _lured(state, agent, source, host, port, is_caught, chance)
 
@@ -276,7 +278,8 @@ def _escalate(state, agent, index, host, chance):
                 if left == 0:
                     flags = np.int64(state.session_flags[agent, place])
                     state.session_flags[agent, place] = flags | codes.PRIVILEGED
-                    drop_escalate(state, host)
+                    files = np.int64(state.files[host]) | codes.ESCALATE_FILE
+                    state.files[host] = files & ~np.int64(codes.CMD_IS_LAST)
                     break
                 left -= 1
     if index >= 0 and host & 15 == codes.FIRST_SERVER:
@@ -301,7 +304,6 @@ def red_action(state, agent, kind, target, ident, chance):
         kind, target, ident: int64; the target is a host, or a subnet for DISCOVER.
     """
     index = find_session(state, agent, ident)
-    tape = chance[1]
     if kind == codes.ESCALATE:
         return _escalate(state, agent, index, target, chance)
     if kind == codes.IMPACT:
@@ -316,7 +318,7 @@ def red_action(state, agent, kind, target, ident, chance):
     if kind == codes.DISCOVER:
         return True
     if kind == codes.DECEPTION:
-        if _probe(state, target, tape, chance, codes.FIRST_RED_ACTOR + agent):
+        if _probe(state, target, chance, codes.FIRST_RED_ACTOR + agent):
             state.found_name[agent] = 1
         return True
     if kind == codes.EXPLOIT:
@@ -326,12 +328,6 @@ def red_action(state, agent, kind, target, ident, chance):
         return True
     detection = codes.AGGRESSIVE_DETECTION if kind == codes.AGGRESSIVE else codes.STEALTH_DETECTION
     return _scan(state, agent, index, target, detection, chance)
-
-
-@njit
-def revealed_by(host):
-    """Set int64 of subnets whose server 0 is revealed by escalating `host`, itself a server 0."""
-    return codes.REVEALS[host >> 4]
 
 
 @njit
@@ -351,9 +347,8 @@ def _see(state, agent, host, has_name):
     entry = np.int64(state.fsm[agent, host])
     if entry & codes.STATE_BITS == 0:
         num = np.int64(state.num_table[agent])
-        if (
-            num >= codes.MAX_TABLE
-        ):  # cannot happen: its own hosts, and those that escalation reveals
+        # Cannot happen: its own hosts, and those that escalation reveals.
+        if num >= codes.MAX_TABLE:
             state.overflow = np.int64(state.overflow) | codes.OFFERED_FULL
             return
         state.table[agent, num] = host
@@ -412,7 +407,7 @@ def _learn_from_action(state, agent):
     _move(state, agent, target, kind)
     _see(state, agent, target, state.found_name[agent] == 1)
     if kind == codes.ESCALATE and state.found_links[agent]:
-        subnets = revealed_by(target)
+        subnets = codes.REVEALS[target >> 4]
         for subnet in range(codes.NUM_SUBNETS):
             if has(subnets, subnet):
                 _see(state, agent, np.int64(subnet * 16 + codes.FIRST_SERVER), True)
@@ -459,7 +454,7 @@ def _draw_host_in_state(state, agent, chance, actor):
             order |= own << (4 * num_states)
             num_states += 1
             total += codes.STATE_WEIGHT[own]
-    cell = _draw_state(state, chance, actor, order, num_states, total)
+    cell = _draw_state(chance, actor, order, num_states, total)
     chosen = (order >> (4 * cell)) & 15
     num_all, num_servers = np.int64(0), np.int64(0)
     for index in range(num):
@@ -472,10 +467,8 @@ def _draw_host_in_state(state, agent, chance, actor):
     num_pool = num_all
     if num_all > 1 and num_servers > 0:
         pool, num_pool = np.int64(1), num_servers
-        if (
-            draw_unit(chance, codes.FSM_SERVER, actor) > codes.SERVER_FIRST
-            and num_servers < num_all
-        ):
+        draw = draw_unit(chance, codes.FSM_SERVER, actor)
+        if draw > codes.SERVER_FIRST and num_servers < num_all:
             pool, num_pool = np.int64(2), num_all - num_servers
     left = draw_index(chance, codes.FSM_HOST, actor, num_pool)
     for index in range(num):
@@ -492,30 +485,22 @@ def _draw_host_in_state(state, agent, chance, actor):
 
 @njit
 def _is_known_server(state, agent, host):
-    return (
-        host & 15 >= codes.FIRST_SERVER and np.int64(state.fsm[agent, host]) & codes.NAME_KNOWN != 0
-    )
+    has_name = np.int64(state.fsm[agent, host]) & codes.NAME_KNOWN != 0
+    return host & 15 >= codes.FIRST_SERVER and has_name
 
 
 @njit
-def _draw_weighted(rng, tape, actor, order, num_states, total):
-    if tape is None:
-        left = draw_index((rng, tape), codes.FSM_STATE, actor, total)
-        for cell in range(num_states):
-            weight = codes.STATE_WEIGHT[(order >> (4 * cell)) & 15]
-            if left < weight:
-                return np.int64(cell)
-            left -= weight
-        return np.int64(0)
-    else:
-        return draw_index((rng, tape), codes.FSM_STATE, actor, num_states)
-
-
-@njit
-def _draw_state(state, chance, actor, order, num_states, total):
-    if total == 0:
+def _draw_state(chance, actor, order, num_states, total):
+    """Draw the place int64 of a state in `order`, by the states' weights of this sum."""
+    if total == 0 or chance[1] is not None:
         return draw_index(chance, codes.FSM_STATE, actor, num_states)
-    return _draw_weighted(chance[0], chance[1], actor, order, num_states, total)
+    left = draw_index(chance, codes.FSM_STATE, actor, total)
+    for cell in range(num_states):
+        weight = codes.STATE_WEIGHT[(order >> (4 * cell)) & 15]
+        if left < weight:
+            return np.int64(cell)
+        left -= weight
+    return np.int64(0)
 
 
 @njit
@@ -524,7 +509,7 @@ def choose(state, agent, chance, rules):
     actor = np.int64(codes.FIRST_RED_ACTOR + agent)
     num = np.int64(state.num_table[agent])
     if rules.red_variant == codes.SLEEPING_RED or num == 0:
-        return np.int64(codes.NONE), np.int64(codes.NONE), np.int64(codes.NONE)
+        return _WAIT
     variant = np.int64(rules.red_variant)
     if variant == codes.DISCOVERY_RED:
         host = _draw_host_in_state(state, agent, chance, actor)
@@ -552,19 +537,144 @@ def checked_choice(state, agent, choice):
     kind, target, ident = np.int64(choice[0]), np.int64(choice[1]), np.int64(choice[2])
     num_targets = codes.NUM_SUBNETS if kind == codes.DISCOVER else codes.NUM_HOSTS
     if not (0 <= kind < codes.WITHDRAW and 0 <= target < num_targets):
-        return (
-            np.int64(codes.NONE),
-            np.int64(codes.NONE),
-            np.int64(codes.NONE if kind == codes.NONE else codes.IMPOSSIBLE),
-        )
+        return _WAIT if kind == codes.NONE else _CANNOT
     is_offered = False
     for index in range(np.int64(state.num_offered[agent])):
         is_offered |= state.offered[agent, index] == ident
-    is_known = False
     if kind == codes.DISCOVER:
         is_known = has(np.int64(state.known_subnets[agent]), target)
     else:
         is_known = np.int64(state.fsm[agent, target]) & codes.STATE_BITS != codes.UNKNOWN_HOST
-    if not is_offered or not is_known:
-        return np.int64(codes.NONE), np.int64(codes.NONE), np.int64(codes.NONE)
-    return kind, target, ident
+    return (kind, target, ident) if is_offered and is_known else _WAIT
+
+
+@njit
+def acts_on_host(family):
+    """Whether actions of this family are aimed at a host."""
+    return codes.ANALYSE <= family <= codes.RESTORE or family == codes.DECOY
+
+
+@njit
+def submit(state, agent, action):
+    """Submit an agent's action int64; return its cost, int64 <= 0 (SPEC 4.3, 9).
+
+    An action on a missing host, or an index that is not one of the agent's actions, is Sleep.
+    """
+    family = np.int64(codes.SLEEP)
+    target = source = np.int64(0)
+    if 0 <= action < codes.MAX_ACTIONS:
+        family = codes.ACTION_FAMILY[agent, action]
+        target, source = codes.ACTION_TARGET[agent, action], codes.ACTION_SOURCE[agent, action]
+        if acts_on_host(family):
+            exists = np.int64(state.exists[target >> 4])
+            if not has(exists, target & 15):
+                family, target = np.int64(codes.SLEEP), np.int64(0)
+    left = np.int64(state.blue_left[agent])
+    if left == 0:
+        state.blue_family[agent] = family
+        state.blue_target[agent] = target
+        state.blue_source[agent] = source
+        left = codes.BLUE_TICKS[family]
+    state.blue_left[agent] = left - 1
+    state.blue_success[agent] = codes.IN_PROGRESS
+    return -codes.RESTORE_COST if family == codes.RESTORE else 0
+
+
+@njit
+def _find_session_by_pid(state, agent, host, pid):
+    """Index int64 in the agent's list of its session on `host` with process id `pid`, or -1."""
+    for index in range(np.int64(state.num_sessions[agent])):
+        is_there = state.session_host[agent, index] == host
+        if is_there and state.session_pid[agent, index] == pid:
+            return np.int64(index)
+    return np.int64(-1)
+
+
+@njit
+def _remove_process(state, host, pid, chance, actor):
+    """Do Remove for one suspicious process id (SPEC 5.1)."""
+    agent = codes.RED_OF_SUBNET[host >> 4]
+    index = _find_session_by_pid(state, agent, host, pid)
+    if index >= 0:
+        if not np.int64(state.session_flags[agent, index]) & codes.PRIVILEGED:
+            end_session(state, agent, index)
+        return
+    for decoy in range(codes.NUM_DECOYS):
+        if state.decoy_pid[host, decoy] == pid:
+            state.decoy_pid[host, decoy] = 0
+            find_max_pid(state, host)
+            state.decoy_pid[host, decoy] = new_pid(state, host, chance, actor)
+            return
+    if state.num_vsftpd[host] > 1:
+        for old in range(np.int64(state.num_old_vsftpd)):
+            is_there = state.old_vsftpd_host[old] == host
+            if is_there and state.old_vsftpd_pid[old] == pid:
+                forget_old_vsftpd(state, old)
+                state.num_vsftpd[host] = np.int64(state.num_vsftpd[host]) - 1
+                return
+
+
+@njit
+def _remove(state, host, chance, actor):
+    """Do Remove on a host."""
+    for index in range(np.int64(state.num_suspicious)):
+        if state.suspicious_host[index] == host:
+            pid = np.int64(state.suspicious_pid[index])
+            _remove_process(state, host, pid, chance, actor)
+
+
+@njit
+def _bar(state, a, b):
+    """Record whether a pair of zones is blocked in either direction (SPEC 6.3)."""
+    if a >= codes.NUM_SUBNETS or b >= codes.NUM_SUBNETS:
+        return
+    is_barred = has(np.int64(state.blocks[a]), b) or has(np.int64(state.blocks[b]), a)
+    others_a = np.int64(state.barred[a]) & ~(np.int64(1) << b)
+    others_b = np.int64(state.barred[b]) & ~(np.int64(1) << a)
+    state.barred[a] = others_a | (np.int64(is_barred) << b)
+    state.barred[b] = others_b | (np.int64(is_barred) << a)
+
+
+@njit
+def _set_traffic(state, agent):
+    """Carry out AllowTraffic or BlockTraffic."""
+    to, bit = np.int64(state.blue_target[agent]), 1 << np.int64(state.blue_source[agent])
+    blocked = np.int64(state.blocks[to])
+    is_block = state.blue_family[agent] == codes.BLOCK
+    changes = (blocked & bit == 0) == is_block
+    if changes:
+        state.blocks[to] = blocked ^ bit
+        _bar(state, to, np.int64(state.blue_source[agent]))
+    state.blue_success[agent] = codes.SUCCEEDED if changes else codes.FAILED
+
+
+@njit
+def blue_effects(state, chance):
+    """Execute the actions that are due: traffic control first, then the others (SPEC 4.5)."""
+    for agent in range(codes.NUM_BLUE):
+        family = np.int64(state.blue_family[agent])
+        if state.blue_left[agent] == 0 and family in (codes.ALLOW, codes.BLOCK):
+            _set_traffic(state, agent)
+    for agent in range(codes.NUM_BLUE):
+        if state.blue_left[agent] != 0:
+            continue
+        family, host = np.int64(state.blue_family[agent]), np.int64(state.blue_target[agent])
+        if family == codes.SLEEP:
+            state.blue_success[agent] = codes.UNKNOWN
+        elif family == codes.MONITOR:
+            state.blue_success[agent] = codes.SUCCEEDED
+        elif family == codes.ANALYSE:
+            log_analyse(state, agent, host)
+            state.blue_success[agent] = codes.SUCCEEDED
+        elif family == codes.REMOVE:
+            _remove(state, host, chance, agent)
+            state.blue_success[agent] = codes.SUCCEEDED
+        elif family == codes.RESTORE:
+            end_sessions_on(state, host)
+            end_decoys(state, host)
+            log_restore(state, host)
+            state.blue_success[agent] = codes.SUCCEEDED
+        elif family == codes.DECOY:
+            decoy = place_decoy(state, host, chance, agent)
+            log_decoy(state, agent, host, decoy)
+            state.blue_success[agent] = codes.SUCCEEDED

@@ -1,1 +1,0 @@
-"""Blue policies, and letting them play."""
