@@ -112,6 +112,10 @@ def reset_that_replaces_an_array(state, rng):
     state.hand = state.hand[:]
 
 
+def step_to_be_written(state, action, rng):
+    raise NotImplementedError
+
+
 HAND = [("total", float), ("hand", np.int8, (3,))]
 
 
@@ -140,6 +144,11 @@ HAND = [("total", float), ("hand", np.int8, (3,))]
             {"step": step_that_calls_a_plain_function},
             "return plain_helper(1.0), False, False",
             "plain_helper is a plain function; decorate it with @numba.njit",
+        ),
+        (
+            {"step": step_to_be_written},
+            "def step_to_be_written(state, action, rng):",
+            "counter: kernel step never returns a result; expected a reward and two flags",
         ),
         pytest.param(
             {"state_dtype": [("sum", float)]},

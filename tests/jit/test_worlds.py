@@ -271,7 +271,7 @@ def test_what_does_not_fit_is_refused_with_what_there_is():
         ({"params": {"force": "strong"}}, TypeError, "parameter 'force' of CartPole-v1 is <U6"),
         ({"params": {"force": np.nan}}, ValueError, "parameter 'force' of CartPole-v1 is NaN"),
         ({"params": np.zeros(2, CARTPOLE.params.dtype)}, ValueError, r"shape \(2,\).*\(3,\)"),
-        ({"params": PARAMS}, TypeError, f"fields cost, jumps, expected those of.*{fields}"),
+        ({"params": PARAMS}, TypeError, r"fields cost .*, jumps .*, expected.*: gravity float"),
         ({"sampler": {"mass": (1, 2)}}, ValueError, f"no number 'mass'.*it has {fields}"),
         ({"sampler": {"force": (2, 1)}}, ValueError, r"\(2, 1\).*\(lowest, highest\)"),
         ({"sampler": {"force": 2.0}}, ValueError, r"is 2.0, expected \(lowest, highest\)"),

@@ -269,6 +269,13 @@ def explain(
                 "that Numba says is in the attribute numba_message",
                 numba_message=text,
             ) from None
+        signatures = kernel.nopython_signatures if compile_one is None else ()
+        if name == "step" and any(one.return_type == numba_types.none for one in signatures):
+            raise KernelCompileError.at(
+                Place.of(function),
+                f"{kernels.name}: kernel step never returns a result; expected a reward and two "
+                "flags: `return reward, terminated, truncated`",
+            ) from None
     text = _COLOURS.sub("", str(error))
     raise KernelCompileError(
         f"{kernels.name}: each kernel can be compiled{where}, the loop over them can't: "

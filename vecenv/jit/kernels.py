@@ -301,9 +301,10 @@ def read_params(
     else:
         base = np.asarray(params)
         if own is not None and base.dtype.names is not None and base.dtype.base != own.dtype.base:
+            given, wanted = (_listed(dtype, has_types=True) for dtype in (base.dtype, own.dtype))
             raise TypeError(
-                f"params have the fields {_listed(base.dtype)}, expected those of {kernels.name}: "
-                f"{_listed(own.dtype)}. A dict of some of them will do, too"
+                f"params have the fields {given}, expected those of {kernels.name} in this order: "
+                f"{wanted}. A dict of some of them will do, too"
             )
         if base.dtype.names is None or base.dtype.hasobject or base.size == 1:
             base = as_record(params)  # raises if it is no record
@@ -414,8 +415,10 @@ def _then(before: Any, name: str, low: float, high: float, is_float: bool) -> Ca
     return draw if is_float else draw_whole
 
 
-def _listed(dtype: np.dtype) -> str:
-    return ", ".join(dtype.names or ()) or "no fields"
+def _listed(dtype: np.dtype, *, has_types: bool = False) -> str:
+    names = dtype.names or ()
+    told = [f"{name} {dtype.base[name]}" for name in names] if has_types else names
+    return ", ".join(told) or "no fields"
 
 
 # -- bits --------------------------------------------------------------------------------------
