@@ -6,7 +6,7 @@ import functools
 import inspect
 import io
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ def found_policy(
     *,
     ready: Mapping[str, Callable[[], Any]],
     files: tuple[str, ...],
+    others: Collection[str],
     load: Callable[[Path], Any],
     make: Callable[[type], Any],
     convert: Callable[[Any], Any],
@@ -41,6 +42,7 @@ def found_policy(
         expected: Description of the accepted values, in words.
         ready: Makers of the built-in policies, by name with underscores.
         files: Paths at which a run folder may hold a policy.
+        others: Names of policies, and files of run folders, of the other challenge.
         load: Reads a policy from a file.
         make: Makes a policy from a class.
         convert: Makes a policy from any other object; returns None if it can't.
@@ -62,6 +64,9 @@ def found_policy(
         if ":" not in text:
             is_folder = Path(text).is_dir()
             what = f"a folder without a {files[0]}" if is_folder else "no built-in policy, no file"
+            held = [name for name in others if (Path(text) / name).is_file()]
+            if held or text.replace("-", "_") in others:
+                what += " (it belongs to the other challenge, see --challenge)"
             names = ", ".join(sorted(name.replace("_", "-") for name in ready))
             raise ValueError(
                 f"policy is {text!r}, {what}; expected a file with a saved policy, or its run "

@@ -121,6 +121,11 @@ def test_policies_are_found_by_name_file_module_object_and_function(defender, mo
     assert evaluate_cage4("my_cage4:Mine", episodes=2, steps=20).policy == "my_cage4:Mine"
     with pytest.raises(ValueError, match="no built-in policy, no file; expected a file"):
         find_policy("nobody")
+    other = defender.parent / "cage2_run"
+    other.mkdir()
+    (other / "policy.npz").touch()
+    with pytest.raises(ValueError, match=r"without a defender.npz .it belongs to the other"):
+        find_policy(other)
     with pytest.raises(TypeError, match="expected an object with reset"):
         find_policy(3)
     with pytest.raises(TypeError, match=r"is for CAGE 2: CAGE 4 calls `reset\(masks\)`"):

@@ -356,6 +356,7 @@ def find_policy(
         "actions",
         ready=ready,
         files=("policy.npz", "checkpoint/last.pt"),
+        others=("rules", "decoy_restore", "defender.npz"),
         load=functools.partial(_policy_of_file, scenario=scenario),
         make=functools.partial(called, scenario=scenario, seed=seed),
         convert=lambda found: _FunctionPolicy(found) if callable(found) else None,
@@ -372,7 +373,7 @@ def _policy_of_file(path: Path, scenario: Scenario) -> BatchedPolicy:
         return load_defender(path, scenario)
     from vecenv import load_policy
 
-    found = load_policy(path.parents[1] if path.suffix == ".pt" else path)
+    found = load_policy(path)
     counts = {"bits": len(blue_actions(scenario)), "memory": len(blue_choices(scenario))}
     known = {observation_space(scenario, name).shape: name for name in OBSERVATIONS}
     shape, num_actions = found.observation_space.shape, getattr(found.action_space, "n", None)

@@ -243,7 +243,9 @@ class Scenario:
         return names.index(name)
 
     def subnet_index(self, name: str) -> int:
-        """Return the index of a subnet in `subnets`."""
+        """Return the index of a subnet in `subnets`; ValueError if there is no such subnet."""
+        if name not in self.subnets:
+            raise ValueError(f"there is no subnet {name!r}; there are {', '.join(self.subnets)}")
         return self.subnets.index(name)
 
     def identity(self) -> dict[str, Any]:

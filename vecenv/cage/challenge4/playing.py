@@ -287,6 +287,7 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
         "or agents of the original, with get_action(observation, action_space)",
         ready={name: functools.partial(make, seed) for name, make in _READY.items()},
         files=("defender.npz",),
+        others=("obs_remove", "obs_restore", "policy.npz"),
         load=_load,
         make=_made,
         convert=_converted,
