@@ -79,10 +79,12 @@ class KnownEnv(gym.Env):
         return self.obs, 0.0, False, self.time_in_episode == self.length, {}
 
 
-SLOW_RESETS = [lambda k=k: KnownEnv((0.001,), 0.012, 3 + k) for k in range(NUM_ENVS)]
-ONE_SLOW = [lambda k=k: KnownEnv((0.012 if k == 2 else 0.001,)) for k in range(NUM_ENVS)]
+# Long against what a busy machine adds to a wake-up.
+SHORT_S, LONG_S = 0.005, 0.06
+SLOW_RESETS = [lambda k=k: KnownEnv((SHORT_S,), LONG_S, 3 + k) for k in range(NUM_ENVS)]
+ONE_SLOW = [lambda k=k: KnownEnv((LONG_S if k == 2 else SHORT_S,)) for k in range(NUM_ENVS)]
 TAILS = [
-    lambda k=k: KnownEnv(tuple(0.012 if t == k else 0.001 for t in range(NUM_ENVS)))
+    lambda k=k: KnownEnv(tuple(LONG_S if t == k else SHORT_S for t in range(NUM_ENVS)))
     for k in range(NUM_ENVS)
 ]
 WORKLOADS = {"resets": SLOW_RESETS, "one slow": ONE_SLOW, "tails": TAILS}
@@ -138,7 +140,7 @@ def test_shares_of_sleeping_envs_are_those_of_their_own_clocks(workload, backend
     begin = time.monotonic()
     for _ in range(num_rounds):
         with envs.timing.phase("policy"), policy:
-            time.sleep(0.002)
+            time.sleep(2 * SHORT_S)
         with in_calls:
             envs.step(actions)
     wall = time.monotonic() - begin
@@ -150,7 +152,7 @@ def test_shares_of_sleeping_envs_are_those_of_their_own_clocks(workload, backend
     assert report.num_steps == NUM_ENVS * num_rounds - num_resets
     assert (report.resets.num_steps if report.resets else 0) == num_resets
     if workload == "resets":
-        assert report.resets.mean_ns * 1e-9 == pytest.approx(0.012, rel=0.2)
+        assert report.resets.mean_ns * 1e-9 == pytest.approx(LONG_S, rel=0.2)
 
 
 @measured_anew

@@ -53,7 +53,7 @@ def read_kernels(given: Any) -> Callable[..., JitVectorEnv]:
     """
     if isinstance(given, EnvKernels):
         return partial(JitVectorEnv, given)
-    if not callable(given):
+    if not callable(given) or (isinstance(given, type) and issubclass(given, gym.Env)):
         raise TypeError(f"kernels is {given!r}, expected EnvKernels or what makes a JitVectorEnv")
     make: Any = given
     return make
