@@ -127,3 +127,18 @@ def test_fields_of_another_record_can_be_taken_over():
 def test_params_that_were_not_given_are_missed():
     with pytest.raises(TypeError, match=r"must take \(state, rng\) \(no `params` was given\)"):
         JitVectorEnv(PATROL)
+
+
+def count_up(state, action, rng, params):
+    while state.t < 300_000:
+        state.t += 1
+    return 1.0, True, False
+
+
+@needs_jit
+def test_where_a_trial_was_stopped_is_told(monkeypatch, caplog):
+    monkeypatch.setattr("vecenv.jit.interpreted._LIMIT_SECONDS", 0.05)
+    envs = JitVectorEnv(dataclasses.replace(PATROL, step=count_up), 1, params=params())
+    envs.reset(seed=0)
+    assert "test_told.py" in caplog.text and "in count_up" in caplog.text
+    assert envs.step(np.zeros(1, int))[2].all()

@@ -34,6 +34,7 @@ def found_policy(
     load: Callable[[Path], Any],
     make: Callable[[type], Any],
     convert: Callable[[Any], Any],
+    reset_takes: tuple[str, ...] = (),
 ) -> Any:
     """Return the policy for a name, file, "module:object", class, object or function.
 
@@ -46,6 +47,7 @@ def found_policy(
         load: Reads a policy from a file.
         make: Makes a policy from a class.
         convert: Makes a policy from any other object; returns None if it can't.
+        reset_takes: Names of the arguments of `reset`.
 
     Raises:
         ValueError: No policy or file has this name, or the file holds no policy.
@@ -79,6 +81,13 @@ def found_policy(
     if found is None:
         lacks = "; it has act, but no reset" if hasattr(policy, "act") else ""
         raise TypeError(f"policy is {policy!r:.200}, expected {expected}{lacks}")
+    try:
+        inspect.signature(found.reset).bind(*reset_takes)
+    except TypeError:
+        raise TypeError(
+            f"policy is {policy!r:.200}; this challenge calls reset({', '.join(reset_takes)}), but "
+            f"it has reset{inspect.signature(found.reset)}: is it for the other challenge?"
+        ) from None
     return found
 
 
@@ -361,21 +370,24 @@ class Evaluation(Tabular):
         table.add_section()
         blank = [""] * len(lengths)
         table.add_row("total", *blank, interval(self.total, self.total_ci95), style="bold")
-        lines = []
+        lines = [PLUS_MINUS]
         for agent in agents:
             cells = [cell for cell in self.cells if cell.red_agent == agent]
             turns = sum(cell.episodes * cell.episode_length for cell in cells)
             impossible = sum(cell.impossible_turns for cell in cells)
             rest = f"of {turns:_} turns; these were played as Sleep"
             lines.append(impossible_text(agent, impossible, rest))
-        table.caption = Text("\n".join(filter(None, lines)), justify="left") or None
+        table.caption = Text("\n".join(filter(None, lines)), justify="left")
         return table
+
+
+PLUS_MINUS = "±: half of the 95 % confidence interval of the mean"
 
 
 def impossible_text(agent: str, number: int, rest: str) -> str:
     """Return a line about a red agent that returned actions that do not exist; "" if none."""
-    line = f"red agent {agent} returned an action that does not exist in {number:_} {rest}"
-    return line.replace("_", " ") if number else ""
+    told = f"{number:_} {rest}".replace("_", " ")
+    return f"red agent {agent} returned an action that does not exist in {told}" if number else ""
 
 
 def sum_of(cells: Sequence[Cell]) -> tuple[float, float]:

@@ -342,9 +342,9 @@ def try_out(
 ) -> int:
     """Run one separate env for a few steps in Python, to find mistakes that compiled code hides.
 
-    Kernels that fail in Python or NumPy, or take over two seconds, are left to the compiler. The
-    loop is from `interpretable`; `params`, (1,) or None, are copied. If `seconds` is given,
-    `NUM_EPISODES` whole episodes are played, for at most this long.
+    Kernels that fail in Python or NumPy are left to the compiler, and so are those that take over
+    two seconds, with a warning. The loop is from `interpretable`; `params`, (1,) or None, are
+    copied. If `seconds` is given, `NUM_EPISODES` whole episodes are played, for at most this long.
 
     Returns:
         The number of episodes that ended.
@@ -362,6 +362,12 @@ def try_out(
         _find_leftovers(kernels, clean, play)
     if isinstance(error, IndexError) and "out of" in str(error):
         _raise_index_error(kernels, error)
+    if isinstance(error, TimeoutError) and seconds is None:
+        _logger.warning(
+            "%s: a trial in Python was stopped after %g s; it was at %s\nIf the first compiled "
+            "call does not return, look for a loop without an end there.",
+            *(kernels.name, _LIMIT_SECONDS, _place_inside(error)[1]),
+        )
     if error is not None:
         _logger.debug("%s: the trial in Python ended early: %r", kernels.name, error)
     return clean.num_episodes
@@ -441,15 +447,20 @@ def _play(
     return trial
 
 
+def _place_inside(error: Exception) -> tuple[types.FrameType, Place]:
+    """Return the innermost frame of a kernel, and its line, when an error was raised."""
+    inside = traceback.walk_tb(error.__traceback__)
+    frame, line = [(f, n) for f, n in inside if f.f_code.co_filename != __file__][-1]
+    return frame, Place(frame.f_code.co_filename, line, frame.f_code.co_name)
+
+
 def _raise_index_error(kernels: EnvKernels, error: IndexError) -> None:
     """Raise KernelIndexError with file, line and values of the index.
 
     Not if a number has more than 64 bits: compiled integers overflow, which hashes rely on.
     """
-    inside = traceback.walk_tb(error.__traceback__)
-    frame, line = [(f, n) for f, n in inside if f.f_code.co_filename != __file__][-1]
-    place = Place(frame.f_code.co_filename, line, frame.f_code.co_name)
-    names = set(re.findall(r"[^\W\d]\w*", linecache.getline(place.filename, line)))
+    frame, place = _place_inside(error)
+    names = set(re.findall(r"[^\W\d]\w*", linecache.getline(place.filename, place.lineno)))
     numbers = [
         f"{name} = {value}"
         for name, value in frame.f_locals.items()

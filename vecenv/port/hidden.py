@@ -84,7 +84,10 @@ class _Watch:
         try:
             return function(*args)
         finally:
-            sys.setprofile(profile)
+            if profile is None or callable(profile):
+                sys.setprofile(profile)
+            else:  # cProfile's, before Python 3.12
+                profile.enable()
             sys.settrace(trace)
             self._look()
 

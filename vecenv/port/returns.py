@@ -58,8 +58,11 @@ class Equivalence(NamedTuple):
         if self.kernels is None:
             told = f"Python {self.python:.4g} in {self.episodes[0]} episodes"
             return f"{self.what}: {self.verdict} ({told}; the kernels' did not end in time)"
+        verdict = (
+            f"{self.verdict}, play more minutes" if self.verdict == "not shown" else self.verdict
+        )
         return (
-            f"{self.what}: {self.verdict} (Python {self.python:.4g}, kernels {self.kernels:.4g}; "
+            f"{self.what}: {verdict} (Python {self.python:.4g}, kernels {self.kernels:.4g}; "
             f"difference {self.low:+.3g} to {self.high:+.3g}, margin {self.margin:.3g}; "
             f"{self.episodes[0]} and {self.episodes[1]} episodes)"
         )

@@ -275,4 +275,4 @@ def test_the_table_fits_eighty_columns():
     assert max(map(len, lines)) <= 80
     (row,) = [line for line in lines if line.startswith("Meander")]
     assert row.split() == ["Meander", *["-1456.8", "±", "12.3"] * 3, "-4370.4", "±", "21.4"]
-    assert len(lines) == 8 and "…" not in capture.get()
+    assert len(lines) == 9 and "…" not in capture.get()

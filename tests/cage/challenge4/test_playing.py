@@ -128,7 +128,7 @@ def test_policies_are_found_by_name_file_module_object_and_function(defender, mo
         find_policy(other)
     with pytest.raises(TypeError, match="expected an object with reset"):
         find_policy(3)
-    with pytest.raises(TypeError, match=r"is for CAGE 2: CAGE 4 calls `reset\(masks\)`"):
+    with pytest.raises(TypeError, match=r"calls reset\(masks\), but it has reset\(\)"):
         find_policy(type("Fort", (), {"act": None, "reset": lambda self: None}))
 
 

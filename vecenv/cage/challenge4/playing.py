@@ -8,7 +8,6 @@ and `rules`; like the challenge's evaluation they send no messages.
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from vecenv.cage.challenge4.play.player import Cage4Memory, Cage4Player
 from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.challenge4.rules.codes import CAGE4_RULES_VERSION
 from vecenv.cage.playing import (
+    PLUS_MINUS,
     Estimate,
     Seat,
     Tabular,
@@ -256,6 +256,8 @@ def _converted(found: Any) -> Any:
     """Return agents of the original, or a function, as a policy; None for anything else."""
     if isinstance(found, Mapping):
         return OriginalAgents(found)
+    if hasattr(found, "observation_space"):  # by `load_policy`
+        raise TypeError(f"policy is {found!r:.200}, which was not trained on CAGE 4")
     return FunctionPolicy(found) if callable(found) else None
 
 
@@ -281,7 +283,7 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
         TypeError, ValueError: `policy` is none of these.
         OSError: The file can't be read.
     """
-    found = found_policy(
+    return found_policy(
         policy,
         "an object with reset(masks) and act(observations), a function of observations and masks, "
         "or agents of the original, with get_action(observation, action_space)",
@@ -291,16 +293,13 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
         load=_load,
         make=_made,
         convert=_converted,
+        reset_takes=("masks",),
     )
-    try:
-        inspect.signature(found.reset).bind(None)
-    except TypeError:
-        raise TypeError(f"{policy!r} is for CAGE 2: CAGE 4 calls `reset(masks)`") from None
-    return found
 
 
 CAUSES = ("local_work", "access_service", "impact", "action_cost")
 _TITLES = ("LocalWork fails", "AccessService fails", "Impact", "Restore")
+_CONTRACTOR, _IMPACT = codes.CON, 2  # indices of `zone_rewards`
 NUM_PHASES = 3
 _BATCH = 250  # games played side by side
 
@@ -319,6 +318,8 @@ class Cage4Evaluation(Tabular):
         total: The return, the sum of all rewards.
         phases: The return by phase.
         causes: The return by cause, see `CAUSES`.
+        score_beside_contractor: The score without Impact on the contractor's network, which hardly
+            depends on blue and varies most.
         overflowed: Number of games that exceeded a capacity of the simulator, by capacity; such
             games are not exact.
         impossible_turns: Turns in which a custom red agent chose something that does not exist,
@@ -337,6 +338,7 @@ class Cage4Evaluation(Tabular):
     total: Estimate
     phases: tuple[Estimate, ...]
     causes: dict[str, Estimate]
+    score_beside_contractor: Estimate
     overflowed: dict[str, int]
     phishing_rate: float = codes.PHISHING_RATE
     alarm_rate: float = codes.ALARM_RATE
@@ -364,6 +366,7 @@ class Cage4Evaluation(Tabular):
 
         row(f"score ({self.steps - 2} rewards)", self.score, "bold")
         row(f"return ({self.steps - 1} rewards)", self.total)
+        row("score without contractor's Impact", self.score_beside_contractor)
         table.add_section()
         for phase, found in enumerate(self.phases):
             row(f"phase {phase}", found)
@@ -371,7 +374,7 @@ class Cage4Evaluation(Tabular):
         for title, name in zip(_TITLES, CAUSES, strict=True):
             row(title, self.causes[name])
         told = impossible_text(self.red, self.impossible_turns, "turns; it waited instead")
-        table.caption = Text(told, justify="left") or None
+        table.caption = Text("\n".join(filter(None, (PLUS_MINUS, told))), justify="left")
         return table
 
 
@@ -382,6 +385,7 @@ class Episodes(NamedTuple):
         rewards: float64 (steps, N).
         phases: float64 (N, 3), rewards by phase.
         causes: float64 (N, 4), rewards by cause.
+        contractor: float64 (steps, N), rewards of Impact on the contractor's network.
         impossible_turns: int64 (N,), see `Cage4Evaluation`.
         overflowed: See `Cage4Evaluation`.
     """
@@ -389,6 +393,7 @@ class Episodes(NamedTuple):
     rewards: np.ndarray
     phases: np.ndarray
     causes: np.ndarray
+    contractor: np.ndarray
     impossible_turns: np.ndarray
     overflowed: Counter[str]
 
@@ -472,6 +477,7 @@ def play_episodes(
         np.zeros((length, episodes)),
         np.zeros((episodes, NUM_PHASES)),
         np.zeros((episodes, len(CAUSES))),
+        np.zeros((length, episodes)),
         np.zeros(episodes, np.int64),
         Counter(),
     )
@@ -484,6 +490,7 @@ def play_episodes(
                 found.rewards[step, games] = rewards
                 found.phases[games, states["phase"]] += rewards
                 found.causes[games] += states["reward_parts"]
+                found.contractor[step, games] = seat.envs.zone_rewards()[:, _CONTRACTOR, _IMPACT]
                 found.impossible_turns[games] += impossible_turns(states).sum(axis=1)
                 if on_step is not None:
                     on_step(len(games))
@@ -541,6 +548,7 @@ def evaluate_cage4(
         causes={
             name: estimate(column) for name, column in zip(CAUSES, found.causes.T, strict=True)
         },
+        score_beside_contractor=estimate((found.rewards - found.contractor)[:-1].sum(axis=0)),
         overflowed=dict(found.overflowed),
         impossible_turns=int(found.impossible_turns.sum()),
         phishing_rate=float(options.get("phishing_rate", codes.PHISHING_RATE)),
