@@ -366,7 +366,7 @@ class Cage4Evaluation(Tabular):
 
         row(f"score ({self.steps - 2} rewards)", self.score, "bold")
         row(f"return ({self.steps - 1} rewards)", self.total)
-        row("score without contractor's Impact", self.score_beside_contractor)
+        row("score without contractors' Impact", self.score_beside_contractor)
         table.add_section()
         for phase, found in enumerate(self.phases):
             row(f"phase {phase}", found)
