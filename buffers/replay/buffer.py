@@ -188,7 +188,7 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         memory = Memory(
             torch.from_numpy(folder.arrays["rows"]), folder.arrays["rings"], folder.arrays["envs"]
         )
-        table = Table(plan, self.device, memory=memory)
+        table = Table(plan, self.device, is_staged=False, memory=memory)
         if folder.was_cut:
             table.mend()
         return table
@@ -281,7 +281,8 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
                     f"an add in a CUDA graph may need {enough} final observations, and there is "
                     f"room for {slots}; call reserve_final_obs({enough}) before"
                 )
-        rows = table.add(tensors, _NO_ROWS, is_capturing=is_capturing)
+        table.is_captured |= is_capturing
+        rows = table.add(tensors, _NO_ROWS)
         self._note_captured()
         self._note_rows(rows)
 

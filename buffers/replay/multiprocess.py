@@ -120,7 +120,7 @@ class MultiprocessReplayBuffer(contextlib.AbstractContextManager):
         with allocation(what, needed, _CPU, advice), torch.inference_mode(False):
             self._memory = memory = SharedMemory(plan, address)
             parts = Memory(memory.rows, memory.slots, memory.envs)
-            self._table = Table(plan, _CPU, memory=parts, order=fence)
+            self._table = Table(plan, _CPU, is_staged=False, memory=parts, order=fence)
         self._reader, self._random = Reader(self._table), DeviceGenerator(seed, _CPU)
         self._pid = os.getpid()
 
@@ -274,7 +274,9 @@ class ReplayWriter(Added, contextlib.AbstractContextManager):
         with torch.inference_mode(False):
             rows, envs = memory.rows[row : row + plan.span], memory.envs[env : env + num_envs]
             parts = Memory(rows, memory.slots[index : index + 1], envs)
-            table = Table(plan, _CPU, memory=parts, first_row=row, first_env=env, order=fence)
+            table = Table(
+                plan, _CPU, is_staged=False, memory=parts, first_row=row, first_env=env, order=fence
+            )
         table.envs["is_open"][...] = False
         self._table, self._columns = table, ColumnReader(plan.layout)
         self.index, self._pid = index, os.getpid()

@@ -107,7 +107,7 @@ class Table:
     _older: Any
 
     def __init__(
-        self, plan: Plan, device: torch.device, *, is_staged: bool = False,
+        self, plan: Plan, device: torch.device, *, is_staged: bool,
         memory: Memory | None = None, first_row: int = 0, first_env: int = 0,
         order: Callable[[], None] | None = None,
     ):  # fmt: skip
@@ -142,7 +142,7 @@ class Table:
         self._counts = self.rings.view(np.uint8)[:16].data.cast("q")  # begun, committed
         self.once = Once(plan, device, self._xp) if plan.is_once else None
         self.is_plain = plan.num_rings == 1 and not plan.is_linked
-        self._is_unsure = plan.num_rings > 1 or order is not None  # counts of ring 0 do not tell
+        self._is_shared = order is not None  # other processes may change the counts
         self._envs_per_ring = plan.num_envs // plan.num_rings if plan.num_envs else 1
         self._order = order or (lambda: None)
         self._is_torn = self.is_captured = False
@@ -180,7 +180,7 @@ class Table:
     def is_empty(self) -> bool:
         """Whether it is possible that no transition can be drawn; `len` is exact."""
         begun, end = self._counts
-        return end <= max(begun - self.plan.span, 0) or self._is_unsure
+        return end <= max(begun - self.plan.capacity, 0) or self._is_shared
 
     def __len__(self) -> int:
         begin, end = self.live()
@@ -263,7 +263,7 @@ class Table:
 
     def add(
         self, arrays: Mapping[str, Any], env_ids: np.ndarray, stops: np.ndarray | None = None,
-        cuts: np.ndarray | None = None, *, is_capturing: bool = False,
+        cuts: np.ndarray | None = None,
     ) -> Any:  # fmt: skip
         """Write checked `Transitions`; at most `span` rows per ring, unless the table is plain.
 
@@ -293,7 +293,6 @@ class Table:
             self.cut(cuts)
         # First `begun`: readers must know which rows change before the first byte is written.
         self._begun[...] = self._xp.maximum(self._begun, placed.ends)
-        self.is_captured |= is_capturing
         is_counted = self.is_staged and not self.is_captured
         if is_counted:
             np.maximum(self.begun, self.committed + counts, out=self.begun)

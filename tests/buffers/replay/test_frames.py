@@ -170,3 +170,25 @@ def test_an_add_that_is_interrupted_at_its_end_loses_no_slot_of_frames(monkeypat
     assert buffer.get(buffer.order()).obs[-2:, -1, 0, 0].tolist() == [20, 20]
     used = once._used(*buffer._table.kept_links()).tolist()
     assert sorted([0, *used, *once.free[: int(once.num_free[0])]]) == [*range(once.num_slots)]
+
+
+def test_stacks_of_an_env_that_was_silent_for_long():
+    pair = [made(4, capacity=8), made(None, capacity=8)]
+    silent = {"actions": np.zeros(1, np.int64), "rewards": np.ones(1), "terminations": NOTHING[:1]}
+
+    def add(env, t):
+        stacks = {"obs": stacks_from(t)[:1], "next_obs": stacks_from(t + 1)[:1]}
+        for buffer in pair:
+            buffer.add(**silent, **stacks, truncations=NOTHING[:1], env_ids=[env])
+        assert_equal_batches(*(buffer.get(buffer.order()) for buffer in pair))
+
+    for gap in range(20, 32):
+        for t in range(10, 14):
+            add(1, t)
+        for t in range(100, 100 + gap):
+            add(0, t)
+        add(1, 14)
+        for t in range(100 + gap, 107 + gap):
+            add(0, t)
+        for buffer in pair:
+            buffer.cut_episodes()

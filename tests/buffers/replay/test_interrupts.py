@@ -52,3 +52,32 @@ def test_rows_of_an_interrupted_add_belong_to_the_episode_before_a_cut(monkeypat
     batch = buffer.sample_sequences(200, 1)
     steps = dict(zip(batch.obs[:, 0, 0].int().tolist(), batch.steps[:, 0].tolist(), strict=True))
     assert steps == {0: 0, 1: 1, 2: 2, 3: 0, 4: 1, 5: 2}
+
+
+@pytest.mark.parametrize("call", range(2))
+def test_no_row_follows_one_that_was_lost_between(call, monkeypatch):
+    """The sum of each row's rewards, powers of two, is that of consecutive steps."""
+    buffer = SharedReplayBuffer(16, WIDE, Discrete(2), num_envs=1, n_step=3, gamma=1.0)
+    calls, convert = [], buffer._table._int32
+
+    def interrupted(array):
+        calls.append(array)
+        if len(calls) == call + 1:
+            raise KeyboardInterrupt
+        return convert(array)
+
+    def add(step):
+        buffer.add(**rows_of(step, 1, is_over=False) | {"rewards": np.array([2.0**step])})
+
+    for step in range(3):
+        add(step)
+    monkeypatch.setattr(buffer._table, "_int32", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        add(3)
+    for step in range(4, 8):
+        add(step)
+    batch = buffer.get(buffer.order())
+    for first, total in zip(
+        batch.obs[:, 0].int().tolist(), batch.rewards.int().tolist(), strict=True
+    ):
+        assert total in {2**first * (2**count - 1) for count in (1, 2, 3)}
