@@ -81,3 +81,10 @@ def test_no_row_follows_one_that_was_lost_between(call, monkeypatch):
         batch.obs[:, 0].int().tolist(), batch.rewards.int().tolist(), strict=True
     ):
         assert total in {2**first * (2**count - 1) for count in (1, 2, 3)}
+
+
+def test_as_many_rows_as_envs_may_be_of_one_env():
+    buffer = SharedReplayBuffer(16, WIDE, Discrete(2), num_envs=2, n_step=2, gamma=1.0)
+    for begin in range(0, 6, 2):
+        buffer.add(**rows_of(begin, 2, is_over=False), env_ids=[1, 1])
+    assert buffer.get(buffer.order()).rewards.tolist() == [2.0] * 5 + [1.0]
