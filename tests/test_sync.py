@@ -15,7 +15,7 @@ from envs import (
 )
 from equality import assert_same
 from gymnasium import spaces
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 
 from vecenv import EnvCreationError, SyncVectorEnv
 
@@ -194,3 +194,30 @@ def test_envs_can_be_replaced_one_by_one():
 def test_no_env_at_all_is_refused():
     with pytest.raises(ValueError, match="needs at least one env"):
         SyncVectorEnv([])
+
+
+class Breaks(CounterEnv):
+    def reset(self, *, seed=None, options=None):
+        if options:
+            raise ValueError("lost key")
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if action == 1:
+            raise ValueError("broken joint")
+        return super().step(action)
+
+
+def test_after_an_envs_exception_sync_asks_for_a_reset_too():
+    envs = SyncVectorEnv([lambda: CounterEnv(5), lambda: Breaks(5)])
+    envs.reset()
+    with pytest.raises(ValueError, match="broken joint"):
+        envs.step([0, 1])
+    with pytest.raises(ResetNeeded, match="ValueError: broken joint"):
+        envs.step([0, 0])
+    envs.reset()
+    envs.step([0, 0])
+    with pytest.raises(ValueError, match="lost key"):
+        envs.reset(options={"key": 1})
+    with pytest.raises(ResetNeeded, match="ValueError: lost key"):
+        envs.step([0, 0])

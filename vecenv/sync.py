@@ -106,14 +106,23 @@ class SyncVectorEnv(GymVecEnv):
         seeds = seed_per_env(seed, self.num_envs)
         if self._calls.num_in_flight == 0:
             self._sent.clear()  # a full reset gives up what was in flight
-        infos = self._group.reset(seeds, options, reset_mask)
+        try:
+            infos = self._group.reset(seeds, options, reset_mask)
+        except Exception as error:
+            self._calls.forget_reset(error)
+            raise
         self._note_reset(infos, slice(None) if reset_mask is None else np.flatnonzero(reset_mask))
         return self._observations(), infos
 
     def _step(self, actions: Any, out: Any) -> StepResult:
         slot = self._slot(out)
         self._refuse_ended()
-        infos = self._group.step(self._actions.each(actions))
+        each = self._actions.each(actions)
+        try:
+            infos = self._group.step(each)
+        except Exception as error:  # some envs have been stepped and others not
+            self._calls.forget_reset(error)
+            raise
         return self._results(out, slot, infos)
 
     def _send(self, actions: Any, env_ids: np.ndarray) -> None:
