@@ -110,10 +110,12 @@ class EnvGroup:
         """
         rows, ended, enter = self._rows, self.ended, self.enter
         keys, envs = rows.obs.keys, self._steppers
-        if indices is not None:
-            keys, envs = [keys[i] for i in indices], [envs[i] for i in indices]
-        cleared: Any = slice(None) if indices is None else list(indices)
-        rows.terminations[cleared] = rows.truncations[cleared] = False
+        if indices is None:
+            rows.terminations[:] = rows.truncations[:] = False
+        else:
+            keys, envs = map(keys.__getitem__, indices), map(envs.__getitem__, indices)
+            for index in indices:
+                rows.terminations[index] = rows.truncations[index] = False
         resets_next = bool(ended)  # NEXT_STEP only: elsewhere `ended` is empty here
         target, rewards = rows.obs.target, rows.reward_view
         infos, index = {}, 0
