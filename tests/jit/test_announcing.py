@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -18,14 +17,14 @@ from vecenv.core.compiling import announced, is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, binding
 
 ROOT = Path(vecenv.__file__).parents[1]
-needs_jit = pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
 
 
 def lines_of(caplog):
     return [one.getMessage() for one in caplog.records if "compiles" in one.getMessage()]
 
 
-@needs_jit
+@pytest.mark.slow
+@pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
 def test_what_is_compiled_is_announced_and_what_is_loaded_is_not(monkeypatch, caplog):
     monkeypatch.setattr(compiling, "_SILENT_SECONDS", 0.05)
     salt = int.from_bytes(os.urandom(4))  # so that there is none on disk
@@ -69,22 +68,3 @@ def test_nothing_is_said_in_time_in_workers_or_of_an_error(monkeypatch, caplog):
     time.sleep(0.05)
     assert lines_of(caplog) == []
     assert not any("announcement" in thread.name for thread in threading.enumerate())
-
-
-@pytest.mark.slow
-@needs_jit
-def test_the_line_is_on_the_terminal_of_a_first_run_only(tmp_path):
-    program = "import vecenv; vecenv.make_vec('JitMinAtarSeaquest-v1', 2).close()"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": str(tmp_path)}
-    errors = [
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=True,
-        ).stderr
-        for _ in range(2)
-    ]
-    assert errors[0].count("vecenv compiles Seaquest") == 1
-    assert errors[1] == ""

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from choices import fast_are
 from numba import config, njit
 from numba.core.bytecode import FunctionIdentity
 
@@ -75,19 +74,6 @@ def write_package(folder, distance=1.0):
     (folder / "kernels.py").write_text(KERNELS)
     (folder / "helper.py").write_text(HELPER)
     (folder / "far.py").write_text(f"DISTANCE = {distance}\n")
-
-
-@pytest.mark.slow
-def test_code_is_kept_until_something_it_calls_changes(tmp_path):
-    write_package(tmp_path)
-    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    assert run_script(tmp_path, **cache) == (1.0, 0)
-    assert run_script(tmp_path, **cache) == (1.0, 1)
-    stamp = (tmp_path / "far.py").stat()
-    write_package(tmp_path, distance=2.0)  # of the same size, and made to look as old
-    os.utime(tmp_path / "far.py", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)  # Python's own, which has the stamp
-    assert run_script(tmp_path, **cache) == (2.0, 0)
 
 
 def test_damaged_files_are_replaced(tmp_path, monkeypatch):
@@ -290,9 +276,8 @@ def test_fingerprint_changes_with_whatever_the_code_depends_on(one, other):
     assert fingerprint([one]) != fingerprint([other])
 
 
-@pytest.mark.parametrize("compiled", [cached_njit, fresh_njit])
 @pytest.mark.filterwarnings("ignore:.*First-class function type")
-def test_functions_that_compiled_code_calls_can_be_values(compiled):
+def test_functions_that_compiled_code_calls_can_be_values():
     """They have no wrapper for calls from Python, but one for calls through an address."""
 
     @njit("f8(f8)")
@@ -307,7 +292,7 @@ def test_functions_that_compiled_code_calls_can_be_values(compiled):
         functions = (plus_one, twice)
         return functions[k](x)
 
-    function = compiled(call_one_of)
+    function = cached_njit(call_one_of)
     assert [function(3.0, 0), function(3.0, 1)] == [4.0, 6.0]
 
 
@@ -364,13 +349,10 @@ def _tell(x):
 _told.__module__ = "vecenv.told"  # bundled functions are linked into what calls them
 
 
-@pytest.mark.parametrize("compiled", [cached_njit, fresh_njit])
-def test_bundled_functions_that_are_linked_in_print_and_raise(
-    compiled, monkeypatch, capfd, tmp_path
-):
+def test_bundled_functions_that_are_linked_in_print_and_raise(monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setitem(globals(), "_told", njit(_told))
-    function = compiled(_tell)
+    function = cached_njit(_tell)
     assert function(3) == 7
     assert capfd.readouterr().out == "x is 3\nx is 4\n"
     with pytest.raises(ValueError, match="x is less than"):
@@ -394,14 +376,11 @@ def _sum_of_squares(n):
 _kept_squares = cached_njit(_squares)
 
 
-@pytest.mark.parametrize("compiled", fast_are([fresh_njit], [cached_njit, fresh_njit, njit]))
-def test_what_counts_references_keeps_its_name_in_functions_that_others_call(
-    compiled, monkeypatch, tmp_path
-):
+def test_what_counts_references_keeps_its_name_in_functions_that_others_call(monkeypatch, tmp_path):
     """By another one, as LLVM gives to a second private function, Numba doesn't find it."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     _kept_squares(2)
-    function = compiled(_sum_of_squares)
+    function = fresh_njit(_sum_of_squares)
     assert function(3) == 5 + 14
     (code,) = function.inspect_llvm().values()
     names = re.findall(r"define .*@(NRT_(?:in|de)cref[.\d]*)", code)

@@ -1,7 +1,6 @@
 """Kernels run as Python: the trial before the first compiled call, and debug=True."""
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -136,22 +135,6 @@ def test_narrow_integers_are_widened_as_in_compiled_code():
     compiled, interpreted = JitVectorEnv(WIDE, 3), JitVectorEnv(WIDE, 3, debug=True)
     actions = np.random.default_rng(0).integers(0, 2, (30, 3))
     assert_same(roll(compiled, actions), roll(interpreted, actions))
-
-
-def endless_step(state, action, rng):
-    while True:
-        state.cell += 1
-
-
-@pytest.mark.slow
-@needs_jit
-def test_a_trial_that_does_not_end_is_given_up():
-    kernels = dataclasses.replace(WALK, step=endless_step)
-    parts = binding.parts_of(kernels, None)
-    run_rows = binding.bound_scope(*parts, lambda function: function)["run_rows"]
-    begin = time.monotonic()
-    binding.try_out(kernels, binding.interpretable(run_rows), None, binding.NO_LIMIT)
-    assert time.monotonic() - begin < 30.0
 
 
 def test_debugging_runs_everything_in_python_with_equal_results():

@@ -192,26 +192,6 @@ def test_errors_of_kernels_can_be_sent_to_other_processes(kind):
     assert (type(copy), str(copy), copy.filename, copy.lineno) == (kind, "text", "file.py", 7)
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
-        (1, False, True),
-        (np.where(True, 0.5, 1), np.array(True), False),
-        (np.float32(1), 0, 1),
-    ],
-)
-def test_a_number_and_two_flags_are_a_result_of_a_step(result):
-    kernels = dataclasses.replace(CARDS, step=lambda state, action, rng: result)
-    envs = JitVectorEnv(kernels, debug=True)
-    envs.reset(seed=0)
-    _, rewards, terminations, truncations, _ = envs.step([1])
-    assert (rewards[0], terminations[0], truncations[0]) == (
-        float(result[0]),
-        bool(result[1]),
-        bool(result[2]),
-    )
-
-
 def game_reset(state, rng):
     state.place[:] = 0
 
@@ -281,12 +261,3 @@ def test_debugging_refuses_memory_left_unwritten_but_no_index():
     with pytest.raises(IndexError) as caught:
         envs.step([1])
     assert caught.type is IndexError  # where it is used, for a debugger
-
-
-@pytest.mark.parametrize("step", [branch_without_return, flags_first])
-def test_debugging_refuses_wrong_results_of_a_step_too(step):
-    envs = JitVectorEnv(dataclasses.replace(CARDS, step=step), debug=True, dry_run=False)
-    envs.reset(seed=0)
-    with pytest.raises(KernelResultError, match=f"(?s)in {step.__name__}\n.*step returns"):
-        for _ in range(4):
-            envs.step([1])

@@ -91,8 +91,9 @@ def beside(tmp_path, monkeypatch):
     sys.modules.pop("warehouse", None)
 
 
-@pytest.mark.parametrize("name", ["Warehouse-v0", "WarehouseText-v0"])
-@pytest.mark.parametrize("backend", ["auto", "jit"])
+@pytest.mark.parametrize(
+    ("name", "backend"), [("Warehouse-v0", "auto"), ("WarehouseText-v0", "jit")]
+)
 def test_the_vector_env_of_a_users_id_is_recognised(name, backend, beside):
     envs = make_vec(f"warehouse:{name}", 3, backend=backend, max_episode_steps=7)
     assert isinstance(envs, JitVectorEnv) and envs.num_envs == 3

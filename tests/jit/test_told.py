@@ -82,21 +82,8 @@ def test_compiled_envs_that_are_stepped_one_by_one_are_checked_in_python(patrol_
         check_vector_env(envs)
 
 
-def test_parameters_are_a_live_view():
-    envs = make_annotated(3, debug=True)
-    envs.reset(seed=0)
-    envs.params.drain = 5.0
-    obs, *_ = envs.step(np.zeros(3, np.int64))
-    assert obs[:, 0].tolist() == [15.0] * 3
-
-
 def zero(state, out):
     out[0] = 0.0
-
-
-def with_params(state, rng, params):
-    state.t = params.drein
-    state.draws[0] = state.battery = 0.0
 
 
 def with_rng(state, rng, params):
@@ -105,16 +92,10 @@ def with_rng(state, rng, params):
 
 
 @needs_jit
-@pytest.mark.parametrize(
-    ("function", "told"),
-    [
-        (with_params, "no field 'drein'; state has t, battery, draws, end; params has drain"),
-        (with_rng, "rng has no 'random': .* vecenv.jit.random"),
-    ],
-)
-def test_the_record_that_lacks_a_field_is_named(function, told):
-    with pytest.raises(KernelCompileError, match=told):
-        JitVectorEnv(dataclasses.replace(PATROL, reset=function), params=params(), dry_run=False)
+def test_methods_of_numpys_generators_are_answered():
+    kernels = dataclasses.replace(PATROL, reset=with_rng)
+    with pytest.raises(KernelCompileError, match=r"rng has no 'random': .* vecenv.jit.random"):
+        JitVectorEnv(kernels, params=params(), dry_run=False)
 
 
 def test_fields_of_another_record_can_be_taken_over():
@@ -122,11 +103,6 @@ def test_fields_of_another_record_can_be_taken_over():
     assert any(name == "" for name, *_ in fields)
     longer = dataclasses.replace(PATROL, state_dtype=fields)
     assert longer.state_dtype.names == ("t", "battery", "draws", "end", "more")
-
-
-def test_params_that_were_not_given_are_missed():
-    with pytest.raises(TypeError, match=r"must take \(state, rng\) \(no `params` was given\)"):
-        JitVectorEnv(PATROL)
 
 
 def count_up(state, action, rng, params):

@@ -3,7 +3,6 @@
 import http.server
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -125,12 +124,6 @@ def test_a_killed_node(cluster, on_error):
     assert node_of(envs, lost) == cluster.head_node.node_id
     assert envs.step([FINE] * 4)[0][:, 1].tolist().count(0) == 2
     envs.close()
-
-
-def test_another_part_of_ray_at_the_address(cluster):
-    port = cluster.head_node.node_manager_port
-    with pytest.raises(ConnectionError, match=f"no Ray cluster at '127.0.0.1:{port}'"):
-        RayVectorEnv(faulty(1), address=f"127.0.0.1:{port}")
 
 
 def test_another_address_than_the_one_connected_to_is_refused(cluster):
@@ -309,20 +302,7 @@ def test_actors_go_where_they_are_put(tight):
     remove_placement_group(group)
 
 
-def lose(way, cluster, node, envs):
-    """Kill or freeze a node; return what thaws it."""
-    if way == "killed":
-        cluster.remove_node(node, allow_graceful=False)
-        return []
-    worker = nodes(envs).index(node.node_id)
-    pids = [node.all_processes["raylet"][0].process.pid, envs._pool.seats[worker].pid]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    return pids
-
-
-@pytest.mark.parametrize("way", ["killed", "frozen"])
-def test_a_lost_node_without_room_elsewhere(tight, caplog, way):
+def test_a_lost_node_without_room_elsewhere(tight, caplog):
     """A node is waited for, not long."""
     cluster, second = tight
     options = {"on_error": "restart", "start_timeout": 10.0}
@@ -330,19 +310,15 @@ def test_a_lost_node_without_room_elsewhere(tight, caplog, way):
     envs.reset(seed=0)
     envs.step([FINE] * 4)
     lost = nodes(envs).index(second.node_id)
-    frozen = lose(way, cluster, second, envs)
+    cluster.remove_node(second, allow_graceful=False)
     begin = time.monotonic()
-    try:
-        with pytest.raises(WorkerDiedError, match=r"could not be replaced.* after 10 seconds"):
-            while True:
-                envs.step([FINE] * 4)
-        waiting = f"waiting for a node for worker {lost} "
-        assert any(text.startswith(waiting) for text in caplog.messages)
-        assert time.monotonic() - begin < 90
-    finally:
-        for pid in frozen:
-            os.kill(pid, signal.SIGCONT)
-        envs.close(terminate=True)
+    with pytest.raises(WorkerDiedError, match=r"could not be replaced.* after 10 seconds"):
+        while True:
+            envs.step([FINE] * 4)
+    waiting = f"waiting for a node for worker {lost} "
+    assert any(text.startswith(waiting) for text in caplog.messages)
+    assert time.monotonic() - begin < 90
+    envs.close(terminate=True)
 
 
 def listens(port):

@@ -139,21 +139,6 @@ def test_single_env_does_what_a_vector_env_does():
     env.close()
 
 
-def test_an_env_depends_on_its_seed_alone():
-    options = {"red_agent": "mixed"}
-    actions = random_actions(30, 50)
-    frames = roll(Cage2VectorEnv(50, **options), actions)
-    for env_id in (0, 31, 49):
-        alone = roll(Cage2VectorEnv(1, **options), actions[:, [env_id]], seed=3 + env_id)
-        assert_same([frame[[env_id]] for frame in frames], alone)
-
-
-def test_threads_change_nothing():
-    actions = random_actions(40, MANY)
-    frames = [roll(Cage2VectorEnv(MANY, red_agent="mixed", num_threads=n), actions) for n in (1, 2)]
-    assert_same(*frames)
-
-
 def test_every_episode_draws_its_length():
     lengths = {4, 6, 9}
     envs = Cage2VectorEnv(SOME, episode_length=lengths, episode_infos=True)

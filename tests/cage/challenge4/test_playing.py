@@ -317,7 +317,7 @@ def test_the_memory_says_what_has_happened():
     envs.close()
 
 
-@pytest.mark.parametrize("changed", range(5))
+@pytest.mark.parametrize("changed", [1, 4])
 def test_an_agent_knows_the_phase_from_its_own_observation_alone(defender, changed):
     """What one agent sees of the phase changes its own choices' probabilities, and no other's."""
     masks = [np.ones(82, bool)] * 4 + [np.ones(242, bool)]

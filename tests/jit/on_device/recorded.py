@@ -15,7 +15,7 @@ from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables, decode, h
 from vecenv.jit import EnvKernels
 from vecenv.jit.cuda.env import CudaVectorEnv
 
-__all__ = ["RULES_OF_TRACE", "count_differences", "load_trace"]
+__all__ = ["RULES_OF_TRACE", "count_differences"]
 
 _FIELDS = [(name, STATE_DTYPE[name]) for name in STATE_DTYPE.names or ()]
 _NUM_INPUTS = len(RecordedStep._fields)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from agents.toy_games import CHASE, NUM_CATS, WALK, PythonGame, mask
 from choices import fast_are, product
-from gymnasium.error import ClosedEnvironmentError, ResetNeeded
+from gymnasium.error import ClosedEnvironmentError
 from gymnasium.spaces import Box
 from jit.on_device.host_device import HostDevice, use
 
@@ -312,21 +312,12 @@ def test_slots_that_cannot_be_written_are_refused(change, told):
     device.step(torch.zeros(9, 2), out=slot)
 
 
-def test_what_a_device_cannot_refuse_at_once_is_told_by_check():
-    _, device = pair(WALK, autoreset_mode="Disabled", max_episode_steps=1)
-    device.reset(seed=0)
-    device.step(torch.zeros(9, 2))
-    found = device.step(torch.zeros(9, 2))
-    assert not found[1].any()
-    assert not device.valid.any()
-    with pytest.raises(ResetNeeded, match="had ended when it was stepped"):
-        device.check()
-
+def test_a_game_without_agents_after_reset_is_told_by_check():
     def leave_all(state, rng):
         for k in range(len(state.alive)):
             state.alive[k] = 0
 
-    _, device = pair(dataclasses.replace(WALK, reset=leave_all), autoreset_mode="NextStep")
+    _, device = pair(dataclasses.replace(WALK, reset=leave_all))
     device.reset(seed=0)
     with pytest.raises(ObservationError, match="game 0 of Walk has no agents after reset"):
         device.check()
