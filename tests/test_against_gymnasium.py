@@ -14,21 +14,7 @@ from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
 
 from vecenv import SyncVectorEnv
 
-REGISTERED = {
-    "CartPole-v1": {},
-    "MountainCar-v0": {},
-    "MountainCarContinuous-v0": {},
-    "Pendulum-v1": {},
-    "Acrobot-v1": {},
-    "Blackjack-v1": {},
-    "FrozenLake-v1": {},
-    "FrozenLake8x8-v1": {"is_slippery": False},
-    "CliffWalking-v1": {},
-    "CliffWalkingSlippery-v1": {},
-    "Taxi-v4": {"is_rainy": True},
-}
 KINDS = ("box", "discrete", "multi-discrete", "multi-binary", "dict", "tuple")
-AVAILABLE = [env_id for env_id in REGISTERED if env_id in gym.registry]
 
 
 def both(env_fns, **kwargs):
@@ -81,18 +67,6 @@ def test_actions_of_any_space(name):
     ours, theirs = both(env_fns)
     assert ours.action_space == theirs.action_space
     assert_same_run(ours, theirs, num_steps=9, seed=4)
-
-
-@pytest.mark.parametrize(
-    ("env_id", "mode"), fast_are(in_turn(AVAILABLE, MODES), product(AVAILABLE, MODES))
-)
-def test_registered_envs(env_id, mode):
-    env_fns = [
-        lambda: gym.make(env_id, max_episode_steps=25, **REGISTERED[env_id]) for _ in range(3)
-    ]
-    ours, theirs = both(env_fns, autoreset_mode=mode)
-    num_ends = assert_same_run(ours, theirs, num_steps=60, seed=11)
-    assert num_ends >= 3
 
 
 @pytest.mark.parametrize(("kind", "mode"), fast_are(in_turn(KINDS, MODES), product(KINDS, MODES)))

@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from envs import MODES, CounterEnv, counters, mode_id
+from envs import MODES, CounterEnv, counters
 from equality import assert_same
 from gymnasium import spaces
 from gymnasium.spaces import Box, Discrete
@@ -14,85 +14,6 @@ from vecenv import AsyncVectorEnv, ObservationError, SyncVectorEnv, make_vec
 from vecenv.jit.cartpole import CartPoleVectorEnv
 
 NEXT_STEP, SAME_STEP, DISABLED = MODES
-
-
-def steps(envs, count):
-    """Obs (as name, episode, step), rewards and flags of several steps, as lists."""
-    rows = []
-    for k in range(count):
-        obs, rewards, terminations, truncations, infos = envs.step([k] * envs.num_envs)
-        flags = [
-            "T" if ended else "t" if cut else "-"
-            for ended, cut in zip(terminations, truncations, strict=True)
-        ]
-        rows.append((obs[:, 1:].astype(int).tolist(), rewards.tolist(), "".join(flags), infos))
-    return rows
-
-
-@pytest.mark.parametrize(("truncates", "mark"), [(False, "T"), (True, "t")])
-def test_next_step_resets_in_the_step_after_the_end(truncates, mark):
-    envs = SyncVectorEnv(counters([2, 3], truncates=truncates), autoreset_mode=NEXT_STEP)
-    envs.reset(seed=5)
-    rows = steps(envs, 5)
-    assert [row[:3] for row in rows] == [
-        ([[0, 1], [0, 1]], [1, 1], "--"),
-        ([[0, 2], [0, 2]], [2, 2], f"{mark}-"),
-        ([[1, 0], [0, 3]], [0, 3], f"-{mark}"),
-        ([[1, 1], [1, 0]], [1, 0], "--"),
-        ([[1, 2], [1, 1]], [2, 1], f"{mark}-"),
-    ]
-    expected_infos = {
-        "episode": np.array([1, 0]),
-        "_episode": np.array([True, False]),
-        "step": np.array([0, 3]),
-        "_step": np.array([False, True]),
-    }
-    assert_same(rows[2][3], expected_infos)
-    # The action of the dead step reaches nobody, and resets have neither seed nor options.
-    assert envs.envs[0].calls == [
-        ("reset", 5, None), ("step", 0), ("step", 1),
-        ("reset", None, None), ("step", 3), ("step", 4),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("truncates", "mark"), [(False, "T"), (True, "t")])
-def test_same_step_returns_the_new_episode_and_keeps_the_final_observation(truncates, mark):
-    envs = SyncVectorEnv(counters([2, 3], truncates=truncates), autoreset_mode=SAME_STEP)
-    envs.reset(seed=5)
-    rows = steps(envs, 4)
-    assert [row[:3] for row in rows] == [
-        ([[0, 1], [0, 1]], [1, 1], "--"),
-        ([[1, 0], [0, 2]], [2, 2], f"{mark}-"),
-        ([[1, 1], [1, 0]], [1, 3], f"-{mark}"),
-        ([[2, 0], [1, 1]], [2, 1], f"{mark}-"),
-    ]
-    assert "final_obs" not in rows[0][3]
-    final_obs = np.array([np.array([0, 0, 2], np.float32), None], dtype=object)
-    expected_infos = {
-        "final_obs": final_obs,
-        "_final_obs": np.array([True, False]),
-        "final_info": {"step": np.array([2, 0]), "_step": np.array([True, False])},
-        "_final_info": np.array([True, False]),
-        "episode": np.array([1, 0]),
-        "_episode": np.array([True, False]),
-        "step": np.array([0, 2]),
-        "_step": np.array([False, True]),
-    }
-    assert_same(rows[1][3], expected_infos)
-    assert envs.envs[1].calls[3:] == [("step", 2), ("reset", None, None), ("step", 3)]
-
-
-@pytest.mark.parametrize(("truncates", "mark"), [(False, "T"), (True, "t")])
-def test_disabled_leaves_resets_to_the_caller(truncates, mark):
-    envs = SyncVectorEnv(counters([2, 3], truncates=truncates), autoreset_mode=DISABLED)
-    envs.reset(seed=5)
-    rows = steps(envs, 2)
-    assert rows[1][:3] == ([[0, 2], [0, 2]], [2, 2], f"{mark}-")
-    assert "final_obs" not in rows[1][3]
-    obs, infos = envs.reset(options={"reset_mask": np.array([True, False])})
-    assert obs.tolist() == [[0, 1, 0], [1, 0, 2]]
-    assert_same(infos, {"episode": np.array([1, 0]), "_episode": np.array([True, False])})
-    assert steps(envs, 1)[0][:3] == ([[1, 1], [0, 3]], [1, 3], f"-{mark}")
 
 
 class ReusedParts(gym.Env):
@@ -134,20 +55,6 @@ def test_observations_and_final_ones_survive_envs_that_reuse_their_arrays(backen
         assert_same(infos["final_obs"][i], {"pos": np.full(2, 3, np.float32), "left": 3})
     assert_same(infos["final_info"]["pos"], np.full((2, 2), 3, np.float32))
     assert_same(infos["final_info"]["deep"]["left"], np.array([3, 3]))
-
-
-@pytest.mark.parametrize("mode", MODES, ids=mode_id)
-def test_partial_reset_touches_only_the_masked_envs(mode):
-    envs = SyncVectorEnv(counters([9, 9, 9]), autoreset_mode=mode)
-    envs.reset(seed=1)
-    envs.step([0, 0, 0])
-    options = {"reset_mask": np.array([False, True, False]), "level": {"size": 3}}
-    obs, infos = envs.reset(seed=20, options=options)
-    assert obs.tolist() == [[0, 0, 1], [1, 1, 0], [2, 0, 1]]
-    assert_same(infos, {"episode": np.array([0, 1, 0]), "_episode": np.array([False, True, False])})
-    assert envs.envs[1].calls[-1] == ("reset", 21, {"level": {"size": 3}})
-    assert [len(env.calls) for env in envs.envs] == [2, 3, 2]
-    assert envs.step([0, 0, 0])[0][:, 2].tolist() == [2, 1, 2]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def envs():
     return CartPoleVectorEnv(NUM_ENVS)
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(per_env=st.lists(INFO, min_size=NUM_ENVS, max_size=NUM_ENVS))
 def test_batched_infos_that_an_actor_takes_apart_are_the_same_when_batched_again(envs, per_env):
     infos, again = {}, {}

@@ -1,17 +1,22 @@
-"""The other libraries' side of docs/migrating.md, where they are installed.
+"""docs/migrating.md: the other libraries' side, where they are installed, and older scripts.
 
-Ours is run by tests/test_docs.py.
+Our side is run by tests/test_docs.py.
 """
 
 import importlib
 import re
+from contextlib import closing
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
+import vecenv
+
+PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text()
 BLOCK = re.compile(r"^```python title=\"before: (\w+)\"\n(.*?)^```", re.DOTALL | re.MULTILINE)
-BLOCKS = BLOCK.findall(PAGE.read_text())
+BLOCKS = BLOCK.findall(PAGE)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -19,4 +24,28 @@ BLOCKS = BLOCK.findall(PAGE.read_text())
 def test_the_code_before_runs(library, code):
     pytest.importorskip(library)
     importlib.import_module(library)
-    exec(compile(code, str(PAGE), "exec"), {"__name__": "page"})
+    exec(compile(code, "migrating.md", "exec"), {"__name__": "page"})
+
+
+def test_what_an_older_script_must_change_means_the_same_in_both():
+    returns = 'infos["final_info"]["episode"]["r"][infos["_final_info"]]'
+    last = 'infos["final_obs"][i]'
+    assert f"`for r in {returns}:`" in PAGE
+    assert f"`{last}`" in PAGE
+    found = []
+    for vector in (gym.vector, vecenv):
+        makers = [lambda: gym.wrappers.RecordEpisodeStatistics(gym.make("CartPole-v1"))] * 3
+        mode = vector.AutoresetMode.SAME_STEP
+        with closing(vector.SyncVectorEnv(makers, autoreset_mode=mode)) as envs:
+            envs.reset(seed=1)
+            seen = []
+            for step in range(60):
+                actions = np.full(3, step // 2 % 2)
+                infos = envs.step(actions)[4]
+                if "final_info" in infos:
+                    ended = np.flatnonzero(infos["_final_info"])
+                    seen += [(step, r) for r in eval(returns, {"infos": infos})]
+                    seen += [(i, eval(last, {"infos": infos, "i": i}).tolist()) for i in ended]
+        found.append(seen)
+    assert found[0] == found[1]
+    assert len(found[0]) >= 2
