@@ -282,6 +282,8 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
                     f"room for {slots}; call reserve_final_obs({enough}) before"
                 )
         table.is_captured |= is_capturing
+        if self._sequences is not None and not is_capturing:
+            self._sequences.keep_up(len(tensors["rewards"]))
         rows = table.add(tensors, _NO_ROWS)
         self._note_captured()
         self._note_rows(rows)
@@ -309,10 +311,12 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         for piece in self._table.pieces(read, limit):
             if folder is not None:
                 folder.make_room(len(piece[0]["rewards"]))
-            if self._sequences is not None and piece[3] is not None:
-                self._sequences.follow()  # rows of an interrupted add
+            if self._sequences is not None:
+                self._settle()
+                self._sequences.follow()  # rows of an interrupted add, or that a device has added
             self._note_rows(self._table.add(*piece))
             if self._sequences is not None:
+                self._settle()
                 self._sequences.follow(piece[3])
 
     def flush(self) -> None:

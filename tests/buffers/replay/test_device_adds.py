@@ -1,7 +1,9 @@
 """Adds of tensors on a device, which the host does not see; `fuzz.replays` has what is stored."""
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Discrete
 from replay_model import ACTIONS, OBS, RINGS, CountingEnvs, ListModel, check_against, columns_of
 
 from buffers import (
@@ -108,3 +110,23 @@ def test_what_a_graph_adds_is_known_when_it_is_asked_for(kind, option, monkeypat
         if turn == 12:
             case.buffer.add(**case.step())
             case.check()
+
+
+def test_steps_of_episodes_count_rows_that_were_overwritten_before_any_draw():
+    space = Box(-9999, 9999, (1,), np.float32)
+    options = {"num_envs": 2, "track_episodes": True, "staged": True}
+    buffer = SharedReplayBuffer(8, space, Discrete(2), **options)
+
+    def rows(steps):
+        obs = np.repeat(np.asarray(steps, np.float32), 2)[:, None]
+        flags = np.zeros(len(obs), bool)
+        return {
+            "obs": obs, "next_obs": obs + 1, "actions": np.zeros(len(obs), np.int64),
+            "rewards": np.ones(len(obs), np.float32), "terminations": flags, "truncations": flags,
+        }  # fmt: skip
+
+    for t in range(11):  # more than the buffer holds
+        add_there(buffer, rows([t]))
+    buffer.add(**rows([11, 12, 13, 14]))  # overwrites what the device has added
+    batch = buffer.sample_sequences(50, 2)
+    assert batch.steps.tolist() == batch.obs[..., 0].int().tolist()
