@@ -258,15 +258,7 @@ class Turns:
 
     metadata = {"name": "turns_v0", "is_parallelizable": False}
     possible_agents = ["white", "black"]
-
-    def agent_iter(self):
-        raise NotImplementedError
+    agent_iter = reset = step = NotImplemented
 
     def __str__(self):
         return "turns_v0"
-
-    def reset(self, seed=None, options=None):
-        raise NotImplementedError
-
-    def step(self, action):
-        raise NotImplementedError

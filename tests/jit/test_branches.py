@@ -5,17 +5,12 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from jit.toy_env import PARAMS, TOY
-from jit.toy_rolls import make
+from jit.toy_rolls import assert_same, make
 
 from vecenv import make_vec, make_vec_agents
 from vecenv.jit import JitVectorEnv
 
 OWN = TOY.having(params=PARAMS)
-
-
-def assert_equal(found, expected):
-    for mine, theirs in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.parametrize(
@@ -62,14 +57,14 @@ def test_random_copies_do_what_their_sources_would_have_done(mode, sampler):
             envs.restore(targets, kept["branch"])
             for row, state in zip(targets, kept["states"], strict=True):
                 twins[row].load_state_dict(state)
-        assert_equal(envs.observe(), [twin.observe()[0] for twin in twins])
+        assert_same(envs.observe(), [twin.observe()[0] for twin in twins])
         if mode is AutoresetMode.DISABLED and envs.episode_over.any():
             continue
         found = envs.step(actions)[:4]
         singles = [twin.step(actions[row : row + 1])[:4] for row, twin in enumerate(twins)]
-        assert_equal(found, [np.concatenate(column) for column in zip(*singles, strict=True)])
-        assert_equal(envs.action_masks(), [twin.action_masks()[0] for twin in twins])
-        assert_equal(envs.last_returns, [twin.last_returns[0] for twin in twins])
+        assert_same(found, [np.concatenate(column) for column in zip(*singles, strict=True)])
+        assert_same(envs.action_masks(), [twin.action_masks()[0] for twin in twins])
+        assert_same(envs.last_returns, [twin.last_returns[0] for twin in twins])
     assert num_copies > 100
 
 
@@ -82,12 +77,12 @@ def test_fresh_luck_differs_between_copies_and_depends_on_nothing_else():
         return envs
 
     envs, again = copies(), copies()
-    assert_equal(envs.observe()[1:4], envs.observe()[[0, 0, 0]])
+    assert_same(envs.observe()[1:4], envs.observe()[[0, 0, 0]])
     assert len(set(envs.np_random_seed)) == 6 and envs.np_random_seed == again.np_random_seed
     paths = [
         np.stack([one.step(np.zeros(6, np.int64))[1] for _ in range(20)]) for one in (envs, again)
     ]
-    assert_equal(*paths)
+    assert_same(*paths)
     assert len(np.unique(paths[0][:, :4], axis=1)[0]) == 4
     envs.copy_rows(0, [1, 2], luck="same")
     same = np.stack([envs.step(np.zeros(6, np.int64))[1] for _ in range(20)])
@@ -106,7 +101,7 @@ def test_branches_go_to_other_vector_envs_of_the_kind():
     cage, other = make_vec("Cage2-v0", 1), make_vec("Cage2-v0", 4)
     cage.reset(seed=1), other.reset(seed=2)
     other.restore([1, 3], cage.snapshot())
-    assert_equal(other.observe()[[1, 3]], cage.observe()[[0, 0]])
+    assert_same(other.observe()[[1, 3]], cage.observe()[[0, 0]])
 
 
 def test_what_is_no_branch_is_refused_and_nothing_changes():
@@ -184,6 +179,6 @@ def test_random_copies_of_games_do_what_their_sources_would_have_done(mode):
         found = envs.step(drawn)[:4]
         rows = [group.rows([game]) for game in range(count)]
         singles = [twin.step(drawn[own])[:4] for twin, own in zip(twins, rows, strict=True)]
-        assert_equal(found, [np.concatenate(column) for column in zip(*singles, strict=True)])
-        assert_equal([envs.alive], [np.concatenate([twin.alive for twin in twins])])
+        assert_same(found, [np.concatenate(column) for column in zip(*singles, strict=True)])
+        assert_same([envs.alive], [np.concatenate([twin.alive for twin in twins])])
     assert num_copies > 20

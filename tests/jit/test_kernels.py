@@ -223,44 +223,26 @@ LEVEL = EnvKernels(
 )
 
 
-@njit
-def bits_reset(state, rng):
-    state.bits = 0
-
-
-@njit
-def bits_step(state, action, rng):
-    state.bits = action[0] + 2 * action[1]
-    return state.bits, False, False
-
-
-@njit
-def bits_observe(state, out):
-    out[0] = state.bits & 1
-    out[1] = state.bits >> 1
-
-
-BITS = EnvKernels(
-    state_dtype=[("bits", np.int8)],
-    observation_space=MultiBinary(2),
-    action_space=MultiBinary(2),
-    reset=bits_reset,
-    step=bits_step,
-    observe=bits_observe,
+BITS = dataclasses.replace(
+    BOARD, observation_space=MultiBinary((2, 2)), action_space=MultiBinary(2)
 )
-BYTES = dataclasses.replace(BITS, action_space=Box(-1, 1, (2,), np.int8))
-
-
-SLOW = pytest.mark.slow  # each is compiled for itself
+BYTES = dataclasses.replace(BOARD, action_space=Box(-1, 1, (2,), np.int8))
 
 
 @pytest.mark.parametrize(
-    "kernels",
-    [BOARD, pytest.param(LEVEL, marks=SLOW), pytest.param(BITS, marks=SLOW)],
-    ids=["board", "level", "bits"],
+    ("kernels", "debug"),
+    [
+        (BOARD, False),
+        (LEVEL, True),
+        (BITS, True),
+        pytest.param(LEVEL, False, marks=pytest.mark.slow),  # each is compiled for itself
+        pytest.param(BITS, False, marks=pytest.mark.slow),
+    ],
+    ids=["board", "level", "bits", "compiled level", "compiled bits"],
 )
-def test_every_kind_of_array_space(kernels):
-    check_vector_env(JitVectorEnv(kernels, 3, max_episode_steps=7), num_steps=30)
+def test_every_kind_of_array_space(kernels, debug):
+    envs = JitVectorEnv(kernels, 3, max_episode_steps=7, debug=debug)
+    check_vector_env(envs, num_steps=30)
 
 
 def test_bounds_of_large_integers_are_exact_and_none_are_beyond_int64():

@@ -209,10 +209,6 @@ def game_observe_part(state, agent, out):
     out[0, 0] = state.place[agent]
 
 
-def game_step_without_return(state, actions, rng):
-    state.place[0] = 1
-
-
 def group_of(count):
     return AgentsOf(count, Box(0, 9, (1, 2), np.float32), MultiDiscrete([2, 2]))
 
@@ -234,7 +230,6 @@ def game(**changes):
     ("changes", "message"),
     [
         ({"observe": game_observe_part}, r"observe leaves out\[0, 1\] as it was"),
-        ({"step": game_step_without_return}, "step returns None"),
         ({"reset": empty_reset}, r"reset does not set all of state\.place"),
     ],
 )

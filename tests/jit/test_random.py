@@ -80,16 +80,6 @@ def test_a_step_with_too_many_draws_runs_on_without_repeating():
     assert int(streams[0].counter) == 2 * random.BLOCK_SIZE
 
 
-@pytest.mark.parametrize("axis", ["envs", "steps", "draws"])
-def test_every_byte_is_even_along_every_axis(axis):
-    length = 2_000 if SMALL else 400_000
-    shape = {"envs": (length, 1, 1), "steps": (1, length, 1), "draws": (1, 1, length)}[axis]
-    words = words_of(range(1000, 1000 + shape[0]), *shape[1:]).ravel()
-    for byte in range(8):
-        values = (words >> np.uint64(8 * byte)) & np.uint64(255)
-        assert uneven_sigma(np.bincount(values.astype(np.int64), minlength=256)) < LIMIT_SIGMA
-
-
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_neighbours_are_independent(axis):
     """Pairs of 4-bit values of neighbouring envs, steps and draws are even over all 256 pairs."""

@@ -163,9 +163,3 @@ def test_what_is_faster_is_found_out_anew_and_in_spite_of_a_few_slow_steps():
     assert choice.is_split
     run_steps(choice, runner.NUM_KEPT + 2 * runner.NUM_TRIED, 150_000, 100_000)
     assert run_steps(choice, runner.NUM_KEPT // 2, 150_000, 100_000) < 0.05
-
-
-def test_short_steps_are_timed_at_first_only():
-    choice = runner.SplitChoice(100)
-    assert run_steps(choice, runner.NUM_TRIED, 1_000, runner.SPLIT_NS / 2) == 0.0
-    assert not choice.is_timed and not choice.is_split

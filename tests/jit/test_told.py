@@ -11,6 +11,7 @@ from vecenv import SyncVectorEnv, check_vector_env, make_vec
 from vecenv.check import VectorEnvCheckError
 from vecenv.core.compiling import is_jit_off
 from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv, KernelCompileError, pack_record
+from vecenv.jit.random import normal
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="there are no trials, and nothing is compiled")
 
@@ -82,19 +83,27 @@ def test_compiled_envs_that_are_stepped_one_by_one_are_checked_in_python(patrol_
         check_vector_env(envs)
 
 
-def zero(state, out):
-    out[0] = 0.0
-
-
 def with_rng(state, rng, params):
     state.t = rng.random()
     state.draws[0] = state.battery = 0.0
 
 
+def with_mean(state, rng, params):
+    state.t = 0
+    state.draws[0] = state.battery = normal(rng, 0.0, 0.3)
+
+
 @needs_jit
-def test_methods_of_numpys_generators_are_answered():
-    kernels = dataclasses.replace(PATROL, reset=with_rng)
-    with pytest.raises(KernelCompileError, match=r"rng has no 'random': .* vecenv.jit.random"):
+@pytest.mark.parametrize(
+    ("reset", "told"),
+    [
+        (with_rng, "rng has no 'random': .* vecenv.jit.random"),
+        (with_mean, r"normal of vecenv.jit.random takes \(rng\)"),
+    ],
+)
+def test_habits_of_numpy_in_draws_are_answered(reset, told):
+    kernels = dataclasses.replace(PATROL, reset=reset)
+    with pytest.raises(KernelCompileError, match=told):
         JitVectorEnv(kernels, params=params(), dry_run=False)
 
 

@@ -22,7 +22,7 @@ from vecenv.jit.envs.acrobot import AcrobotVectorEnv
 from vecenv.jit.envs.pendulum import PendulumVectorEnv
 from vecenv.jit.envs.quadrotor import Quadrotor2DVectorEnv
 from vecenv.jit.envs.tables import FrozenLakeVectorEnv
-from vecenv.jit.random import integers, normal, uniform
+from vecenv.jit.random import integers, uniform
 
 NUM_ENVS = 6
 OWN = TOY.having(params=PARAMS)
@@ -344,21 +344,4 @@ def test_kernels_that_write_parameters_are_refused():
         [("x", np.float64)], space, Discrete(2), reset, step, observe, params=pack_record(speed=1.0)
     )
     with pytest.raises(KernelResultError, match=r"(?s)in step.*only a sampler may"):
-        JitVectorEnv(kernels)
-
-
-@pytest.mark.skipif(is_jit_off(), reason="needs the compiler")
-def test_habits_of_numpy_in_draws_are_answered():
-    def reset(state, rng):
-        state.x = normal(rng, 0.0, 0.3)
-
-    def step(state, action, rng):
-        return 0.0, False, False
-
-    def observe(state, out):
-        out[0] = state.x
-
-    space = Box(-1, 1, (1,), np.float32)
-    kernels = EnvKernels([("x", np.float64)], space, Discrete(2), reset, step, observe)
-    with pytest.raises(KernelCompileError, match=r"normal of vecenv.jit.random takes \(rng\)"):
         JitVectorEnv(kernels)

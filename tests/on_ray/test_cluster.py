@@ -9,7 +9,6 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from workers.faulty_envs import FINE, faulty
@@ -319,54 +318,3 @@ def test_a_lost_node_without_room_elsewhere(tight, caplog):
     assert any(text.startswith(waiting) for text in caplog.messages)
     assert time.monotonic() - begin < 90
     envs.close(terminate=True)
-
-
-def listens(port):
-    with socket.socket() as connection:
-        return connection.connect_ex(("127.0.0.1", port)) == 0
-
-
-TOKEN = "0123456789abcdef" * 4
-REFUSED = """
-    import sys, time
-
-    from vecenv import RayVectorEnv
-
-    begin = time.monotonic()
-    try:
-        RayVectorEnv([int], num_workers=1, address=sys.argv[1])
-    except ConnectionError as error:
-        assert "AuthenticationError" in str(error) and sys.argv[2] in str(error), error
-    else:
-        raise AssertionError("should have been refused")
-    assert time.monotonic() - begin < 30  # a second on an idle machine
-    print("done")
-"""
-
-
-def test_a_token_that_is_missing_or_wrong_is_told_at_once(tmp_path):
-    home = {"HOME": str(tmp_path)}
-    with_token = {**home, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    ray = Path(sys.executable).with_name("ray")
-    command = [ray, "start", "--head", "--block", f"--port={port}", "--num-cpus=1"]
-    command += ["--include-dashboard=false", f"--temp-dir={tmp_path.parent / 'r'}"]
-    command += ["--object-store-memory=80000000", "--disable-usage-stats"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    head = subprocess.Popen(command, env={**os.environ, **with_token}, **quiet)
-    try:
-        end = time.monotonic() + 60
-        while not listens(port):
-            assert time.monotonic() < end
-            time.sleep(0.2)
-        for told, *wrong in (
-            ("InvalidAuthToken", "disabled", ""),
-            ("InvalidAuthToken", "token", TOKEN[::-1]),
-            ("no authentication token was found", "token", ""),
-        ):
-            mode = dict(zip(("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"), wrong, strict=True))
-            assert run(REFUSED, f"127.0.0.1:{port}", told, cwd=tmp_path, **home, **mode) == "done\n"
-    finally:
-        head.terminate()  # with --block it ends all that it has started
-        head.wait(60)

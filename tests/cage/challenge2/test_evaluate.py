@@ -28,6 +28,7 @@ from vecenv.cage.challenge2.playing import (
 )
 from vecenv.core.compiling import is_jit_off
 
+SIZES = 52, 13, 145  # of observations, alerts and masks
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="takes too long without compiled code")
 
 
@@ -83,33 +84,6 @@ def test_prints_and_writes_its_numbers(tmp_path):
         result.cell("b_line", 31)
 
 
-class MaskedPolicy:
-    """Takes the last valid action; counts the calls."""
-
-    uses_masks = True
-    observation = "bits"
-
-    def __init__(self):
-        self.num_resets = 0
-
-    def reset(self):
-        self.num_resets += 1
-
-    def act(self, obs, alerts, masks):
-        assert obs.shape[1] == 52
-        assert alerts.shape == (len(obs), 13)
-        assert masks.shape == (len(obs), 145)
-        masks = masks[:, :132]  # no Restore
-        return 131 - masks[:, ::-1].argmax(axis=1)
-
-
-def test_policies_may_ask_for_masks():
-    policy = MaskedPolicy()
-    result = evaluate(policy, episodes=3, red_agents=["sleep"])
-    assert (result.policy, result.observation, result.total) == ("MaskedPolicy", "bits", 0.0)
-    assert policy.num_resets == 3
-
-
 def test_a_function_is_a_policy():
     def always_restore(obs):
         return np.full(len(obs), 144)
@@ -149,7 +123,7 @@ def test_bad_input_is_refused_by_name(options, error, message):
 def test_names_of_policies_may_be_written_as_on_the_command_line():
     assert type(find_policy("react-remove")) is type(find_policy("react_remove"))
     assert type(find_policy("random")) is type(find_policy("uniform"))
-    policy = MaskedPolicy()
+    policy = Hoarder()
     assert find_policy(policy) is policy
 
 
@@ -170,15 +144,13 @@ def test_an_episode_can_be_watched_step_by_step():
 class Hoarder:
     """Keeps everything it is given, and checks that nothing of it changes later."""
 
-    uses_masks = True
-
-    def __init__(self):
-        self.kept = []
+    uses_masks, num_resets = True, 0
 
     def reset(self):
-        self.kept = []
+        self.kept, self.num_resets = [], self.num_resets + 1
 
     def act(self, obs, alerts, masks):
+        assert [array.shape for array in (obs, alerts, masks)] == [(len(obs), n) for n in SIZES]
         for given, copies in self.kept:
             for array, copy in zip(given, copies, strict=True):
                 np.testing.assert_array_equal(array, copy)
@@ -187,10 +159,11 @@ class Hoarder:
         return np.random.default_rng(len(self.kept)).integers(0, 132, len(obs))
 
 
-def test_what_a_policy_is_given_is_its_own_to_keep():
+def test_what_a_policy_is_given_is_its_own_to_keep_masks_too_if_it_asks_for_them():
     policy = Hoarder()
-    evaluate(policy, episodes=4, red_agents="b_line", episode_lengths=30)
-    assert len(policy.kept) == 30
+    result = evaluate(policy, episodes=4, red_agents="b_line", episode_lengths=[20, 30])
+    assert (result.policy, result.observation) == ("Hoarder", "bits")
+    assert len(policy.kept) == 30 and policy.num_resets == 2
     assert len({obs.tobytes() for (obs, _, _), _ in policy.kept}) > 10
     list(play_episode(policy, seed=1, episode_length=20))
     assert len(policy.kept) == 20

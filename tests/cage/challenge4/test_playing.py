@@ -96,14 +96,6 @@ def test_the_score_leaves_out_the_last_reward(tmp_path):
     assert "score (78 rewards)" in str(result) and "Restore" in str(result)
 
 
-def test_episodes_do_not_depend_on_how_many_are_played_at_a_time(monkeypatch):
-    whole = play_episodes("react-restore", 5, seed=2, steps=60).rewards
-    monkeypatch.setattr("vecenv.cage.challenge4.playing._BATCH", 2)
-    np.testing.assert_array_equal(
-        play_episodes("react-restore", 5, seed=2, steps=60).rewards, whole
-    )
-
-
 def test_policies_are_found_by_name_file_module_object_and_function(defender, monkeypatch):
     def function(observations, masks):
         assert [len(mask.T) for mask in masks] == [len(n) for n in map(range, codes.NUM_ACTIONS)]
@@ -386,15 +378,6 @@ def test_an_episode_becomes_pictures():
         frames = [seat.envs.render()[0] for _ in seat.play(0)]
     assert len(frames) == 25 and frames[0].dtype == np.uint8
     assert frames[0].shape == (640, 1000, 3) and (frames[0] != frames[-1]).any()
-
-
-def test_a_policy_may_have_an_observation_of_its_own():
-    def act(observations, masks):
-        act.observation = observations[0]
-        return np.tile(codes.SLEEPS, (len(observations[0]), 1))
-
-    act.observation = np.zeros(3)
-    assert evaluate_cage4(act, episodes=2, steps=5).episodes == 2
 
 
 def test_what_a_policy_is_given_is_its_own_to_keep():
