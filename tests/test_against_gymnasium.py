@@ -40,17 +40,7 @@ def assert_same_run(ours, theirs, num_steps, seed, action_seed=0):
     return num_ends
 
 
-def spaces_and_modes():
-    """All spaces in one mode; in the others one of each kind of rows, the rest are slow."""
-    chosen = ("float32(3,)", "discrete", "nested", "text", "dict with objects")
-    for name in SPACES:
-        for mode in MODES:
-            is_fast = mode is AutoresetMode.NEXT_STEP or name in chosen
-            marks = [] if is_fast else [pytest.mark.slow]
-            yield pytest.param(name, mode, marks=marks, id=f"{name}-{mode_id(mode)}")
-
-
-@pytest.mark.parametrize(("name", "mode"), [*spaces_and_modes()])
+@pytest.mark.parametrize(("name", "mode"), fast_are(in_turn(SPACES, MODES), product(SPACES, MODES)))
 def test_observations_of_any_space(name, mode):
     for num_envs, copy in ((1, True), (5, mode is AutoresetMode.NEXT_STEP)):
         env_fns = [functools.partial(RandomEnv, SPACES[name])] * num_envs

@@ -407,6 +407,7 @@ def test_a_trainer_that_was_copied_out_and_changed_trains_and_plays(capsys, tmp_
     assert "there already" in capsys.readouterr().err
     small = ["--total-steps", "128", "--num-steps", "16", "--num-envs", "4"]
     Path("my/ppo.py").rename("my/plain_ppo.py")
+    small += ["--eval-episodes", "2", "--backend", "sync"]
     assert main(["train", "Acrobot-v1", "--algo", "my/plain_ppo.py", *small]) == 0
     assert "Acrobot-v1: return" in capsys.readouterr().out
     assert Path("runs/Acrobot-v1-plain_ppo/agent.pt").exists()

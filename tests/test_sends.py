@@ -62,6 +62,7 @@ def test_objects_that_envs_go_on_changing_are_copied_too(way):
         ({"max_envs": 2.0}, ValueError, "max_envs is 2.0, expected an integer"),
         ({"min_envs": 3, "max_envs": 2}, ValueError, "min_envs is 3 and max_envs 2, expected"),
         ({"min_envs": 4}, ValueError, "min_envs is 4, expected an integer from 1 to 3"),
+        *(({"min_envs": number}, ValueError, "expected an integer") for number in (1.5, True, "1")),
         ({"timeout": float("nan")}, ValueError, "timeout is nan, expected seconds from 0 on"),
         ({"timeout": -1}, ValueError, "timeout is -1, expected seconds from 0 on, or None"),
         ({"timeout": "3"}, TypeError, "timeout is '3', expected a number of seconds, or None"),

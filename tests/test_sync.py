@@ -13,7 +13,6 @@ from envs import (
     counters,
     random_envs,
 )
-from equality import assert_same
 from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 
@@ -28,15 +27,6 @@ def test_copy_decides_whether_observations_are_views(name):
         second = envs.step([0] * NUM_ENVS)[0]
         for one, two in zip(arrays_in(first), arrays_in(second), strict=True):
             assert np.shares_memory(one, two) == (not copy and one.size > 0)
-
-
-def test_rewards_and_flags_are_always_the_callers():
-    envs = SyncVectorEnv(counters([1, 2]), copy=False)
-    envs.reset()
-    first = envs.step([0, 0])[1:4]
-    kept = [np.copy(array) for array in first]
-    envs.step([0, 0])
-    assert_same([*first], kept)
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("no map"), ValueError("bad"), KeyError("x")])

@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 
-from workers.faulty_envs import FaultyEnv, NapEnv
+from workers.faulty_envs import FaultyEnv
 
 
 class Spy(FaultyEnv):
@@ -88,13 +88,6 @@ class Threads(FaultyEnv):
             torch.get_num_threads(),
             numba.config.NUMBA_NUM_THREADS,
         )
-
-
-class Calling(NapEnv):
-    """Calls something in every step."""
-
-    def __init__(self, call):
-        self.wait = call
 
 
 def hang():

@@ -134,8 +134,9 @@ elif how == "in a cycle":
 """
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("how", ["dropped", "open", "in a cycle"])
+@pytest.mark.parametrize(
+    ("how", "kind"), [("dropped", "async"), ("open", "sync"), ("in a cycle", "async")]
+)
 def test_envs_of_a_vector_env_that_is_dropped_or_left_open_are_closed(how, kind):
     lines = [str(line) for line in range(11)]
     assert printed(LEFT_OPEN, how, kind) == [*lines, *(["dropped"] if how == "dropped" else [])]

@@ -131,8 +131,7 @@ def test_variables_are_refused_where_they_would_come_too_late(options, told):
         AsyncVectorEnv(tasks(0, 1), worker_env={"A": "1"}, **options)
 
 
-@pytest.mark.parametrize("name", ["worker_env", "lazy", "start_concurrency"])
-@pytest.mark.parametrize("backend", ["sync", "jit"])
+@pytest.mark.parametrize(("backend", "name"), [("sync", "worker_env"), ("jit", "lazy")])
 def test_options_of_workers_are_refused_by_backends_without_workers(backend, name):
     env_id = "vecenv:JitCartPole-v1" if backend == "jit" else "CartPole-v1"
     told = f"vector_kwargs has {name}, which backend '{backend}' does not take: only AsyncVectorEnv"
@@ -219,8 +218,9 @@ def test_what_is_wrong_with_a_start_is_told_by_the_constructor(options, error, t
     assert not children()
 
 
-@pytest.mark.parametrize(("at_once", "most"), [(1, 1), (2, 2), (None, 3)])
-@pytest.mark.parametrize("lazy", [True, False])
+@pytest.mark.parametrize(
+    ("at_once", "most", "lazy"), [(1, 1, True), (2, 2, False), (None, 3, True)]
+)
 def test_so_many_workers_make_envs_at_once(tmp_path, at_once, most, lazy):
     factories = [functools.partial(Loading, k, tmp_path, most) for k in range(3)]
     options = LAZY if lazy else {}
@@ -279,8 +279,7 @@ def test_a_lazy_start_that_failed_is_tried_again_by_the_next_reset(tmp_path):
     envs.close()
 
 
-@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
-@pytest.mark.parametrize("where", [0, 2])
+@pytest.mark.parametrize(("where", "mode"), [(0, "NextStep"), (2, "SameStep"), (0, "Disabled")])
 def test_with_restarts_other_tasks_go_on_without_one_that_fails_to_load(caplog, mode, where):
     factories = tasks(0, 1, 2, 3)
     factories[where] = fails

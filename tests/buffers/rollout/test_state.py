@@ -67,23 +67,6 @@ def test_a_restored_buffer_goes_on_alike():
         assert left[1] == right[1]
 
 
-def test_state_is_refused_within_a_rollout():
-    rollout = started(1, 2)
-    rollout.slot(0)
-    rollout.state_dict()  # nothing was written yet
-    put(rollout, 0)
-
-    def take_results():
-        rollout.slot(0).rewards[:] = 0
-
-    for step in (take_results, lambda: rollout.compute_advantages([0.0, 0.0])):
-        with pytest.raises(BufferMisuseError, match="between rollouts only"):
-            rollout.state_dict()
-        step()
-    with pytest.raises(BufferMisuseError, match="between rollouts only"):
-        rollout.state_dict()
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
