@@ -72,7 +72,7 @@ test-slow: $(VENV)/.installed-test  ## the slow tests and those that train an ag
 # Many start processes, each of which imports anew: about ten minutes.
 test-portable: $(VENV)/.installed-test  ## workers without what only Linux has (VECENV_PORTABLE=1)
 	VECENV_PORTABLE=1 $(PYTEST) -n $(JOBS) $(ONCE) --timeout=300 -m "$(FAST)" \
-		tests/test_backends.py tests/test_sends.py tests/test_infos.py tests/workers
+		tests/test_backends.py tests/test_protocol.py tests/workers
 
 fuzz: $(VENV)/.installed-test  ## random cases, a minute of each fuzzer
 	PYTHONPATH=.:tests $(RUN) -m fuzz $(FUZZ_ARGS)

@@ -117,6 +117,8 @@ FAULTS = {
         lambda obs, _, *rest: (obs, None, *rest),
         r"env 1 .*reward None, expected one n",
     ),
+    "huge": (lambda obs, _, *rest: (obs, 10**400, *rest), "env 1 .*reward"),
+    "1j": (lambda obs, _, *rest: (obs, 1j, *rest), "env 1 .*reward 1j, expected one number"),
     "no result": (lambda *result: None, r"env 1 returned None from step, expected \(obs, reward"),
 }
 DICT_FAULTS = {

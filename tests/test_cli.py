@@ -72,17 +72,6 @@ def test_a_policy_trained_under_other_rules_is_told_in_one_line(capsys):
     assert capsys.readouterr().err.startswith(words)
 
 
-def test_watch_writes_an_animation(capsys, tmp_path):
-    path = tmp_path / "episode.gif"
-    args = ["watch", "--policy", "random", "--red-agent", "meander", "--steps", "6"]
-
-    assert main([*args, "--gif", str(path)]) == 0
-
-    assert str(path) in capsys.readouterr().out
-    with Image.open(path) as gif:
-        assert gif.is_animated
-
-
 def test_watch_writes_every_step_where_there_is_no_terminal(capsys):
     assert main(["watch", "--policy", "sleep", "--steps", "3", "--rules", "debugged"]) == 0
     out = capsys.readouterr().out
@@ -221,19 +210,6 @@ def test_a_run_without_a_policy_is_said(capsys, tmp_path):
     (tmp_path / "a" / "policy.pt").unlink()  # as before the envs were made
     assert main(["play", "CartPole-v1", "--policy", str(tmp_path / "a"), "--episodes", "1"]) == 2
     assert "has no policy yet: its training has saved nothing" in capsys.readouterr().err
-
-
-def test_kwargs_of_an_env_are_given_in_two_forms(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    args = ["--total-steps", "0", "--eval-episodes", "1", "--overwrite"]
-    args += ["--save", "a", "--env-kwargs"]
-    for form in (["max_episode_steps=5"], ["max_episode_steps", "5"]):
-        assert main(["train", "Pendulum-v1", "--algo", "ppo", *args, *form]) == 0
-        kept = json.loads(Path("a/options.json").read_text())
-        assert kept["env_kwargs"] == {"max_episode_steps": 5}
-    play = ["play", "Pendulum-v1", "--policy", "a", "--episodes", "1", "--env-kwargs"]
-    for form in (["max_episode_steps=1"], ["max_episode_steps", "1"]):
-        assert main([*play, *form]) == 0
 
 
 def test_the_compiled_twin_is_named_where_pygame_is_missing(capsys, monkeypatch, tmp_path):
@@ -407,7 +383,6 @@ def test_a_trainer_that_was_copied_out_and_changed_trains_and_plays(capsys, tmp_
     assert "there already" in capsys.readouterr().err
     small = ["--total-steps", "128", "--num-steps", "16", "--num-envs", "4"]
     Path("my/ppo.py").rename("my/plain_ppo.py")
-    small += ["--eval-episodes", "2", "--backend", "sync"]
     assert main(["train", "Acrobot-v1", "--algo", "my/plain_ppo.py", *small]) == 0
     assert "Acrobot-v1: return" in capsys.readouterr().out
     assert Path("runs/Acrobot-v1-plain_ppo/agent.pt").exists()
@@ -543,11 +518,19 @@ def test_a_script_of_the_users_own_may_count_for_itself_and_track(capsys):
         (["watch", "--policy", "."], "policy is '.', a folder without a policy.npz; expected"),
         (["envs", "no-such"], "no env has no-such in its name; --all lists"),
         (["demo", "--save", "/proc/nowhere"], "choose another folder with --save"),
+        (["train", "CartPole-v1", "--config", "zoo"], "did you mean JitCartPole-v1"),
+        (["play", "CartPole-v1", "--policy", "zoo"], "no policy for CartPole-v1; did you mean"),
+        (["train", "Synthetic-v0", "--config", "zoo"], "no settings for Synthetic-v0; it has Jit"),
+        (["train", "..", "--config", "zoo"], "the zoo has no settings for ..; it has Jit"),
+        (["train", "CartPole-v1", "--config", "names.toml"], "can't be read (expected names"),
+        (["train", "CartPole-v1", "--config", "near.toml"], "algo is 'ppp', expected one of ppo"),
     ],
 )
 def test_what_can_not_be_trained_or_played_is_said_in_one_line(args, words, capsys):
     Path("odd.toml").write_text("gama = 0.9\n")
     Path("bad.json").write_text("{")
+    Path("names.toml").write_text("algo = 3\n")
+    Path("near.toml").write_text('algo = "ppp"\n')
     Path("none_here.py").write_text("")
     assert main(args) == 2
     err = capsys.readouterr().err

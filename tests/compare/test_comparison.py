@@ -318,3 +318,20 @@ def test_bars_begin_at_zero_and_log_axes_have_points(tmp_path, monkeypatch):
             assert set(map(round, RATES.values())) <= {round(x) for x in shown}
         elif bars:
             assert min(bar.get_x() for bar in bars[0]) == 0
+
+
+@pytest.mark.slow
+def test_steps_of_games_are_counted():
+    options = Options(
+        "agents:agents.parallel_tag",
+        {"late": False},
+        num_envs=(2,),
+        backends=("loop", "sync", "gymnasium-sync", "jit"),
+        rounds=1,
+        round_s=0.02,
+        warm_up_s=0.01,
+        timed_s=0.05,
+    )
+    result = run_comparison(options)
+    assert [case.backend for case in result.measured] == ["loop", "sync", "gymnasium-sync"]
+    assert "agents:agents.parallel_tag: env steps per second" in as_text(result)

@@ -81,27 +81,6 @@ def test_the_zoos_settings_train_and_those_of_the_command_line_go_first(tmp_path
     assert found["gae_lambda"] == zoo["gae_lambda"]
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["train", "CartPole-v1", "--config", "zoo"], "did you mean JitCartPole-v1"),
-        (["play", "CartPole-v1", "--policy", "zoo"], "no policy for CartPole-v1; did you mean"),
-        (["train", "Synthetic-v0", "--config", "zoo"], "no settings for Synthetic-v0; it has Jit"),
-        (["train", "..", "--config", "zoo"], "the zoo has no settings for ..; it has Jit"),
-        (["train", "CartPole-v1", "--config", "odd.toml"], "which can't be read (expected names"),
-        (["train", "CartPole-v1", "--config", "near.toml"], "algo is 'ppp', expected one of ppo"),
-    ],
-)
-def test_what_the_zoo_lacks_is_said(args, words, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("odd.toml").write_text("algo = 3\n")
-    Path("near.toml").write_text('algo = "ppp"\n')
-    assert main(args) == 2
-    err = capsys.readouterr().err
-    assert words in err
-    assert err.startswith("vecenv: ")
-
-
 def test_the_page_has_a_row_for_all_settings():
     page = (ROOT / "docs" / "zoo.md").read_text()
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")]

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ResetNeeded
@@ -425,24 +424,6 @@ def test_backends_that_make_all_envs_at_once_reopen_none():
     with pytest.raises(NotImplementedError, match="can't reopen rows; make the envs with backend"):
         envs.reopen(0, fails)
     envs.close()
-
-
-def test_a_lazy_vector_env_goes_on_as_any_other():
-    lazy, eager = (
-        AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3, num_workers=2, **options)
-        for options in ({"lazy": True, "spaces": "CartPole-v1"}, {})
-    )
-    assert lazy.single_observation_space == eager.single_observation_space
-    for envs in (lazy, eager):
-        envs.reset_async(seed=1)
-        envs.reset_wait()
-    for _ in range(40):
-        one, two = lazy.step([1, 0, 1]), eager.step([1, 0, 1])
-        for mine, other in zip(one[:4], two[:4], strict=True):
-            np.testing.assert_array_equal(mine, other)
-    assert lazy.call("spec")[0].id == "CartPole-v1"
-    for envs in (lazy, eager):
-        envs.close()
 
 
 def test_if_no_task_can_be_loaded_there_is_nothing_to_go_on_with():
