@@ -258,7 +258,11 @@ class Turns:
 
     metadata = {"name": "turns_v0", "is_parallelizable": False}
     possible_agents = ["white", "black"]
-    agent_iter = reset = step = NotImplemented
+
+    def agent_iter(self):
+        raise NotImplementedError
+
+    reset = step = agent_iter
 
     def __str__(self):
         return "turns_v0"
