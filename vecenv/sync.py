@@ -138,7 +138,7 @@ class SyncVectorEnv(GymVecEnv):
         except Exception as error:
             # Some envs have been stepped and others not: give up all in flight.
             self._sent.clear()
-            self._calls.give_up(f"{type(error).__name__}: {error}")
+            self._calls.give_up(error)
             raise
         if self._masks.is_apart:
             infos = {indices.index(k): info for k, info in infos.items()}

@@ -234,13 +234,14 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
 
     def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
         if self.takes_tensors:
-            is_plain = env_ids is None and valid is None
+            # The host numbers the steps of episodes, before their rows are overwritten.
+            is_plain = env_ids is None and valid is None and self._sequences is None
             if is_plain and (tensors := self._read_there(columns)) is not None:
                 return self._add_there(tensors)
             if self._is_capturing():
                 raise BufferMisuseError(
                     "an add in a CUDA graph takes tensors on the device, as they are stored, whole "
-                    f"steps of all {self.num_envs} envs, without env_ids and valid"
+                    f"steps of all {self.num_envs} envs, without env_ids, valid and track_episodes"
                 )
         num_envs = self.num_envs or 0
         read = self._columns.read_transitions(columns, env_ids, valid, num_envs, self.device)
@@ -282,8 +283,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
                     f"room for {slots}; call reserve_final_obs({enough}) before"
                 )
         table.is_captured |= is_capturing
-        if self._sequences is not None and not is_capturing:
-            self._sequences.keep_up(len(tensors["rewards"]))
         rows = table.add(tensors, _NO_ROWS)
         self._note_captured()
         self._note_rows(rows)
@@ -311,12 +310,10 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         for piece in self._table.pieces(read, limit):
             if folder is not None:
                 folder.make_room(len(piece[0]["rewards"]))
-            if self._sequences is not None:
-                self._settle()
-                self._sequences.follow()  # rows of an interrupted add, or that a device has added
+            if self._sequences is not None and piece[3] is not None:
+                self._sequences.follow()  # rows of an interrupted add
             self._note_rows(self._table.add(*piece))
             if self._sequences is not None:
-                self._settle()
                 self._sequences.follow(piece[3])
 
     def flush(self) -> None:
