@@ -5,7 +5,7 @@ import pytest
 from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from jit.toy_env import PARAMS, TOY
-from jit.toy_rolls import assert_same, make
+from jit.toy_rolls import assert_same, assert_same_states, make
 
 from vecenv import make_vec, make_vec_agents
 from vecenv.jit import JitVectorEnv
@@ -127,10 +127,7 @@ def test_what_is_no_branch_is_refused_and_nothing_changes():
     ):
         with pytest.raises(error, match=message):
             call()
-    after = envs.state_dict()
-    for name, records in before.items():
-        for field in records.dtype.names:
-            np.testing.assert_array_equal(after[name][field], records[field])
+    assert_same_states(envs.state_dict(), before)
     envs.send(np.zeros(1, np.int64), [2])
     for source, target in ((2, 0), (0, 2)):
         with pytest.raises(AlreadyPendingCallError):

@@ -4,20 +4,13 @@ import dataclasses
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
-from jit.toy_env import PARAMS, TOY
+from gymnasium.spaces import Box
+from jit.toy_env import PARAMS, TOY, small_kernels
 from jit.toy_rolls import assert_same, make, random_actions, roll
 from numba import njit
 
 from vecenv.core.compiling import is_jit_off
-from vecenv.jit import (
-    EnvKernels,
-    JitVectorEnv,
-    KernelIndexError,
-    KernelResultError,
-    binding,
-    pack_record,
-)
+from vecenv.jit import JitVectorEnv, KernelIndexError, KernelResultError, binding, pack_record
 from vecenv.jit.random import integers
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="everything is interpreted anyway")
@@ -45,15 +38,8 @@ def observe(state, out):
     out[0] = state.cell
 
 
-WALK = EnvKernels(
-    name="walk",
-    state_dtype=[("cell", np.uint8), ("visits", np.int8, (SIZE,))],
-    observation_space=Box(-9, 9, (1,), np.float32),
-    action_space=Discrete(2),
-    reset=reset,
-    step=step,
-    observe=observe,
-)
+FIELDS = [("cell", np.uint8), ("visits", np.int8, (SIZE,))]
+WALK = small_kernels(FIELDS, reset, step, observe, name="walk")
 
 
 def assert_refused(changes, line, message, **options):
@@ -122,7 +108,7 @@ def wide_observe(state, out):
 WIDE = dataclasses.replace(
     WALK,
     name="wide",
-    state_dtype=[*WALK.state_dtype.descr, ("flag", np.bool_), ("share", np.float64)],
+    state_dtype=[*FIELDS, ("flag", np.bool_), ("share", np.float64)],
     observation_space=Box(-999, 999, (SIZE,), np.int16),
     step=wide_step,
     observe=wide_observe,
@@ -185,11 +171,8 @@ def observe_one(state, out, params):
 @pytest.mark.slow
 @needs_jit
 def test_other_parameters_are_tried_too():
-    kernels = dataclasses.replace(
-        WALK,
-        reset=lambda state, rng, params: None,
-        step=step_to_param,
-        observe=observe_one,
+    kernels = small_kernels(
+        FIELDS, lambda state, rng, params: None, step_to_param, observe_one, name="walk"
     )
     JitVectorEnv(kernels, params=pack_record(last=4))
     with pytest.raises(KernelIndexError, match="index 6 is out of bounds"):

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from jit.toy_env import small_kernels
 from numba import njit
 
 from vecenv import ActionError
@@ -28,15 +29,7 @@ def observe(state, out):
     out[0] = state.total
 
 
-COUNTER = EnvKernels(
-    name="counter",
-    state_dtype=[("total", np.float64)],
-    observation_space=Box(0, 3, (1,), np.float32),
-    action_space=Discrete(2),
-    reset=reset,
-    step=step,
-    observe=observe,
-)
+COUNTER = small_kernels([("total", np.float64)], reset, step, observe, name="counter")
 
 
 def count(**changes):

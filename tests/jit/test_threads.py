@@ -6,11 +6,11 @@ import warnings
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
-from jit.toy_rolls import split_jobs
+from jit.toy_env import small_kernels
+from jit.toy_rolls import assert_same, split_jobs
 
 from vecenv.core.compiling import is_jit_off
-from vecenv.jit import EnvKernels, JitVectorEnv, runner
+from vecenv.jit import JitVectorEnv, runner
 from vecenv.jit.cartpole import CartPoleVectorEnv
 
 pytestmark = pytest.mark.skipif(is_jit_off(), reason="without compiled code there are no threads")
@@ -63,8 +63,7 @@ def test_helpers_asleep_awake_and_late_change_nothing(split_all):
     pauses = np.random.default_rng(1).integers(0, 40, 600)
     assert (threaded.reset(seed=0)[0] == alone.reset(seed=0)[0]).all()
     for row, pause in zip(actions_for(600), pauses, strict=True):
-        for one, other in zip(threaded.step(row)[:4], alone.step(row)[:4], strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert_same(threaded.step(row)[:4], alone.step(row)[:4])
         if pause < 3:
             time.sleep(pause * 1e-3)  # longer than helpers stay awake
     assert len(helper_threads()) == 2
@@ -115,14 +114,7 @@ def failing_observe(state, out):
     out[0] = state.countdown
 
 
-FAILING = EnvKernels(
-    state_dtype=[("countdown", np.int64)],
-    observation_space=Box(-np.inf, np.inf, (1,), np.float32),
-    action_space=Discrete(2),
-    reset=failing_reset,
-    step=failing_step,
-    observe=failing_observe,
-)
+FAILING = small_kernels([("countdown", np.int64)], failing_reset, failing_step, failing_observe)
 
 
 @pytest.mark.parametrize("row", [0, NUM_ENVS - 1])  # in the caller's part, in the helper's

@@ -5,12 +5,12 @@ import dataclasses
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from jit.toy_env import small_kernels
 
 from vecenv import SyncVectorEnv, check_vector_env, make_vec
 from vecenv.check import VectorEnvCheckError
 from vecenv.core.compiling import is_jit_off
-from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv, KernelCompileError, pack_record
+from vecenv.jit import JitEnv, JitVectorEnv, KernelCompileError, pack_record
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="there are no trials, and nothing is compiled")
 
@@ -33,20 +33,9 @@ def observe(state, out, params):
     out[0] = state.battery
 
 
-PATROL = EnvKernels(
-    name="Patrol",
-    state_dtype=[
-        ("t", np.int32),
-        ("battery", np.float64),
-        ("draws", np.float64, (8,)),
-        ("end", np.int32),  # padding follows
-    ],
-    observation_space=Box(-1e3, 1e3, (1,), np.float32),
-    action_space=Discrete(2),
-    reset=reset,
-    step=step,
-    observe=observe,
-)
+FIELDS = [("t", np.int32), ("battery", np.float64), ("draws", np.float64, (8,))]
+FIELDS += [("end", np.int32)]  # padding follows
+PATROL = small_kernels(FIELDS, reset, step, observe, name="Patrol")
 
 
 def params(drain=0.2, is_bad=False):
@@ -72,7 +61,6 @@ def patrol_id():
 def test_an_annotated_entry_point_is_taken_beside_one_of_single_envs(patrol_id):
     envs = make_vec(patrol_id, 2)
     assert type(envs) is JitVectorEnv
-    envs.close()
 
 
 def test_compiled_envs_that_are_stepped_one_by_one_are_checked_in_python(patrol_id):

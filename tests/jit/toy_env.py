@@ -60,6 +60,21 @@ TOY = EnvKernels(
     action_mask=action_mask,
 )
 
+
+def small_kernels(state_dtype, reset, step, observe, *, size=1, **changes):
+    """Kernels of envs that observe a few numbers and have two actions."""
+    seen = Box(-np.inf, np.inf, (size,), np.float32)
+    return EnvKernels(state_dtype, seen, Discrete(2), reset, step, observe, **changes)
+
+
+def reset_x(state, rng):
+    state.x = 0.0
+
+
+def observe_x(state, out):
+    out[0] = state.x
+
+
 WORD = 2**64 - 1
 
 

@@ -48,6 +48,13 @@ def roll(envs, actions, seed=3):
 
 
 def assert_same(frames, others):
-    assert len(frames) == len(others)
     for frame, other in zip(frames, others, strict=True):
         np.testing.assert_array_equal(frame, other)
+
+
+def assert_same_states(states, others):
+    """Compare what `state_dict` returned, but for the bytes between fields."""
+    assert states.keys() == others.keys()
+    for name, records in others.items():
+        for field in records.dtype.names or ():
+            np.testing.assert_array_equal(states[name][field], records[field], field)

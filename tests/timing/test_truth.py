@@ -113,9 +113,8 @@ def check_shares(report, expected):
 def known_shares(envs, lanes, num_rounds, wall, in_calls, phases):
     """Work out the shares of rounds in which all envs were stepped once."""
     spent = np.array([each[-num_rounds:] for each in envs.get_attr("spent_s")])  # (E, T, 2)
-    by_lane = np.array(
-        [spent[np.array(lanes) == lane].sum(axis=0) for lane in sorted(set(lanes))]
-    )  # (L, T, 2)
+    lanes = np.array(lanes)
+    by_lane = np.array([spent[lanes == lane].sum(axis=0) for lane in np.unique(lanes)])  # (L, T, 2)
     steps, resets = by_lane.mean(axis=0).sum(axis=0)
     busy = by_lane.sum(axis=2)
     stragglers = (busy.max(axis=0) - busy.mean(axis=0)).sum()

@@ -181,8 +181,6 @@ def test_steps_rows_and_the_living_are_those_of_the_cpu(kind, mode):
         same(final, before, f"{name}, step {step}: they are the caller's")
     assert_same_state(device, cpu)
     device.check()
-    device.close()
-    cpu.close()
 
 
 def copied(values):
