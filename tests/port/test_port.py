@@ -456,7 +456,6 @@ def test_a_skeleton_runs(env, tmp_path, monkeypatch, capsys):
     envs = JitVectorEnv(module.KERNELS, 2, debug=True)
     envs.reset(seed=0)
     envs.step(envs.action_space.sample())
-    envs.close()
     if env == "port.toys:Walk":
         assert module.FIELDS == {"place": "place", "wind": "wind"}
     capsys.readouterr()

@@ -12,6 +12,7 @@ from cage.golden import COMPACT_FIELDS
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
+from jit.toy_rolls import assert_same
 
 import vecenv
 from vecenv.cage import (
@@ -42,12 +43,6 @@ def roll(envs, actions, seed=3):
     for row in actions:
         frames += envs.step(row)[:4]
     return frames
-
-
-def assert_same(frames, others):
-    assert len(frames) == len(others)
-    for frame, other in zip(frames, others, strict=True):
-        np.testing.assert_array_equal(frame, other)
 
 
 @pytest.mark.parametrize("rules", ["faithful", "debugged"])
@@ -107,7 +102,6 @@ def test_is_made_by_gymnasium():
     assert envs.single_observation_space == gym.spaces.Box(0, 1, (52,), np.float32)
     assert envs.single_action_space == gym.spaces.Discrete(NUM_ACTIONS)
     assert envs.reset(seed=1)[0].shape == (num_envs, 52)
-    envs.close()
 
 
 @pytest.mark.parametrize("options", [{}, {"red_agent": "mixed", "observation": "memory"}])
@@ -115,7 +109,6 @@ def test_single_env_passes_gymnasiums_check(options):
     env = gym.make("vecenv:Cage2-v0", **options)
     assert isinstance(env.unwrapped, Cage2Env)
     check_env(env.unwrapped)
-    env.close()
 
 
 def test_single_env_does_what_a_vector_env_does():
@@ -136,7 +129,6 @@ def test_single_env_does_what_a_vector_env_does():
         env.step(0)
     assert env.reset()[0].shape == (52,)
     np.testing.assert_array_equal(env.decoded_state()["known_ip"].nonzero()[0], [8])
-    env.close()
 
 
 def test_an_env_depends_on_its_seed_alone():
@@ -300,7 +292,6 @@ def test_no_episode_is_longer_than_max_episode_steps():
         envs.reset(seed=1)
         ends = [envs.step(np.zeros(3, int))[3].tolist() for _ in range(20)]
         assert ends == [[False] * 3] * 19 + [[True] * 3]
-        envs.close()
     envs = Cage2VectorEnv(200, episode_length=[10, 30, 50], max_episode_steps=40)
     envs.reset(seed=1)
     assert {envs.episode_length_of(i) for i in range(200)} == {10, 30, 40}
@@ -317,8 +308,8 @@ def play_on(env, num_steps):
     return [*frames, env.unwrapped.true_state.tobytes(), env.reset()[0].tobytes(), env.step(3)[:4]]
 
 
-def restored(env):
-    other = gym.make("vecenv:Cage2-v0", red_agent="mixed", episode_length=30, step_infos="red_type")
+def restored(env, **options):
+    other = gym.make("vecenv:Cage2-v0", **options)
     other.reset(seed=99)
     file = io.BytesIO()
     np.savez(file, **env.unwrapped.state_dict())
@@ -334,7 +325,7 @@ def test_a_single_env_goes_on_exactly_where_it_was():
     env.reset(seed=7)
     for action in range(12):
         obs, *_ = env.step(action)
-    other = restored(env)
+    other = restored(env, **options)
     np.testing.assert_array_equal(other.unwrapped.observe(), obs)
     assert repr(play_on(env, 17)) == repr(play_on(other, 17))
     assert repr(play_on(env, 17)) == repr(play_on(other, 17)), "and none touches the other"

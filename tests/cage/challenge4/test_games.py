@@ -140,4 +140,3 @@ def test_a_red_agent_of_ones_own_plays(debug):
         assert (states["choice_type"][:, 0] == (codes.AGGRESSIVE if step < 10 else 255)).all()
         assert (states["done_success"][:, 0] == (codes.SUCCEEDED if step < 10 else 255)).all()
     assert (states["num_memory"][:, 0] == 1).all()
-    games.close()

@@ -174,7 +174,6 @@ def test_the_version_of_the_rules_is_raised_when_they_change():
         obs, rewards, *_ = envs.step(np.stack(actions, axis=1))
         digest.update(obs.tobytes() + rewards.astype(np.int32).tobytes())
     assert (CAGE4_RULES_VERSION, digest.hexdigest()[:16]) == (1, "0ac928506715a4ea")
-    envs.close()
 
 
 def test_results_and_defenders_carry_the_version_of_the_rules(defender, tmp_path):
@@ -315,7 +314,6 @@ def test_the_memory_says_what_has_happened():
     assert {codes.ANALYSE, codes.REMOVE, codes.RESTORE, codes.DECOY} <= kinds and seen.all()
     with pytest.raises(ValueError, match=r"agent 0 has shape \(3, 92\), expected \(3, 726\)"):
         memory.note([np.zeros((3, 92))] * 5)
-    envs.close()
 
 
 @pytest.mark.parametrize("changed", range(5))
