@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+from choices import needs_jit
 from jit.toy_env import observe_x, small_kernels
 
 import vecenv
 from vecenv.core import compiling
-from vecenv.core.compiling import announced, is_jit_off
+from vecenv.core.compiling import announced
 from vecenv.jit import JitVectorEnv, binding
 
 ROOT = Path(vecenv.__file__).parents[1]
@@ -23,7 +24,7 @@ def lines_of(caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
+@needs_jit
 def test_what_is_compiled_is_announced_and_what_is_loaded_is_not(monkeypatch, caplog):
     monkeypatch.setattr(compiling, "_SILENT_SECONDS", 0.05)
     salt = int.from_bytes(os.urandom(4))  # so that there is none on disk

@@ -3,11 +3,11 @@
 Two kernels that differ in such a thing only ran each other's code, in one process and from disk.
 """
 
-import gymnasium as gym
 import numpy as np
 import pytest
 from choices import fast_are
 from jit.toy_env import observe_x, small_kernels
+from jit.toy_rolls import bundled_ids
 from numba import njit, vectorize
 from numba.extending import overload
 
@@ -17,10 +17,6 @@ from vecenv.jit import JitVectorEnv, binding, driver
 
 if is_jit_off():
     pytest.skip("nothing is compiled", allow_module_level=True)
-
-NAMES = sorted(
-    name for name, spec in gym.registry.items() if str(spec.vector_entry_point).startswith("vecenv")
-)
 
 
 def ufunc(number):
@@ -102,7 +98,7 @@ class _NotCompiledError(Exception):
     pass
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", bundled_ids("vecenv"))
 def test_all_code_of_bundled_envs_is_kept(name, monkeypatch):
     walks = []
 

@@ -4,16 +4,16 @@ import dataclasses
 
 import numpy as np
 import pytest
+from choices import needs_jit
+from envs import begun
 from gymnasium.spaces import Box
 from jit.toy_env import PARAMS, TOY, small_kernels
 from jit.toy_rolls import assert_same, make, random_actions, roll
 from numba import njit
 
-from vecenv.core.compiling import is_jit_off
 from vecenv.jit import JitVectorEnv, KernelIndexError, KernelResultError, binding, pack_record
 from vecenv.jit.random import integers
 
-needs_jit = pytest.mark.skipif(is_jit_off(), reason="everything is interpreted anyway")
 SIZE = 5
 TABLE = np.array([3, -1, 2], dtype=np.int8)
 
@@ -129,8 +129,7 @@ def test_debugging_runs_everything_in_python_with_equal_results():
     assert_same(roll(make(5), actions), roll(debugged, actions))
     np.testing.assert_array_equal(debugged.action_masks().shape, (5, 3))
     with pytest.raises(IndexError):
-        envs = JitVectorEnv(WALK, 2, debug=True)
-        envs.reset(seed=0)
+        envs = begun(JitVectorEnv(WALK, 2, debug=True))
         for _ in range(SIZE):
             envs.step([1, 1])
 
@@ -191,8 +190,7 @@ def test_debugging_tells_what_a_step_must_return():
     )
     with pytest.raises(KernelResultError, match=told):
         JitVectorEnv(kernels, debug=True)
-    envs = JitVectorEnv(kernels, debug=True, dry_run=False)
-    envs.reset(seed=0)
+    envs = begun(JitVectorEnv(kernels, debug=True, dry_run=False))
     with pytest.raises(KernelResultError, match=told):
         envs.step([0])
 

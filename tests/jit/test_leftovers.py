@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from choices import needs_jit
 from gymnasium.spaces import Box, MultiDiscrete
 from jit.toy_env import small_kernels
 
-from vecenv.core.compiling import is_jit_off
 from vecenv.jit import (
     AgentsOf,
     EnvKernels,
@@ -19,8 +19,6 @@ from vecenv.jit import (
     KernelResultError,
     binding,
 )
-
-needs_jit = pytest.mark.skipif(is_jit_off(), reason="there are no trials")
 
 
 def reset(state, rng):

@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from envs import begun
 from jit.toy_env import small_kernels
 from jit.toy_rolls import assert_same, split_jobs
 
@@ -44,8 +45,7 @@ def actions_for(num_steps, num_envs=NUM_ENVS):
 
 
 def test_a_handful_of_envs_starts_no_threads():
-    envs = CartPoleVectorEnv(64, num_threads=2)
-    envs.reset(seed=0)
+    envs = begun(CartPoleVectorEnv(64, num_threads=2))
     for row in actions_for(50, 64):
         envs.step(row)
     assert helper_threads() == []
@@ -72,8 +72,7 @@ def test_helpers_asleep_awake_and_late_change_nothing(split_all):
 
 
 def test_works_in_a_forked_child(split_all):
-    envs = CartPoleVectorEnv(NUM_ENVS, num_threads=2)
-    envs.reset(seed=0)
+    envs = begun(CartPoleVectorEnv(NUM_ENVS, num_threads=2))
     actions = actions_for(20)
     for row in actions[:10]:
         envs.step(row)
@@ -87,8 +86,7 @@ def test_works_in_a_forked_child(split_all):
         code = 1
         try:
             is_same = [(envs.step(row)[0]) for row in actions[10:]][-1] == expected
-            fresh = CartPoleVectorEnv(NUM_ENVS, num_threads=2)
-            fresh.reset(seed=0)
+            fresh = begun(CartPoleVectorEnv(NUM_ENVS, num_threads=2))
             for row in actions[:10]:
                 fresh.step(row)
             is_alike = fresh.state_dict()["states"] == state["states"]
@@ -119,8 +117,7 @@ FAILING = small_kernels([("countdown", np.int64)], failing_reset, failing_step, 
 
 @pytest.mark.parametrize("row", [0, NUM_ENVS - 1])  # in the caller's part, in the helper's
 def test_an_exception_of_a_kernel_reaches_the_caller(row, split_all):
-    envs = JitVectorEnv(FAILING, NUM_ENVS, num_threads=2)
-    envs.reset(seed=0)
+    envs = begun(JitVectorEnv(FAILING, NUM_ENVS, num_threads=2))
     actions = np.zeros(NUM_ENVS, dtype=np.int64)
     actions[row] = 1
     envs.step(actions)

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from choices import needs_jit
+from envs import begun
 from gymnasium.vector import AutoresetMode
 from jit.toy_env import PARAMS, TOY, observe_x, small_kernels
 from jit.toy_rolls import assert_same
@@ -83,8 +85,7 @@ VARIED = {
 @pytest.mark.parametrize("make", VARIED, ids=lambda kind: kind.__name__)
 def test_bundled_envs_name_what_may_differ(make):
     debug = make is not CartPoleVectorEnv  # each is compiled for itself
-    envs = make(NUM_ENVS, sampler=VARIED[make], debug=debug)
-    envs.reset(seed=1)
+    envs = begun(make(NUM_ENVS, sampler=VARIED[make], debug=debug), seed=1)
     first = envs.params_of()
     names = envs.params.dtype.names
     assert first.shape == (NUM_ENVS, len(names)) and first.dtype == np.float32
@@ -157,8 +158,7 @@ def test_parameters_are_set_by_rows_and_count_from_the_next_step_on():
     np.testing.assert_array_equal(envs.params.cost, [0.3, 9, 9, 0.3, 9, 0.3])
     envs.set_params(None, {"cost": np.arange(6.0)})
     np.testing.assert_array_equal(envs.params.cost, np.arange(6.0))
-    single = JitEnv(lambda **options: JitVectorEnv(OWN, **options))
-    single.reset(seed=1)
+    single = begun(JitEnv(lambda **options: JitVectorEnv(OWN, **options)), seed=1)
     single._envs.set_params(0, {"cost": 5.0})
     assert "params" in single.state_dict()
 
@@ -239,8 +239,9 @@ def test_maps_reds_and_rates_may_differ_between_envs():
 def test_envs_are_made_with_parameters_by_id():
     envs = make_vec("JitCartPole-v1", 3, debug=True, params={"pole_length": [0.3, 1.0, 1.5]})
     np.testing.assert_array_equal(envs.params.pole_length, [0.3, 1.0, 1.5])
-    drawn = make_vec("JitCartPole-v1", 3, debug=True, sampler={"pole_length": (0.3, 1.5)})
-    drawn.reset(seed=1)
+    drawn = begun(
+        make_vec("JitCartPole-v1", 3, debug=True, sampler={"pole_length": (0.3, 1.5)}), seed=1
+    )
     assert len(np.unique(drawn.params.pole_length)) == 3
 
 
@@ -304,11 +305,9 @@ def test_parameters_that_are_given_are_not_drawn():
 
     drawn = OWN.having(sampler=sampler)
     for options in ({"params": {"cost": 0.5}}, {"params": PARAMS}, {"sampler": False}):
-        envs = JitVectorEnv(drawn, 2, debug=True, **options)
-        envs.reset(seed=1)
+        envs = begun(JitVectorEnv(drawn, 2, debug=True, **options), seed=1)
         assert len(np.unique(envs.params.cost)) == 1
-    kept = JitVectorEnv(drawn, 2, debug=True, params=PARAMS, sampler=sampler)
-    kept.reset(seed=1)
+    kept = begun(JitVectorEnv(drawn, 2, debug=True, params=PARAMS, sampler=sampler), seed=1)
     assert len(np.unique(kept.params.cost)) == 2
     kept.set_params(None, {"cost": 0.25})
     assert (kept.params.cost == 0.25).all()
@@ -333,7 +332,7 @@ def test_kernels_that_write_parameters_are_refused():
         JitVectorEnv(kernels)
 
 
-@pytest.mark.skipif(is_jit_off(), reason="needs the compiler")
+@needs_jit
 def test_habits_of_numpy_in_draws_are_answered():
     def reset(state, rng):
         state.x = normal(rng, 0.0, 0.3)

@@ -1,5 +1,6 @@
 """Toy envs, how they share their work, random actions, and what comes of these."""
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from jit.toy_env import PARAMS, TOY
@@ -8,6 +9,12 @@ from vecenv import StepSlot
 from vecenv.jit import JitVectorEnv, runner
 
 NUM_STEPS = 40
+
+
+def bundled_ids(*packages):
+    """Names of the envs whose vector envs are in some packages, in order."""
+    points = {name: str(spec.vector_entry_point) for name, spec in gym.registry.items()}
+    return sorted(name for name, point in points.items() if point.startswith(packages))
 
 
 def make(num_envs=5, **options):

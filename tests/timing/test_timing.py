@@ -11,6 +11,7 @@ import numba
 import numpy as np
 import pytest
 from choices import fast_are
+from envs import begun
 from gymnasium.error import AlreadyPendingCallError
 from timing.test_truth import KnownEnv, measured_anew
 from workers.faulty_envs import DIE, FINE, faulty
@@ -73,8 +74,7 @@ def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
 @measured_anew
 def test_first_ready_waits_for_nobody():
     fns = [lambda k=k: timed(0.01 if k == 0 else 0.001) for k in range(4)]
-    envs = AsyncVectorEnv(fns, num_workers=4)
-    envs.reset(seed=1)
+    envs = begun(AsyncVectorEnv(fns, num_workers=4), seed=1)
     envs.send(np.zeros(4, int))
     envs.recv(4)  # compiles, the first time
     envs.timing.enable()
@@ -145,8 +145,7 @@ def test_disabled_timing_records_nothing_more():
 
 
 def test_timing_is_not_switched_while_envs_are_in_flight():
-    envs = AsyncVectorEnv([timed] * 2, num_workers=1)
-    envs.reset(seed=1)
+    envs = begun(AsyncVectorEnv([timed] * 2, num_workers=1), seed=1)
     envs.send([0, 1])
     with pytest.raises(AlreadyPendingCallError):
         envs.timing.enable()

@@ -12,6 +12,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import begun
 from gymnasium.spaces import Box, Discrete
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv
@@ -157,8 +158,7 @@ def test_shares_of_sleeping_envs_are_those_of_their_own_clocks(workload, backend
 @measured_anew
 def test_shares_are_about_the_whole_time_though_the_rings_hold_its_end(monkeypatch):
     monkeypatch.setattr("vecenv.timing.stamps._MOST", 64)
-    envs = SyncVectorEnv([KnownEnv] * 2)
-    envs.reset(seed=1)
+    envs = begun(SyncVectorEnv([KnownEnv] * 2), seed=1)
     envs.timing.enable()
     actions = np.zeros(2, int)
     with envs.timing.phase("learner"):
@@ -176,8 +176,7 @@ def test_shares_are_about_the_whole_time_though_the_rings_hold_its_end(monkeypat
 
 @measured_anew
 def test_reports_and_traces_are_no_part_of_the_time(tmp_path):
-    envs = SyncVectorEnv([lambda: KnownEnv((0.002,))] * 2)
-    envs.reset(seed=1)
+    envs = begun(SyncVectorEnv([lambda: KnownEnv((0.002,))] * 2), seed=1)
     envs.timing.enable()
     for _ in range(10):
         envs.step([0, 0])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from cage.challenge4.lockstep import as_rows
+from envs import begun
 from gymnasium.error import ResetNeeded
 
 from vecenv import make_vec_agents
@@ -176,8 +177,7 @@ def test_labels_say_what_values_are():
     ],
 )
 def test_wrong_arguments_are_refused(call, match):
-    env = Cage4ParallelEnv(steps=STEPS)
-    env.reset(seed=0)
+    env = begun(Cage4ParallelEnv(steps=STEPS))
     with pytest.raises(ValueError, match=match):
         call(env)
 
@@ -185,8 +185,7 @@ def test_wrong_arguments_are_refused(call, match):
 @pytest.mark.slow
 def test_rewards_by_zone_add_up(episode):
     actions, _ = episode
-    envs = Cage4VectorEnv(3, messages=True, steps=STEPS, phishing_rate=0.5)
-    envs.reset(seed=1)
+    envs = begun(Cage4VectorEnv(3, messages=True, steps=STEPS, phishing_rate=0.5), seed=1)
     total = 0
     for action in actions[: STEPS - 1]:
         _, rewards, *_ = envs.step(action)
