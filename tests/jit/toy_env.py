@@ -49,16 +49,9 @@ def action_mask(state, out, params):
     out[2] = state.position < 6
 
 
-TOY = EnvKernels(
-    name="toy",
-    state_dtype=[("position", np.int32), ("energy", np.float64), ("trail", np.int16, (3,))],
-    observation_space=Box(-np.inf, np.inf, (3,), np.float32),
-    action_space=Discrete(3, start=-1),
-    reset=reset,
-    step=step,
-    observe=observe,
-    action_mask=action_mask,
-)
+FIELDS = [("position", np.int32), ("energy", np.float64), ("trail", np.int16, (3,))]
+SPACES = Box(-np.inf, np.inf, (3,), np.float32), Discrete(3, start=-1)
+TOY = EnvKernels(FIELDS, *SPACES, reset, step, observe, action_mask, name="toy")
 
 
 def small_kernels(state_dtype, reset, step, observe, *, size=1, **changes):

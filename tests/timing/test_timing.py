@@ -116,7 +116,6 @@ def test_an_env_that_another_thread_goes_on_with_is_timed_there(tmp_path):
     in_thread("new", go_on)  # it may have the ident of the first
     report = envs.timing.report()
     envs.timing.write_trace(tmp_path / "trace.json")
-    envs.close()
     assert report.num_steps == 18 and report.resets.num_steps == 4
     assert math.isclose(sum(report.shares.values()), 1.0, abs_tol=1e-9)
     # The first phase of a thread that has not called the envs yet is another thread's.
@@ -141,7 +140,6 @@ def test_disabled_timing_records_nothing_more():
     envs.timing.clear()
     with pytest.raises(RuntimeError, match="nothing has been recorded"):
         envs.timing.report()
-    envs.close()
 
 
 def test_timing_is_not_switched_while_envs_are_in_flight():
@@ -222,7 +220,6 @@ def test_a_long_trace_is_cut_to_the_latest_steps(monkeypatch):
     monkeypatch.setattr("vecenv.timing.trace.MOST_STEPS", 10)
     events = list(trace_events(envs.timing.recording()))
     assert sum(event.get("cat") in {"env", "reset"} for event in events) == 10
-    envs.close()
 
 
 @pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="the kernel is Python")
@@ -241,7 +238,6 @@ def test_compiled_envs_are_stamped_around_their_kernel(tmp_path):
     assert '"cat":"kernel"' in (tmp_path / "trace.json").read_text()
     envs.timing.disable()
     run(envs, 3)
-    envs.close()
 
 
 def test_a_report_is_written_as_json_and_table(tmp_path):
@@ -249,7 +245,6 @@ def test_a_report_is_written_as_json_and_table(tmp_path):
     envs.timing.enable()
     run(envs, 5)
     report = envs.timing.report()
-    envs.close()
     numbers = json.loads(report.to_json(tmp_path / "report.json"))
     assert json.loads((tmp_path / "report.json").read_text()) == numbers
     assert numbers["num_steps"] == report.num_steps == 10
@@ -271,7 +266,6 @@ def test_a_report_fits_80_columns_whatever_users_name_their_phases():
         with envs.timing.phase(name):
             envs.step([0, 0])
     text = str(envs.timing.report())
-    envs.close()
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert "│ [red]:x:[/red] " in text

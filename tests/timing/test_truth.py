@@ -171,7 +171,6 @@ def test_shares_are_about_the_whole_time_though_the_rings_hold_its_end(monkeypat
     assert report.num_steps == 600
     assert report.shares["learner"] * report.wall_s == pytest.approx(slept_s, rel=0.1)
     assert report.envs.num_steps == 600 and len(envs.timing.recording().window()[2]) <= 128
-    envs.close()
 
 
 @measured_anew
@@ -184,7 +183,6 @@ def test_reports_and_traces_are_no_part_of_the_time(tmp_path):
         with envs.timing.phase("policy"):
             envs.timing.write_trace(tmp_path / "trace.json")
     shares = envs.timing.report().shares
-    envs.close()
     assert shares["env compute"] + shares["other"] > 0.9  # printing is the caller's own time
     assert shares["policy"] < POINTS
 
@@ -194,7 +192,6 @@ def test_without_steps_nothing_is_advised():
     envs.timing.enable()
     envs.reset(seed=1)
     report = envs.timing.report()
-    envs.close()
     assert report.num_steps == 0 and report.resets.num_steps == 2 and report.envs is None
     assert "nothing can be advised" in report.verdict
     assert "a reset " in str(report)
