@@ -63,7 +63,7 @@ class Added:
 
     def add(
         self,
-        *,
+        *unnamed: Any,
         obs: Any = None,
         next_obs: Any = None,
         actions: Any = None,
@@ -106,6 +106,9 @@ class Added:
             "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
             "terminations": terminations, "truncations": truncations,
         }  # fmt: skip
+        if unnamed:
+            told = f"add got {len(unnamed)} arguments without a name, expected "
+            raise BufferMisuseError(told + ", ".join(f"{name}=..." for name in columns))
         if extras:
             columns.update(extras)
         self._add(columns, env_ids, valid)
