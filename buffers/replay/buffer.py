@@ -82,6 +82,7 @@ class Added:
         without env_ids and valid. Such an add, except the first, can be in a CUDA graph.
 
         Args:
+            *unnamed: None; columns have names.
             obs: (K, *obs_shape), nested like the space.
             next_obs: Like obs: the true observation after the step; where the episode ended, the
                 final observation, not that of the reset.
