@@ -63,7 +63,7 @@ class Added:
 
     def add(
         self,
-        *,
+        *unnamed: Any,
         obs: Any = None,
         next_obs: Any = None,
         actions: Any = None,
@@ -82,6 +82,7 @@ class Added:
         without env_ids and valid. Such an add, except the first, can be in a CUDA graph.
 
         Args:
+            *unnamed: None; columns have names.
             obs: (K, *obs_shape), nested like the space.
             next_obs: Like obs: the true observation after the step; where the episode ended, the
                 final observation, not that of the reset.
@@ -106,6 +107,9 @@ class Added:
             "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
             "terminations": terminations, "truncations": truncations,
         }  # fmt: skip
+        if unnamed:
+            told = f"add got {len(unnamed)} arguments without a name, expected "
+            raise BufferMisuseError(told + ", ".join(f"{name}=..." for name in columns))
         if extras:
             columns.update(extras)
         self._add(columns, env_ids, valid)

@@ -102,6 +102,10 @@ def test_sampling_too_early_or_wrongly(cls):
     buffer = cls(4, OBS, ACTIONS, num_envs=2, seed=0)
     with pytest.raises(BufferMisuseError, match="the buffer is empty"):
         buffer.sample(1)
+    with pytest.raises(BufferMisuseError, match=r"2 arguments without a name, expected obs=\.\.\."):
+        buffer.add(GOOD["obs"], GOOD["next_obs"])
+    with pytest.raises(BufferMisuseError, match=r"'truncations'\]; missing: \['actions'"):
+        buffer.add(obs=GOOD["obs"])
     buffer.add(**GOOD)
     for size in (0, -1, 1.5, "a"):
         with pytest.raises(BufferMisuseError, match="batch_size"):
