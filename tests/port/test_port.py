@@ -109,7 +109,7 @@ def test_a_part_of_an_observation_that_is_rarely_written_is_a_difference():
 
 def test_a_draw_too_many_is_named_with_its_line():
     kernels = dataclasses.replace(toys.WALK, step=toys.step_one_more_draw)
-    found = difference(toys.Walk, kernels)
+    found = difference(toys.Walk, kernels, **BRIEF)
     assert found.what == "draws"
     assert line_of("integers(rng, 5)") in found.kernel_line
     assert "draw 3: nothing | integers(5)" in found.notes[-1]
@@ -121,7 +121,7 @@ def test_a_draw_too_few_is_named_with_its_line():
         state.place = min(max(state.place + action - 1, 0), 9)
         return 1.0 if state.place == 9 else -0.1, state.place == 9, False
 
-    found = difference(toys.Walk, dataclasses.replace(toys.WALK, step=still))
+    found = difference(toys.Walk, dataclasses.replace(toys.WALK, step=still), **BRIEF)
     assert found.what == "draws"
     assert line_of("if self.np_random.random() < 0.3") in found.python_line
     assert "uniform() toys.py" in found.notes[0] and "nothing" in found.notes[0]
