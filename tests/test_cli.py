@@ -624,14 +624,6 @@ def test_bench_advises_the_simplest_of_those_that_are_about_as_fast(rates, expec
     assert expected in found.advice()[0]
 
 
-def test_trackers_that_are_not_installed_are_named(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("vecenv.command.trainers.find_spec", lambda name: None)
-    assert main(["train", "CartPole-v1", "--track", "wandb"]) == 2
-    assert "which is not installed: pip install" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_two_policies_play_the_same_episodes(capsys, cartpole_run, tmp_path):
     found = tmp_path / "paired.json"
     words = ["evaluate", "--paired", "defender", "sleep", "--episodes", "5", "--json", str(found)]

@@ -10,7 +10,7 @@ from agents.toy_games import WALK
 from compare.toy_envs import Counter
 
 from vecenv import make_vec, make_vec_agents
-from vecenv.compare.stepping import BackendUnavailableError, read_env_kwargs, read_source
+from vecenv.source import BackendUnavailableError, read_env_kwargs, read_source
 
 
 def test_ids_are_found_with_module_and_without_version():

@@ -51,18 +51,29 @@ _COUNTS = "num_envs", "num_games", "num_steps", "num_epochs", "num_minibatches",
 _COUNTS += "batch_size", "hidden", "hold", "torch_threads", "eval_episodes"
 
 
-def demo() -> int:
-    """Train a defender for CAGE Challenge 2 for a minute, compare it with others, and film it."""
-    raise AssertionError("main has _demo for it, which takes these options")
+def demo(
+    *,
+    total_steps: int = 3_000_000,
+    num_envs: int = 64,
+    seed: int = 1,
+    episodes: int = 1000,
+    save: Path = Path("runs/cage2"),
+) -> int:
+    """Train a defender for CAGE 2 for a minute, compare it with simple ones, film it.
 
+    It learns as `vecenv train Cage2-v0` does. Ctrl-C ends the training early and keeps the policy.
 
-def _demo(words: Sequence[str]) -> int:
-    from vecenv.command import demo
+    Args:
+        total_steps: Env steps to train for.
+        num_envs: Envs stepped side by side.
+        seed: Seed of training, evaluation and the film.
+        episodes: Per cell of the table; the challenge plays 1000.
+        save: Folder for the policy, its learning curve and the film.
+    """
+    from vecenv.command.demo import run_demo
 
-    about = (demo.__doc__ or "").partition("\n")[0]
-    options = tyro.cli(demo.Options, prog="vecenv demo", description=about, args=words)
     print("loading torch ...", flush=True)
-    demo.main(options)
+    run_demo(total_steps, num_envs, seed, episodes, save)
     return 0
 
 
@@ -83,8 +94,6 @@ class Train:
     config: Path | None = None
     """File of options, .toml, or .json such as options.json of a run folder; "zoo" for the
     bundled settings of this env, if it has some. Those given here go first."""
-    track: Literal["tensorboard", "wandb"] | None = None
-    """Where to send the scalars, too."""
     eject: Path | None = None
     """Copy an example of the trainer into this folder, to be changed, and train nothing."""
 
@@ -92,7 +101,7 @@ class Train:
 def _train(words: Sequence[str]) -> int:
     """Read the options in `Train`, then those of the trainer, and run it."""
     helps = {"-h", "--help"} & set(words)
-    while len(words) > 2 and words[0] in ("--algo", "--config", "--track", "--eject"):
+    while len(words) > 2 and words[0] in ("--algo", "--config", "--eject"):
         words = [*words[2:], *words[:2]]  # words before ENV must not become a trainer's options
     if not words or words[0].startswith("-"):
         if words and not helps:
@@ -102,11 +111,7 @@ def _train(words: Sequence[str]) -> int:
             )
         tyro.cli(Train, prog="vecenv train", args=words[:1] if helps else [])
     own = [word for word in words if word not in helps]
-    # `--track` without a value is an option of the user's own trainer, as in CleanRL's scripts.
-    flags = [k for k, word in enumerate(own) if word == "--track" and _is_flag(own[k + 1 : k + 2])]
-    own, flags = [w for k, w in enumerate(own) if k not in flags], [own[k] for k in flags]
     given, rest = tyro.cli(Train, prog="vecenv train", args=own, return_unknown_args=True)
-    rest = [*rest, *flags]
     rest = list(_in_pairs(rest))
     from vecenv.command import trainers
 
@@ -128,19 +133,10 @@ def _train(words: Sequence[str]) -> int:
     module = trainers.load(chosen.algorithm)
     if config is not None:
         rest = [*trainers.arguments_of(values, module.Options, config), *rest]
-    if given.track is not None:
-        trainers.require_tracker(given.track, chosen.algorithm, module.Options)
-        rest.append("--tensorboard")
     options = _options_of_training(given, chosen, module, config, ["--help"] if helps else rest)
     _check_counts(options)
-    with trainers.sent_to(given.track, options):
-        module.main(options)
+    module.main(options)
     return 0
-
-
-def _is_flag(following: Sequence[str]) -> bool:
-    """Whether no value follows an option."""
-    return not following or following[0].startswith("-")
 
 
 def _in_pairs(words: Sequence[str]) -> Iterator[str]:
@@ -270,7 +266,7 @@ def play(
         raise ValueError(f"policy is missing: give --policy FOLDER, a run of vecenv train{there}")
     from vecenv.command.playing import play, show_run
     from vecenv.command.watching import Shown
-    from vecenv.compare.stepping import read_env_kwargs
+    from vecenv.source import read_env_kwargs
 
     _check_shown(gif, html, fps)
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
@@ -371,7 +367,7 @@ def evaluate(
         json: File to write the numbers to.
     """
     from vecenv.command.scores import compare_policies
-    from vecenv.compare.stepping import read_env_kwargs
+    from vecenv.source import read_env_kwargs
 
     if json is not None:
         require_writable(json)
@@ -440,8 +436,8 @@ def _evaluate_cage(
 def _find_scenario(name: str) -> Any:
     """Return the scenario that "module:name" or a registered id names."""
     from vecenv.cage import Scenario
-    from vecenv.compare.stepping import read_source
     from vecenv.core.arguments import import_module
+    from vecenv.source import read_source
 
     module, _, attribute = name.rpartition(":")
     found = getattr(import_module(module), attribute, None) if module else None
@@ -489,7 +485,7 @@ def watch(
     """
     _check_shown(gif, html, fps)
     from vecenv.command import watching
-    from vecenv.compare.stepping import read_env_kwargs, read_source
+    from vecenv.source import read_env_kwargs, read_source
 
     shown = watching.Shown(policy or "random", steps, gif, html, fps)
     source = read_source("Cage2-v0" if env == "Cage2" else env, read_env_kwargs(env_kwargs))
@@ -575,16 +571,14 @@ def check(
         full: Name the rules that passed, too.
     """
     from vecenv.check import VectorEnvCheckError, check_vector_env
-    from vecenv.compare.stepping import GAMES, read_source
-    from vecenv.make import make_vec
+    from vecenv.source import GAMES, read_source
 
     if env.startswith(GAMES):
         from vecenv.agents import make_vec_agents
 
         envs: Any = make_vec_agents(env.removeprefix(GAMES), num_envs)
     else:
-        source = read_source(env)
-        envs = make_vec(source.factory or source.kernels or env, num_envs)
+        envs = read_source(env).make(num_envs)
     try:
         report = check_vector_env(envs, num_steps=num_steps, seed=seed)
     except VectorEnvCheckError as error:
@@ -628,7 +622,7 @@ def compare(
     """
     from vecenv.compare import Options, run_comparison
     from vecenv.compare.result import check_picture
-    from vecenv.compare.stepping import read_env_kwargs
+    from vecenv.source import read_env_kwargs
 
     try:
         counts = [int(part) for part in num_envs.split(",") if part.strip()]
@@ -705,7 +699,7 @@ def port(
         json: File to write the report to.
     """
     from vecenv.command import porting
-    from vecenv.compare.stepping import read_env_kwargs
+    from vecenv.source import read_env_kwargs
 
     kwargs = read_env_kwargs(env_kwargs)
     if new:
@@ -783,15 +777,15 @@ def main(args: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
         return 0
-    from vecenv.compare.stepping import did_you_mean
+    from vecenv.source import did_you_mean
 
     try:
         if words and not words[0].startswith("-") and words[0] not in commands:
-            told = did_you_mean(words[0].lower(), commands)
+            told = did_you_mean(words[0], commands)
             told = told or f"expected one of {', '.join(commands)}"
             raise ValueError(f"there is no command {words[0]!r}; {told} (--help describes them)")
-        if words[:1] in (["demo"], ["train"]):  # these take the options of an example
-            return (_demo if words[0] == "demo" else _train)(words[1:])
+        if words[:1] == ["train"]:  # it takes the options of a trainer, too
+            return _train(words[1:])
         return tyro.extras.subcommand_cli_from_dict(
             commands, prog="vecenv", description=_DESCRIPTION, args=words or ["--help"]
         )

@@ -17,8 +17,7 @@ from vecenv.cage.saved import is_sb3_file, load_sb3_model
 from vecenv.command import trainers
 from vecenv.command.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, name_of
 from vecenv.command.watching import check_draws, show
-from vecenv.compare.stepping import GAMES, EnvSource, read_source
-from vecenv.make import make_vec
+from vecenv.source import GAMES, EnvSource, read_source
 
 __all__ = ["load_policy", "play", "show_run"]
 
@@ -113,7 +112,7 @@ def load_policy(
     """Load a policy, and make envs for it.
 
     Args:
-        env: The env to play; see `vecenv.compare.stepping.read_source`.
+        env: The env to play; see `vecenv.source.read_source`.
         policy: A run folder of the trainers, or a file in it; "zoo"; or a .zip of
             stable-baselines3, which can run code: load only those that you trust.
         num_envs: How many envs.
@@ -247,7 +246,7 @@ def _load_sb3(
 
     loaded = load_sb3_model(path, vecnormalize)
     model = loaded[0]
-    envs = make_vec(env_id_of(source), num_envs, **{**source.kwargs, **env_kwargs})
+    envs = source.make(num_envs, **env_kwargs)
     own = envs.single_observation_space, envs.single_action_space
     theirs = model.observation_space, model.action_space
     if [space.shape for space in own] != [space.shape for space in theirs] or (

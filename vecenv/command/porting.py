@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vecenv.compare.stepping import read_source
 from vecenv.core.arguments import import_module, import_object
 from vecenv.jit.kernels import EnvKernels
 from vecenv.port import Difference, Proof, prove
 from vecenv.port.deadline import INTERRUPTED, guarded, time_limit
 from vecenv.port.sides import call_again, read_kernels
 from vecenv.port.skeleton import write_skeleton
+from vecenv.source import read_source
 
 __all__ = ["prove_port", "python_env", "run_port", "write_new"]
 

@@ -23,9 +23,7 @@ import json
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from importlib.util import find_spec
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -33,9 +31,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.compare.stepping import GAMES, EnvSource, did_you_mean, read_source, read_value
-from vecenv.files import write_text
-from vecenv.make import has_compiled_envs, make_vec
+from vecenv.source import GAMES, EnvSource, did_you_mean, read_source, read_value
 
 __all__ = [
     "ALGORITHMS",
@@ -51,10 +47,8 @@ __all__ = [
     "load",
     "name_of",
     "read_config",
-    "require_tracker",
     "run_folder",
     "runs_of",
-    "sent_to",
     "zoo_config",
     "zoo_policy",
 ]  # fmt: skip
@@ -97,7 +91,7 @@ def path_of(algorithm: str) -> Path:
             raise FileNotFoundError(f"algo is {algorithm!r}, but there is no such file")
         return path
     if algorithm not in ALGORITHMS:
-        told = did_you_mean(algorithm.lower(), ALGORITHMS) or "of your own it is a file, my.py"
+        told = did_you_mean(algorithm, ALGORITHMS) or "of your own it is a file, my.py"
         raise ValueError(f"algo is {algorithm!r}, expected one of {', '.join(ALGORITHMS)}; {told}")
     return folder() / f"{_EXAMPLES.get(algorithm, algorithm)}.py"
 
@@ -185,9 +179,8 @@ def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = (
     if (own := OF_ENVS.get(env_id.rpartition(":")[2])) is not None:
         return Chosen(own, env_id, "the env has a trainer of its own")
     given = zip(env_kwargs[::2], env_kwargs[1::2], strict=False)
-    kwargs = {**source.kwargs, **{name: read_value(word) for name, word in given}}
-    backend = "jit" if has_compiled_envs(env_id) else "sync"
-    envs = make_vec(env_id, 1, backend=backend, **kwargs)
+    kwargs = {name: read_value(word) for name, word in given}
+    envs = source.make(1, **kwargs)
     try:
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
     finally:
@@ -296,37 +289,6 @@ def runs_of(env: str) -> list[Path]:
     """Return the default folders of `vecenv train` that have a policy for an env."""
     checkpoints = Path("runs").glob(f"{_file_name(env)}-*/checkpoint/last.pt")
     return sorted(path.parents[1] for path in checkpoints)
-
-
-def require_tracker(tracker: str, algorithm: str, options: Any) -> None:
-    """Raise ModuleNotFoundError if a tracker is missing, ValueError if a trainer writes no scalars.
-
-    `options` is the dataclass of the trainer.
-    """
-    if "tensorboard" not in {field.name for field in dataclasses.fields(options)}:
-        raise ValueError(f"{algorithm} has no option tensorboard, which --track {tracker} needs")
-    for name in {"tensorboard", tracker}:  # W&B reads TensorBoard's files
-        if find_spec(name) is None:
-            told = f"--track {tracker} needs {name}, which is not installed: pip install {name}"
-            raise ModuleNotFoundError(told, name=name)
-
-
-@contextmanager
-def sent_to(tracker: str | None, options: Any) -> Iterator[None]:
-    """Send TensorBoard's data to W&B, too; a resumed run continues the same W&B run."""
-    if tracker != "wandb":
-        yield
-        return
-    wandb: Any = importlib.import_module("wandb")
-    options.save.mkdir(parents=True, exist_ok=True)
-    note, folder = options.save / "wandb_id", str(options.save)
-    kept = note.read_text().strip() if options.resume and note.exists() else None
-    run_options = {"id": kept, "resume": "allow", "dir": folder, "sync_tensorboard": True}
-    settings = {name: str(value) for name, value in dataclasses.asdict(options).items()}
-    name = options.save.name
-    with wandb.init(project="vecenv", name=name, config=settings, **run_options) as run:
-        write_text(note, run.id)
-        yield
 
 
 def eject(algorithm: str, target: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import time
 import warnings
@@ -20,13 +19,12 @@ from rich.text import Text
 
 from vecenv.agents import AgentsVecEnv
 from vecenv.command import progress
-from vecenv.compare.stepping import EnvSource
 from vecenv.core.arguments import import_object
-from vecenv.core.base import VecEnv
 from vecenv.core.masks import RandomActions
-from vecenv.make import COMPILED_TWINS, has_compiled_envs, make_vec
+from vecenv.make import COMPILED_TWINS
 from vecenv.page.episode import EpisodePage, check_frame, record, takes_report
 from vecenv.page.names import action_names
+from vecenv.source import EnvSource
 
 __all__ = [
     "Shown", "check_draws", "show", "watch", "watch_cage",
@@ -190,7 +188,9 @@ def watch(source: EnvSource, shown: Shown, seed: int) -> None:
         )
     if policy != "random" and ":" not in policy:
         raise ValueError(f"policy is {policy!r}, expected 'random' or 'module:function'")
-    envs = _make_drawn(source, shown.render_mode)
+    with warnings.catch_warnings():  # `frame_of` raises if it does not draw
+        warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)
+        envs = source.make(1, render_mode=shown.render_mode)
     try:
         if policy == "random":
             draw = RandomActions(envs, seed)
@@ -235,20 +235,6 @@ def show_live(frames: Iterable[Any], fps: float) -> None:
             live.update(frame, refresh=True)
             time.sleep(1 / fps)
     console.print()
-
-
-def _make_drawn(source: EnvSource, render_mode: str) -> VecEnv:
-    """Make a vector env of one env in a render mode; `frame_of` raises if it does not draw."""
-    kwargs = {**source.kwargs, "render_mode": render_mode}
-    if source.kernels is not None:
-        return make_vec(source.kernels, backend="jit", **kwargs)
-    if source.spec is None:
-        assert source.factory is not None
-        return make_vec(functools.partial(source.factory, **kwargs), backend="sync")
-    backend = "jit" if has_compiled_envs(source.spec) else "sync"
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)
-        return make_vec(source.spec, backend=backend, **kwargs)
 
 
 def check_draws(envs: Any, name: str, render_mode: str) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from vecenv.backends import COMPARED
 from vecenv.compare.result import Case, Comparison
 from vecenv.compare.serving import FAILED, UNAVAILABLE, RunnerError, RunnerProcess, Setting
-from vecenv.compare.stepping import read_source
 from vecenv.machine import OthersLoad, usable_cores
+from vecenv.source import read_source
 
 __all__ = ["Options", "run_comparison"]
 

@@ -20,18 +20,12 @@ from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
 from vecenv.backends import BACKENDS, TIMED, Backend
-from vecenv.compare.stepping import (
-    BackendUnavailableError,
-    BatchStepper,
-    EnvSource,
-    FirstReadyStepper,
-    LoopStepper,
-    read_source,
-)
+from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper
 from vecenv.core.ending import Watcher
 from vecenv.core.errors import describe_exit
 from vecenv.core.masks import METHOD, MaskInfos, can_be_masked
 from vecenv.machine import tree_memory_bytes
+from vecenv.source import BackendUnavailableError, EnvSource, read_source
 from vecenv.timing.report import TimingReport
 
 __all__ = [
