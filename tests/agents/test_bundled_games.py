@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vecenv import make_vec_agents
-from vecenv.page.names import action_names
+from vecenv.page import action_names
 
 GOLDEN = Path(__file__).parent / "golden"
 SEED = 31

@@ -514,9 +514,10 @@ def _check_shown(gif: Path | None, html: Path | None, fps: float | None) -> None
     if fps is not None and not 0 < fps < float("inf"):
         raise ValueError(f"fps is {fps!r}, expected a positive number")
     if html is not None:
-        from vecenv.page.episode import require_html
-
-        require_html(html)
+        if html.suffix.lower() not in (".html", ".htm"):
+            told = f"the page's file is {str(html)!r}, expected a name that ends in .html"
+            raise ValueError(told)
+        require_writable(html)
     if gif is not None:
         from vecenv.cage.canvas import require_gif
 

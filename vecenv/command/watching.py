@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -22,8 +23,7 @@ from vecenv.command import progress
 from vecenv.core.arguments import import_object
 from vecenv.core.masks import RandomActions
 from vecenv.make import COMPILED_TWINS
-from vecenv.page.episode import EpisodePage, check_frame, record, takes_report
-from vecenv.page.names import action_names
+from vecenv.page import EpisodePage, action_names, check_frame, record
 from vecenv.source import EnvSource
 
 __all__ = [
@@ -110,11 +110,11 @@ def show(
     Args:
         envs: A vector env of one env, or an `AgentsVecEnv` of one game.
         env: Its name, as the user gave it.
-        act: See `vecenv.page.episode.record`.
+        act: See `vecenv.page.record`.
         shown: How to show it.
         seed: Seed of the episode.
-        see: See `vecenv.page.episode.record`.
-        tell: See `vecenv.page.episode.record`.
+        see: See `vecenv.page.record`.
+        tell: See `vecenv.page.record`.
         num_parts: Number of parts of an action that are named; None for all.
         **about: Further facts of the episode for the page.
     """
@@ -199,7 +199,7 @@ def watch(source: EnvSource, shown: Shown, seed: int) -> None:
             chosen = import_object("policy", policy)
         if not callable(chosen):
             raise ValueError(f"policy {policy!r} is {chosen!r}, expected a function")
-        gives = takes_report(chosen)
+        gives = policy != "random" and "report" in inspect.signature(chosen).parameters
 
         def act(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
             return chosen(obs, report=report) if gives else chosen(obs)

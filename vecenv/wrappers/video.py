@@ -118,7 +118,7 @@ class RecordVideo(VecWrapper):
         except AlreadyPendingCallError:
             self.num_missed += 1
             return
-        from vecenv.page.episode import check_frame
+        from vecenv.page import check_frame
 
         frame = frames[
             self._env_id * len(frames) // self.num_envs
