@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("local_ray")]
 TWO = {"backend": "ray", "vector_kwargs": {"num_workers": 2}}
 
 
-@pytest.mark.parametrize(("mode", "by"), zip(MODES, ["send", "out", "step"], strict=True))
+@pytest.mark.parametrize(("mode", "by"), [*zip(MODES, ["send", "out", "step"], strict=True)])
 def test_games_in_actors_do_as_bare_games(by, mode):
     num_ends, num_early = play(Tag, 3, 25, by=by, autoreset_mode=mode, central_state=True, **TWO)
     assert num_ends > 3 and num_early > 10

@@ -27,6 +27,7 @@ from rich.console import Console
 from vecenv.backends import COMPARED
 from vecenv.command import progress
 from vecenv.files import require_writable
+from vecenv.source import GAMES, did_you_mean, read_env_kwargs, read_source
 
 __all__ = ["main"]
 
@@ -120,7 +121,7 @@ def _train(words: Sequence[str]) -> int:
         if config == Path("zoo") and not config.is_file():
             config = trainers.zoo_config(given.env)
         values = trainers.read_config(config)
-    env_kwargs = _env_kwargs_in(rest) or trainers.env_kwargs_of(values)
+    env_kwargs = _env_kwargs_in(rest) or values.get("env_kwargs", {})
     chosen = trainers.choose(given.env, given.algo or values.get("algo"), env_kwargs)
     if given.algo is None and "algo" in values:
         chosen = chosen._replace(reason=f"as --config {given.config} says")
@@ -149,10 +150,10 @@ def _in_pairs(words: Sequence[str]) -> Iterator[str]:
         yield from (name, value) if is_pair else (word,)
 
 
-def _env_kwargs_in(words: Sequence[str]) -> list[str]:
-    """Return the words after --env-kwargs: names and values in turn."""
+def _env_kwargs_in(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values after --env-kwargs."""
     found = words[words.index("--env-kwargs") + 1 :] if "--env-kwargs" in words else []
-    return list(itertools.takewhile(lambda word: not word.startswith("--"), found))
+    return read_env_kwargs(list(itertools.takewhile(lambda word: not word.startswith("--"), found)))
 
 
 def _options_of_training(
@@ -266,7 +267,6 @@ def play(
         raise ValueError(f"policy is missing: give --policy FOLDER, a run of vecenv train{there}")
     from vecenv.command.playing import play, show_run
     from vecenv.command.watching import Shown
-    from vecenv.source import read_env_kwargs
 
     _check_shown(gif, html, fps)
     options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
@@ -366,8 +366,7 @@ def evaluate(
         green: For Challenge 2, with the green agent, which the challenge does not have.
         json: File to write the numbers to.
     """
-    from vecenv.command.scores import compare_policies
-    from vecenv.source import read_env_kwargs
+    from vecenv.command.playing import compare_policies
 
     if json is not None:
         require_writable(json)
@@ -437,7 +436,6 @@ def _find_scenario(name: str) -> Any:
     """Return the scenario that "module:name" or a registered id names."""
     from vecenv.cage import Scenario
     from vecenv.core.arguments import import_module
-    from vecenv.source import read_source
 
     module, _, attribute = name.rpartition(":")
     found = getattr(import_module(module), attribute, None) if module else None
@@ -485,7 +483,6 @@ def watch(
     """
     _check_shown(gif, html, fps)
     from vecenv.command import watching
-    from vecenv.source import read_env_kwargs, read_source
 
     shown = watching.Shown(policy or "random", steps, gif, html, fps)
     source = read_source("Cage2-v0" if env == "Cage2" else env, read_env_kwargs(env_kwargs))
@@ -572,7 +569,6 @@ def check(
         full: Name the rules that passed, too.
     """
     from vecenv.check import VectorEnvCheckError, check_vector_env
-    from vecenv.source import GAMES, read_source
 
     if env.startswith(GAMES):
         from vecenv.agents import make_vec_agents
@@ -623,7 +619,6 @@ def compare(
     """
     from vecenv.compare import Options, run_comparison
     from vecenv.compare.result import check_picture
-    from vecenv.source import read_env_kwargs
 
     try:
         counts = [int(part) for part in num_envs.split(",") if part.strip()]
@@ -700,7 +695,6 @@ def port(
         json: File to write the report to.
     """
     from vecenv.command import porting
-    from vecenv.source import read_env_kwargs
 
     kwargs = read_env_kwargs(env_kwargs)
     if new:
@@ -778,7 +772,6 @@ def main(args: Sequence[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
         return 0
-    from vecenv.source import did_you_mean
 
     try:
         if words and not words[0].startswith("-") and words[0] not in commands:

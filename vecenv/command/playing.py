@@ -1,25 +1,33 @@
-"""The work of `vecenv play`: load a trained policy, and play episodes with it."""
+"""Load a trained policy, and play episodes with it; scores of two policies on equal seeds."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from vecenv.agents import AgentsVecEnv
 from vecenv.cage.saved import is_sb3_file, load_sb3_model
 from vecenv.command import trainers
 from vecenv.command.trainers import ALGORITHMS, OF_ENVS, OPTIONS_FILE, env_id_of, load, name_of
 from vecenv.command.watching import check_draws, show
+from vecenv.core.moments import mean_of
+from vecenv.files import write_json
 from vecenv.source import GAMES, EnvSource, read_source
+from vecenv.timing.report import as_number, new_table
 
-__all__ = ["load_policy", "play", "show_run"]
+__all__ = ["Scores", "compare_policies", "load_policy", "play", "show_run"]
 
 
 # A vector env, which the caller must close (for several agents an `AgentsVecEnv`); a function from
@@ -59,7 +67,7 @@ def play(
     envs, act, name = load_policy(env, policy, **given)
     from vecenv.learn import evaluate  # imports torch, only after the policy was found
 
-    try:
+    with closing(envs):
         for mode in render_modes:
             check_draws(envs, env, mode)
         draws = not sample and "sample" in inspect.signature(act).parameters
@@ -72,8 +80,6 @@ def play(
             label = f"{group}, {rows.num_agents} agent{'s' * (rows.num_agents > 1)}"
             told[label] = first[group], second and second[group]
         return told, name
-    finally:
-        envs.close()
 
 
 def show_run(env: str, policy: Path, files: Any, *, seed: int, **options: Any) -> None:
@@ -93,10 +99,8 @@ def show_run(env: str, policy: Path, files: Any, *, seed: int, **options: Any) -
     def answer(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
         return ask(act, envs, obs, np.array([is_first]), report=report)
 
-    try:
+    with closing(envs):
         show(envs, env, answer, files, seed=seed)
-    finally:
-        envs.close()
 
 
 def load_policy(
@@ -255,3 +259,90 @@ def _load_sb3(
         envs.close()
         raise ValueError(f"{path} was trained with the spaces {theirs}; {source.name} has {own}")
     return envs, sb3_player(envs, *loaded), type(model).__name__
+
+
+# -- two policies on equal seeds -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Mean returns with their uncertainty.
+
+    Attributes:
+        rows: Name, mean, and half the width of its 95 % confidence interval.
+        facts: Further values for JSON.
+        title, note: Texts above and below the table.
+    """
+
+    rows: list[tuple[str, float, float]]
+    facts: dict[str, Any]
+    title: str
+    note: str
+
+    def table(self) -> Table:
+        """Return the table, for `rich` to print."""
+        made = new_table(self.title, ["", "return"], box=SIMPLE_HEAD, caption=self.note)
+        made.min_width = len(self.note)
+        for name, mean, half in self.rows:
+            made.add_row(Text(name), f"{as_number(mean)} ± {as_number(half)}")
+        return made
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Return all of it as JSON, and write it to a file if a path is given."""
+        rows = [dict(zip(("name", "mean", "ci95"), row, strict=True)) for row in self.rows]
+        return write_json({**self.facts, "scores": rows}, path)
+
+
+def compare_policies(
+    policies: tuple[str, str], episodes: int, seed: int, *, env: str, env_kwargs: Mapping[str, Any]
+) -> Scores:
+    """Let two policies play the same episodes, once each; the rest is as in `returns_of`.
+
+    Rows: both policies, then the first minus the second, episode by episode.
+
+    Raises:
+        ValueError: There are fewer than two episodes, or `returns_of` raises it.
+    """
+    if episodes < 2:
+        raise ValueError(f"episodes is {episodes}, expected at least 2")
+    first, second = (
+        returns_of(policy, episodes, seed, env=env, env_kwargs=env_kwargs) for policy in policies
+    )
+    names = *policies, " - ".join(policies)
+    rows = []
+    for name, returns in zip(names, (first, second, first - second), strict=True):
+        mean, _, half = mean_of(returns)
+        rows.append((name, mean, half))
+    unpaired = math.hypot(rows[0][2], rows[1][2])  # as if the episodes were independent
+    note = f"{episodes} episodes under equal luck; ±: 95 %; unpaired it would be ± "
+    facts = {"env": env, "env_kwargs": {**env_kwargs}, "episodes": episodes, "seed": seed}
+    usual = {"red_agent": "b_line", "episode_length": 100} if env == "Cage2-v0" else {}
+    title = " ".join([env, *(f"{key}={value}" for key, value in {**usual, **env_kwargs}.items())])
+    return Scores(rows, facts | {"unpaired_ci95": unpaired}, title, note + as_number(unpaired))
+
+
+def returns_of(
+    policy: str, episodes: int, seed: int, *, env: str, env_kwargs: Mapping[str, Any]
+) -> np.ndarray:
+    """Return the returns float64 (episodes,) of a policy; episode i has the seed `seed + i`.
+
+    Args:
+        policy: As in `vecenv evaluate` for CAGE; otherwise as in `vecenv play`.
+        episodes: Number of episodes, side by side, each the first of its env.
+        seed: Seed of the first episode.
+        env: "Cage2-v0", "Cage4-v0", or an env of `vecenv play`.
+        env_kwargs: For the env, such as red_agent="meander" for CAGE 2.
+    """
+    if env == "Cage2-v0":
+        from vecenv.cage.challenge2.playing import play_cell
+
+        return play_cell(policy, episodes, seed, **env_kwargs)[0]
+    if env == "Cage4-v0":
+        from vecenv.cage.challenge4.playing import play_episodes
+
+        return play_episodes(policy, episodes, seed=seed, **env_kwargs).rewards[:-1].sum(axis=0)
+    envs, act, _ = load_policy(env, Path(policy), num_envs=episodes, env_kwargs=env_kwargs)
+    from vecenv.learn import evaluate  # imports torch, only after the policy was found
+
+    with closing(envs):
+        return np.array(evaluate(act, envs, episodes, seed=seed).returns)

@@ -7,6 +7,7 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -191,7 +192,7 @@ def watch(source: EnvSource, shown: Shown, seed: int) -> None:
     with warnings.catch_warnings():  # `frame_of` raises if it does not draw
         warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)
         envs = source.make(1, render_mode=shown.render_mode)
-    try:
+    with closing(envs):
         if policy == "random":
             draw = RandomActions(envs, seed)
             chosen, see = (lambda obs: draw()), draw.see
@@ -205,8 +206,6 @@ def watch(source: EnvSource, shown: Shown, seed: int) -> None:
             return chosen(obs, report=report) if gives else chosen(obs)
 
         show(envs, env, act, shown, seed=seed, see=see)
-    finally:
-        envs.close()
 
 
 def save_page(page: EpisodePage, path: Path) -> None:
