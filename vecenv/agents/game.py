@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -359,12 +359,11 @@ class _Columns:
         members = self.members
         self.rows = rows
         self._leaves = leaves(rows.batch(), members.observation_space)
+        ones = np.eye(len(members.agents))
         self.action_fits = [fit_action(acted, members.action_space) for _, acted in self._spaces]
         self.mask_fits = [fit_mask(acted, members.action_space) for _, acted in self._spaces]
         self._obs_fits = [
-            _fit_with_indicator(members, observed, k)
-            if self._agent_indicator
-            else fit_obs(observed, members.observation_space)
+            fit_obs(observed, members.observation_space, ones[k] if self._agent_indicator else None)
             for k, (observed, _) in enumerate(self._spaces)
         ]
 
@@ -459,28 +458,6 @@ class _Columns:
 
 
 _RESULTS = ("observations", "rewards", "terminations", "truncations", "infos")
-
-
-def _fit_with_indicator(members: Members, observed: Any, k: int) -> Callable[[Any], Any]:
-    """Return a function that pads an observation and appends the one-hot index of the agent."""
-    size, dtype = members.observation_space.shape[0], members.observation_space.dtype  # type: ignore[index]  # a padded Box (N,)
-    (length,) = observed.shape
-    indicator = np.zeros(len(members.agents), dtype)
-    indicator[k] = 1
-
-    def fit(obs: Any) -> np.ndarray:
-        values = np.asarray(obs)
-        if values.shape != (length,):
-            raise ObservationError(
-                f"returned an observation of shape {values.shape}, expected {(length,)} "
-                f"({observed}); correct the env or its observation_space"
-            )
-        row = np.zeros(size, dtype)
-        row[:length] = values
-        row[-len(indicator) :] = indicator
-        return row
-
-    return fit
 
 
 def _declared(
