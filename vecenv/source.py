@@ -50,7 +50,8 @@ class EnvSource(NamedTuple):
         kwargs = {**self.kwargs, **kwargs}
         if self.factory is not None:
             return make_vec(partial(self.factory, **kwargs), num_envs)
-        return make_vec(self.kernels or self.spec, num_envs, **kwargs)
+        env: Any = self.kernels or self.spec
+        return make_vec(env, num_envs, **kwargs)
 
     def env_fn(self) -> Callable[[], Env]:
         """Return a function that makes one env, without Gymnasium's checker; it can be pickled.

@@ -8,7 +8,6 @@ import torch
 from masked_envs import Forbidding
 
 import vecenv
-from vecenv.adapters.sb3 import make_sb3_env
 from vecenv.command.cli import main
 from vecenv.command.playing import load_policy
 from vecenv.learn import evaluate as evaluate_policy
@@ -16,6 +15,8 @@ from vecenv.learn import evaluate as evaluate_policy
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecNormalize
+
+from vecenv.adapters.sb3 import make_sb3_env
 
 
 @pytest.fixture
