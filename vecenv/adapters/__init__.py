@@ -120,20 +120,12 @@ def read_attr(envs: VectorEnv, name: str) -> list[Any]:
 
 
 def write_attr(envs: VectorEnv, name: str, value: Any, env_ids: Sequence[int]) -> None:
-    """Set an attribute of some envs to one value.
-
-    Raises:
-        TypeError: The envs are compiled, and have no attributes of their own.
-    """
+    """Set an attribute of some envs to one value; compiled envs have no attributes to set."""
     whole: Any = envs.unwrapped
     if not hasattr(whole, "set_attr"):
-        raise TypeError(
-            f"cannot set {name!r}: the envs of {type(whole).__name__} are rows of arrays and have "
-            "no attributes; change the vector env itself"
-        )
-    values = [value] * whole.num_envs
-    if len(env_ids) < whole.num_envs:
-        values = list(whole.get_attr(name))
-        for index in env_ids:
-            values[index] = value
+        told = f"cannot set {name!r}: the envs of {type(whole).__name__} are rows of arrays"
+        raise TypeError(told)
+    values = list(whole.get_attr(name)) if len(env_ids) < whole.num_envs else [None] * len(env_ids)
+    for index in env_ids:
+        values[index] = value
     whole.set_attr(name, values)

@@ -200,6 +200,4 @@ def make_tianshou_env(env: Any, num_envs: int | None = None, **options: Any) -> 
 
 def _objects(rows: list[Any]) -> np.ndarray:
     """Return an array of dicts, object (len(rows),)."""
-    array = np.empty(len(rows), dtype=object)
-    array[:] = rows
-    return array
+    return np.fromiter(rows, object, count=len(rows))

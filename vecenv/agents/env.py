@@ -678,14 +678,20 @@ class AgentsVecEnv:
         return found
 
 
-def _by_agents(method: Method) -> Method:
-    """Return a method of rows that calls the method of their games."""
+def forwarding(attribute: str) -> Callable[[Method], Method]:
+    """Return a function that makes, of a method, one that calls it of the object's attribute."""
 
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.agents, method.__name__)(*args, **kwargs)
+    def forward(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(getattr(self, attribute), method.__name__)(*args, **kwargs)
 
-    return call  # type: ignore[return-value]  # it has the method's signature
+        return call  # type: ignore[return-value]  # it has the method's signature
+
+    return forward
+
+
+_by_agents = forwarding("agents")
 
 
 class AgentRowsVecEnv(VecEnv):

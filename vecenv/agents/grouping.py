@@ -22,7 +22,7 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv.core.errors import ObservationError
 from vecenv.core.masks import mask_sizes
-from vecenv.core.spaces import ARRAY_SPACES, parts_of
+from vecenv.core.spaces import ARRAY_SPACES, leaf_by_leaf, parts_of
 
 __all__ = [
     "ALIVE", "COMMON", "FINAL_STATE", "OBS", "REWARDS", "STATE", "TERMINATIONS", "TRUNCATIONS",
@@ -292,19 +292,13 @@ def rows_of_infos(infos: dict[str, Any]) -> dict[str, Any]:
 
 def repeat_infos(infos: dict[str, Any], num_agents: int) -> dict[str, Any]:
     """Return infos of games as infos of rows: each agent gets those of its game."""
-    return {
-        key: repeat_infos(value, num_agents)
-        if isinstance(value, dict)
-        else _repeated(value, num_agents)
-        for key, value in infos.items()
-    }
 
+    def repeated(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return np.repeat(value, num_agents, axis=0)
+        return value.repeat_interleave(num_agents, 0)  # a tensor of games on a device
 
-def _repeated(value: Any, count: int) -> Any:
-    """Repeat each row of an array, or of a tensor of games on a device."""
-    if isinstance(value, np.ndarray):
-        return np.repeat(value, count, axis=0)
-    return value.repeat_interleave(count, 0)
+    return leaf_by_leaf(repeated, infos)
 
 
 def _one_axis(array: np.ndarray) -> np.ndarray:

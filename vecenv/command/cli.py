@@ -694,38 +694,39 @@ def port(
         timeout: Seconds for one reset or step; one that does not return is a difference.
         json: File to write the report to.
     """
-    from vecenv.command import porting
-
     kwargs = read_env_kwargs(env_kwargs)
     if new:
-        print(porting.write_new(env, folder, kwargs))
+        from vecenv.port.skeleton import write_skeleton
+
+        written, test = write_skeleton(read_source(env, kwargs).env_fn(), env, folder)
+        told = f"fill the kernels in, and run: vecenv port {env} {written.stem}:KERNELS"
+        print(written, test, told, sep="\n")
         return 0
     if not kernels:
         raise ValueError("KERNELS is missing: give module:name, or --new to write a skeleton")
-    if minutes <= 0:
-        raise ValueError(f"minutes is {minutes}, expected a number above 0")
+    for name, value in {"minutes": minutes, "timeout": timeout}.items():
+        if value <= 0:
+            raise ValueError(f"{name} is {value}, expected a number above 0")
     if json is not None:
         require_writable(json)
-    if timeout <= 0:
-        raise ValueError(f"timeout is {timeout}, expected a number above 0")
-    options = {"max_episode_steps": max_episode_steps, "timeout": timeout}
-    prove = functools.partial(
-        porting.prove_port,
+    from vecenv.command.porting import run_port
+
+    return run_port(
         env,
         kernels,
         fields=fields,
         policies=policy,
         env_kwargs=kwargs,
+        report=json,
+        is_guarded=_is_program.get(),
+        say=functools.partial(print, flush=True),
         minutes=minutes,
         tolerance=tolerance,
         margin=margin,
+        max_episode_steps=max_episode_steps,
         seed=seed,
         debug=debug,
-        **options,
-    )
-    say = functools.partial(print, flush=True)
-    return porting.run_port(
-        env, kernels, prove, json, is_guarded=_is_program.get(), say=say, **options
+        timeout=timeout,
     )
 
 
@@ -753,19 +754,9 @@ def main(args: Sequence[str] | None = None) -> int:
     Args:
         args: Arguments; None for those of the process.
     """
-    commands: dict[str, Any] = {
-        "demo": demo,
-        "train": Train,
-        "play": play,
-        "envs": envs,
-        "bench": bench,
-        "evaluate": evaluate,
-        "watch": watch,
-        "replay": replay,
-        "check": check,
-        "compare": compare,
-        "port": port,
-    }
+    functions = play, envs, bench, evaluate, watch, replay, check, compare, port
+    commands: dict[str, Any] = {"demo": demo, "train": Train}
+    commands |= {function.__name__: function for function in functions}
     words = _words_of_process() if args is None else list(args)
     _is_program.set(args is None)
     _tell_sdl_of_no_display()

@@ -275,13 +275,6 @@ def frame_of(envs: Any, name: str, render_mode: str) -> Any:
         raise ModuleNotFoundError(f"{error}{told}") from error
     except NotImplementedError:  # raised by Gymnasium's base class
         frames = None
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] != "mujoco":
-            raise
-        raise RuntimeError(
-            f"{name} can't draw: {error}; without a display, MUJOCO_GL=egl or MUJOCO_GL=osmesa in "
-            "the environment may help"
-        ) from error
     frame = frames[0] if frames else None
     if not isinstance(frame, str if render_mode == "ansi" else np.ndarray):
         raise _not_drawn(name, render_mode, modes)

@@ -99,7 +99,7 @@ def run_comparison(
             session.open(cases)
             busy.append(session.alternate(loop, cases))
             for case in cases:
-                session.note(f"{case.name}: where the time goes", options.timed_s / options.round_s)
+                session.note(f"{case.name}: where the time goes")
                 case.report = session.ask(case, "take_time", options.timed_s)
             session.close(cases)
         session.close(loop)
@@ -115,10 +115,10 @@ class _Session:
         self._processes: dict[int, RunnerProcess] = {}
         num_groups = len({case.num_envs for case in cases if not case.is_loop})
         num_loops = sum(case.is_loop for case in cases)
-        # Duration of each case in rounds: opening and warming up, the rounds, timing.
-        per_case = options.rounds + (2 * options.warm_up_s + options.timed_s) / options.round_s
-        self._total = per_case * len(cases) + options.rounds * num_loops * max(0, num_groups - 1)
-        self._done = 0.0
+        # Notes of each case: making, warming up, the rounds, timing.
+        self._total = (options.rounds + 3) * len(cases)
+        self._total += options.rounds * num_loops * max(0, num_groups - 1)
+        self._done = 0
 
     def __enter__(self) -> _Session:
         return self
@@ -132,16 +132,15 @@ class _Session:
         for case in cases:
             self._processes[id(case)] = RunnerProcess()
         o = self._options
-        warm_up_s, round_s = o.warm_up_s, o.round_s
         for case in cases:
-            self.note(f"{case.name}: making envs", 0)
+            self.note(f"{case.name}: making envs")
             own = case.backend, case.num_envs, o.seed, o.num_workers
             opened = self.ask(case, "open", Setting(o.env, o.env_kwargs, *own))
             if opened is not None:
                 made_s, case.reset_s, case.num_workers = opened
                 case.start_s = made_s + case.reset_s
-            self.note(f"{case.name}: warming up", 2 * warm_up_s / round_s)
-            case.memory_bytes = self.ask(case, "warm_up", warm_up_s)
+            self.note(f"{case.name}: warming up")
+            case.memory_bytes = self.ask(case, "warm_up", o.warm_up_s)
 
     def alternate(self, loop: Sequence[Case], cases: Sequence[Case]) -> float | None:
         """Run all cases in turn, round by round; return how many cores other programs used."""
@@ -149,7 +148,7 @@ class _Session:
         for number in range(self._options.rounds):
             base = None
             for case in [*loop, *cases]:
-                self.note(f"{case.name}: round {number + 1} of {self._options.rounds}", 1)
+                self.note(f"{case.name}: round {number + 1} of {self._options.rounds}")
                 found = self.ask(case, "measure", self._options.round_s)
                 if found is None:
                     continue
@@ -176,10 +175,10 @@ class _Session:
             case.reason = str(error)
             return None
 
-    def note(self, what: str, rounds: float) -> None:
-        """Report the work that begins, and its expected duration in rounds."""
+    def note(self, what: str) -> None:
+        """Report the work that begins."""
         self._on_progress(what, min(self._done / self._total, 1.0))
-        self._done += rounds
+        self._done += 1
 
 
 def _machine() -> str:

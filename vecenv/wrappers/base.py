@@ -12,16 +12,16 @@ changed ones to `out`, or to other new memory. So no memory that the caller sees
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from vecenv.agents.env import forwarding
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.arguments import Seed
 from vecenv.core.base import StepBatch, StepResult, VecEnv
@@ -31,8 +31,6 @@ from vecenv.core.rows import ObservationRows, slot_rows
 from vecenv.core.spaces import batch_thinly, by_space, stack_rows, take_row
 
 __all__ = ["Part", "VecWrapper"]
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 EVERY = slice(None)
 _STATE = "vecenv wrapper 1"
@@ -66,14 +64,7 @@ class Part(NamedTuple):
     is_dead: np.ndarray | None
 
 
-def _by_env(method: Method) -> Method:
-    """Return a method of wrappers that calls the env's method of the same name."""
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.env, method.__name__)(*args, **kwargs)
-
-    return call  # type: ignore[return-value]  # it has the method's signature
+_by_env = forwarding("env")
 
 
 def _of_env(name: str, doc: str) -> Any:
