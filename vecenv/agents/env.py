@@ -37,8 +37,14 @@ from vecenv.core.masks import (
     mask_sizes,
     mask_width,
 )
-from vecenv.core.rows import FLAG_DTYPES, ObservationRows, check_slot_array, slot_rows
-from vecenv.core.spaces import BatchedSpaces, batch_thinly, leaf_by_leaf, leaves
+from vecenv.core.rows import (
+    FLAG_DTYPES,
+    ObservationRows,
+    StepSlot,
+    check_slot_array,
+    slot_rows,
+)
+from vecenv.core.spaces import BatchedSpaces, batch_thinly, leaf_by_leaf
 
 __all__ = [
     "AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv", "valid_action",
@@ -339,9 +345,7 @@ class AgentGroup:
 
     def _named(self, place: Any, rows: np.ndarray | None) -> str:
         """Return the name of the agent at a place in the actions for these rows."""
-        row = int(place if rows is None else rows[place])
-        game, k = divmod(row, self.num_agents)
-        return f"game {game}, agent {self.agents[k]!r}"
+        return self.masks.name(place if rows is None else rows[place])
 
     def slot(self, out: Any) -> AgentSlot:
         """Check the caller's slot; return its arrays as plain ones."""
@@ -461,10 +465,9 @@ class AgentsVecEnv:
         *found, infos = self._results(self._call_games(self.games.step, actions, None), None)
         for name, slot in slots.items():
             group, given = self.groups[name], (out or {})[name]
-            values = *(part[name] for part in found), group.valid
-            for field, target, value in zip(AgentSlot._fields, slot, values, strict=True):
-                if target is not None:
-                    _put(target, value, group.single_observation_space if field == "obs" else None)
+            StepSlot(*slot[:4]).put(range(group.num_envs), [part[name] for part in found])
+            if slot.valid is not None:
+                slot.valid[...] = group.valid
             for field, part in zip(AgentSlot._fields, found, strict=False):
                 part[name] = getattr(given, field)
         return *found, infos
@@ -876,15 +879,6 @@ def _end_games(
             row = game * num_agents + k
             final_obs[row], is_final[row] = _picked(obs, k), True
     return {"final_obs": final_obs, "_final_obs": is_final}
-
-
-def _put(target: Any, value: Any, space: Space | None) -> None:
-    """Copy rows into a slot's array; observations, which have a space, may be nested."""
-    if space is None:
-        target[...] = value
-        return
-    for own, part in zip(leaves(target, space), leaves(value, space), strict=True):
-        own[...] = part
 
 
 def _picked(batch: Any, place: Any) -> Any:

@@ -180,6 +180,12 @@ class VecWrapper(VecEnv):
         """Write the changed observations of a reset, also of envs that it left out."""
         self.observations(obs, part, out)
 
+    def restart(self, rows: np.ndarray) -> None:
+        """Forget what is kept of the episodes of these envs, bool (num_envs,): `reset` was called.
+
+        It comes before `reset_observations`.
+        """
+
     def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
         """Return changed final observations (SAME_STEP); called before `observations`.
 
@@ -208,10 +214,14 @@ class VecWrapper(VecEnv):
         """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
         obs, infos = self.env.reset(seed=seed, options=options)
         with self.timing.phase(self._phase):
-            rows = self._reset_rows(options)
+            mask = None if options is None else options.get("reset_mask")
+            rows = np.ones(self.num_envs, np.bool_)
+            if mask is not None:
+                rows = np.repeat(mask, self.num_envs // len(mask))  # of games, if there are agents
             if rows.all():
                 self._fault = None
             part = self._begin(rows)
+            self.restart(rows)
             if self.changes_obs:
                 raw, obs = obs, new_batch(self.single_observation_space, self.num_envs)
                 self.reset_observations(raw, part, obs)
@@ -344,13 +354,6 @@ class VecWrapper(VecEnv):
         return {**infos, "final_obs": finals}
 
     # -- where episodes stand --------------------------------------------------------------------
-
-    def _reset_rows(self, options: dict[str, Any] | None) -> np.ndarray:
-        """Return the rows that a reset with these options has reset, bool (num_envs,)."""
-        mask = None if options is None else options.get("reset_mask")
-        if mask is None:
-            return np.ones(self.num_envs, np.bool_)
-        return np.repeat(mask, self.num_envs // len(mask))  # of games, if there are agents
 
     def _begin(self, is_reset: np.ndarray) -> Part:
         """Record that these rows, bool (num_envs,), begin an episode."""

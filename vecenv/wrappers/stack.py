@@ -77,9 +77,9 @@ class FrameStack(VecWrapper):
         self._pad(chosen)
         self._write(self._frames, EVERY, out)
 
-    def _begin(self, is_reset: np.ndarray) -> Part:
-        self._is_reset = is_reset
-        return super()._begin(is_reset)
+    def restart(self, rows: np.ndarray) -> None:
+        """Note which envs were reset."""
+        self._is_reset = rows
 
     def _pad(self, rows: np.ndarray) -> None:
         """Begin episodes of these rows with their newest observation."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError
 
-from vecenv.core.arguments import Seed, read_count
+from vecenv.core.arguments import read_count
 from vecenv.core.base import VecEnv
 from vecenv.wrappers.base import Part, VecWrapper
 
@@ -84,15 +84,11 @@ class RecordVideo(VecWrapper):
         self.paths: list[Path] = []
         self.num_missed = 0
 
-    def reset(
-        self, *, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
-        result = super().reset(seed=seed, options=options)
-        if self._reset_rows(options)[self._env_id]:
+    def restart(self, rows: np.ndarray) -> None:
+        """Begin an episode, if the filmed env is among the rows."""
+        if rows[self._env_id]:
             self._begin_episode()
             self._take_frame()
-        return result
 
     def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
         """Take a frame, if the filmed env is among the rows."""
