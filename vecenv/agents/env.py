@@ -73,7 +73,7 @@ class AgentSlot(NamedTuple):
     rewards: np.ndarray
     terminations: np.ndarray
     truncations: np.ndarray
-    valid: np.ndarray | None = None
+    valid: Any = None
 
 
 class AgentBatch(NamedTuple):
@@ -136,7 +136,7 @@ class GroupMasks(LatestMasks):
         )
         self._members = members
 
-    def name(self, row: int) -> str:
+    def name(self, row: Any) -> str:
         """Return the name of a row in errors."""
         game, k = divmod(int(row), len(self._members.agents))
         return f"game {game}, agent {self._members.agents[k]!r}"

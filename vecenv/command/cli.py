@@ -265,22 +265,21 @@ def play(
     if policy is None:
         there = f" ({', '.join(map(str, runs_of(env)))})" if runs_of(env) else ""
         raise ValueError(f"policy is missing: give --policy FOLDER, a run of vecenv train{there}")
-    from vecenv.command.playing import play, show_run
+    from vecenv.command.playing import Trained, play, show_run
     from vecenv.command.watching import Shown
 
     _check_shown(gif, html, fps)
-    options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
-    options |= {"seed": seed, "vecnormalize": vecnormalize, "sample": sample}
+    trained = Trained(env, policy, read_env_kwargs(env_kwargs), algo, vecnormalize, sample)
     _tell_statistics(policy, vecnormalize)
     modes = ["ansi"] * text + ["rgb_array"] * (gif is not None or html is not None)
-    results, name = play(env, policy, episodes, render_modes=modes, **options)
+    results, name = play(trained, episodes, seed, modes)
     for group, (result, drawn) in results.items():
         told = f"{result} (drawn as in the training: {drawn})" if drawn else f"{result}"
         print(f"{env}, {name} of {policy}{group and f', {group}'}: {told}")
     if text:
-        show_run(env, policy, Shown(str(policy), frames, fps=fps), **options)
+        show_run(trained, Shown(str(policy), frames, fps=fps), seed)
     if gif is not None or html is not None:
-        show_run(env, policy, Shown(f"{name} of {policy}", frames, gif, html, fps), **options)
+        show_run(trained, Shown(f"{name} of {policy}", frames, gif, html, fps), seed)
     return 0
 
 

@@ -125,7 +125,7 @@ class TransformReward(VecWrapper):
         return np.array(found, np.float64)
 
 
-class ClipReward(VecWrapper):
+class ClipReward(TransformReward):
     """Clips rewards.
 
     Args:
@@ -137,8 +137,6 @@ class ClipReward(VecWrapper):
         ValueError: There is no bound, one is NaN, or the lowest is above the highest.
     """
 
-    changes_rewards = True
-
     def __init__(
         self, env: VecEnv, min_reward: float | None = None, max_reward: float | None = None
     ) -> None:
@@ -149,13 +147,9 @@ class ClipReward(VecWrapper):
                 f"ClipReward: min_reward is {min_reward} and max_reward {max_reward}, expected at "
                 "least one number, and min_reward <= max_reward"
             )
-        super().__init__(env)
+        # It takes a third of the time of `np.clip`.
+        super().__init__(env, lambda rewards: np.minimum(np.maximum(rewards, low), high))
         self.min_reward, self.max_reward = low, high
-
-    def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
-        """Return the rewards clipped."""
-        found = np.maximum(rewards, self.min_reward)  # takes a third of the time of `np.clip`
-        return np.minimum(found, self.max_reward, out=found)
 
 
 class TransformAction(VecWrapper):
