@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -17,8 +18,8 @@ from vecenv.core.base import VecEnv
 from vecenv.make import COMPILED_TWINS, find_env, has_compiled_envs, make_vec
 
 __all__ = [
-    "GAMES", "BackendUnavailableError", "EnvSource", "did_you_mean", "read_env_kwargs",
-    "read_source", "read_value",
+    "GAMES", "BackendUnavailableError", "EnvSource", "did_you_mean", "is_ours", "read_env_kwargs",
+    "read_source",
 ]  # fmt: skip
 
 GAMES = "agents:"  # prefix of names of games with several agents
@@ -98,13 +99,11 @@ def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource
     """
     options = dict(kwargs or {})
     if name.startswith(GAMES):
-        from vecenv.agents.make import check_name, is_compiled_game, make_game
+        from vecenv.agents.make import game_maker
 
-        game = name.removeprefix(GAMES)
-        if is_compiled_game(game):  # its games are stepped as a whole
-            return read_source(game, kwargs)
-        check_name(game)
-        return EnvSource(name, None, partial(make_game, game), options)
+        if (make := game_maker(name.removeprefix(GAMES))) is None:  # stepped as a whole
+            return read_source(name.removeprefix(GAMES), kwargs)
+        return EnvSource(name, None, make, options)
     try:
         found = find_env(name)
     except gym.error.Error as error:
@@ -115,6 +114,12 @@ def read_source(name: str, kwargs: Mapping[str, Any] | None = None) -> EnvSource
     if type(found).__name__ == "EnvKernels":  # `isinstance` would load the compiler
         return EnvSource(name, None, None, options, found)
     return EnvSource(name, None, found, options)
+
+
+def is_ours(spec: EnvSpec | None) -> bool:
+    """Whether a registered env is one of this package."""
+    points = () if spec is None else (spec.entry_point, spec.vector_entry_point)
+    return any(str(point).startswith("vecenv.") for point in points)
 
 
 def _unknown(name: str) -> str:
@@ -166,13 +171,7 @@ def read_env_kwargs(texts: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"env_kwargs has {text!r}, expected NAME=VALUE such as cpu_ms=0.2")
         if name in found:
             raise ValueError(f"env_kwargs has {name!r} twice")
-        found[name] = read_value(value)
+        found[name] = value
+        with contextlib.suppress(ValueError, SyntaxError):
+            found[name] = ast.literal_eval(value)
     return found
-
-
-def read_value(word: str) -> Any:
-    """Read a Python literal, otherwise text."""
-    try:
-        return ast.literal_eval(word)
-    except (ValueError, SyntaxError):
-        return word

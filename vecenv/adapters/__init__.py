@@ -35,7 +35,7 @@ def load_library(module: str, extra: str) -> Any:
         if (error.name or "").partition(".")[0] != library:
             raise  # the library lacks a module that it needs
         raise ModuleNotFoundError(
-            f"this adapter needs {library}, which is not installed: pip install 'vecenv[{extra}]'",
+            f"this needs {library}, which is not installed: pip install 'vecenv[{extra}]'",
             name=error.name,
         ) from None
 
@@ -89,6 +89,8 @@ def split_infos(
         if isinstance(values, dict):
             found = split_infos(values, num_envs, env_ids)
         else:
+            if isinstance(values, np.ndarray) and values.dtype == np.bool_ and values.ndim == 1:
+                values = values.tolist()  # of these, the same column can be made again
             found = values if env_ids is None else [values[index] for index in ids]
         mask = infos.get(f"_{key}")
         has_key = [True] * len(ids) if mask is None else mask[ids].tolist()

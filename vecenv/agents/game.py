@@ -141,7 +141,7 @@ class GameEnv(gym.Env):
             raise ObservationError("has no agents after reset: `agents` is empty")
         for seat in self._acting:
             seat.columns.write(seat, observations)
-        self._refuse_strangers("observations", observations, len(self._acting))
+        self._refuse_strangers("observations", observations)
         return self._observed(), self._batched_infos(infos, self._acting)
 
     def step(
@@ -165,14 +165,21 @@ class GameEnv(gym.Env):
                 reward = rewards[agent]
                 terminated, truncated = terminations[agent], truncations[agent]
             except KeyError:
-                raise _incomplete(agent, rewards, terminations, truncations) from None
+                parts = zip(_RESULTS[1:4], (rewards, terminations, truncations), strict=True)
+                what, found = next(pair for pair in parts if agent not in pair[1])
+                raise ObservationError(
+                    f"agent {agent!r} acted and is not in the {what}, which has {_names(found)}"
+                ) from None
             columns.write_reward(k, agent, reward)
             total += columns.rewards[k]
             columns.valid[k] = 1
             try:
                 has_ended = terminated or truncated or agent not in left
             except ValueError:  # an array of several numbers
-                raise _no_flags(agent, terminated, truncated) from None
+                raise ObservationError(
+                    f"agent {agent!r} got the flags {short(terminated)} (terminated) and "
+                    f"{short(truncated)} (truncated), expected one bool each"
+                ) from None
             if has_ended:
                 ended.append(agent)
                 columns.end(k, terminated, truncated)
@@ -184,8 +191,8 @@ class GameEnv(gym.Env):
         if ended or self._gone or left != self._acting_names:
             joined = self._change_seats(left, ended, observations)
         if len(observations) > len(acted) or len(rewards) > len(acted):
-            self._refuse_strangers("observations", observations, len(acted))
-            self._refuse_strangers("rewards", rewards, len(acted))
+            self._refuse_strangers("observations", observations)
+            self._refuse_strangers("rewards", rewards)
         is_over = not self._acting
         infos = self._batched_infos(infos, joined) if infos or joined else {}
         return self._observed(), total, is_over and not is_cut, is_over and is_cut, infos
@@ -240,15 +247,13 @@ class GameEnv(gym.Env):
             self._free.sort(key=lambda seat: seat.k)
             self._left = []
 
-    def _refuse_strangers(self, what: str, found: Mapping[Any, Any], most: int) -> None:
+    def _refuse_strangers(self, what: str, found: Mapping[Any, Any]) -> None:
         """Raise for results of agents that the game has never declared."""
-        if len(found) > most:
-            for agent in found:
-                if agent not in self._seats and agent not in self._gone and agent != at.COMMON:
-                    raise ObservationError(
-                        f"returned {what} of {agent!r}, which is none of its agents "
-                        f"{list(self._seats)}"
-                    )
+        for agent in found:
+            if agent not in self._seats and agent not in self._gone and agent != at.COMMON:
+                raise ObservationError(
+                    f"returned {what} of {agent!r}, which is none of its agents {list(self._seats)}"
+                )
 
     def _observed(self) -> dict[str, Any]:
         if self._state is None:

@@ -27,7 +27,7 @@ from vecenv.core.spaces import ARRAY_SPACES, leaf_by_leaf, parts_of
 __all__ = [
     "ALIVE", "COMMON", "FINAL_STATE", "OBS", "REWARDS", "STATE", "TERMINATIONS", "TRUNCATIONS",
     "VALID", "Grouping", "Members", "allowed_actions", "columns_space", "fit_action", "fit_mask",
-    "fit_obs", "group_agents", "pad_space", "repeat_infos", "rows_of_infos", "shelve",
+    "fit_obs", "group_agents", "is_arrays", "pad_space", "repeat_infos", "rows_of_infos", "shelve",
 ]  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def _chosen(agents: Sequence[Any], groups: Any) -> dict[str, list[Any]]:
 
 def _require_arrays(agent: Any, observation_space: Space, action_space: Space) -> None:
     """Raise for spaces without fixed shape: rows of agents are rows of arrays."""
-    if not _is_arrays(observation_space):
+    if not is_arrays(observation_space):
         raise ValueError(
             f"agent {agent!r} observes {observation_space}; expected Box, Discrete, MultiDiscrete, "
             "MultiBinary, or Dict and Tuple of these"
@@ -238,11 +238,11 @@ def _require_arrays(agent: Any, observation_space: Space, action_space: Space) -
         )
 
 
-def _is_arrays(space: Space) -> bool:
-    parts = parts_of(space)
-    return (
-        isinstance(space, ARRAY_SPACES) if parts is None else all(map(_is_arrays, parts.values()))
-    )
+def is_arrays(space: Space) -> bool:
+    """Whether all parts of a space have a fixed shape."""
+    if (parts := parts_of(space)) is not None:
+        return all(map(is_arrays, parts.values()))
+    return isinstance(space, ARRAY_SPACES)
 
 
 # -- infos ---------------------------------------------------------------------------------------

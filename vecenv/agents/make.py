@@ -17,6 +17,7 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
 
+from vecenv.adapters import load_library
 from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
@@ -25,7 +26,7 @@ from vecenv.core.arguments import import_module, import_object, read_count
 from vecenv.core.spaces import is_same
 from vecenv.make import find_spec, has_compiled_envs, make_vec
 
-__all__ = ["check_name", "is_compiled_game", "make_game", "make_vec_agents"]
+__all__ = ["game_maker", "make_vec_agents"]
 
 
 def make_vec_agents(
@@ -175,32 +176,14 @@ def _named(env: Any) -> Any:
     return env
 
 
-def is_compiled_game(name: str) -> bool:
-    """Whether a name is that of a compiled game.
+def game_maker(name: str) -> Callable[..., GameEnv] | None:
+    """Return what makes a single game as an env of columns; None for a compiled game.
 
     Raises:
-        ValueError, ImportError: It is "module:name", and there is no such thing.
+        ValueError, ImportError, TypeError: There is no game of this name, see `make_vec_agents`.
     """
-    return _is_compiled(_named(name))
-
-
-def check_name(name: str) -> None:
-    """Raise unless there is a game of this name.
-
-    Raises:
-        ValueError, ModuleNotFoundError, TypeError: See `make_vec_agents`.
-    """
-    _factory(name, {})
-
-
-def make_game(env: Any, **env_kwargs: Any) -> GameEnv:
-    """Make a single game as an env of columns.
-
-    Args:
-        env: See `make_vec_agents`, but no list and no kernels.
-        **env_kwargs: For the game's constructor.
-    """
-    return _Maker(_factory(env, env_kwargs), 0, {})()
+    env = _named(name)
+    return None if _is_compiled(env) else _Maker(_factory(env, {}), 0, {})
 
 
 class _Maker:
@@ -212,8 +195,8 @@ class _Maker:
     def __repr__(self) -> str:
         return f"which makes game {self._index} by {self._factory!r}"
 
-    def __call__(self) -> GameEnv:
-        game = self._factory()
+    def __call__(self, **env_kwargs: Any) -> GameEnv:
+        game = self._factory(**env_kwargs)
         try:
             return GameEnv(_as_parallel(game), **self._options)
         except BaseException:
@@ -348,17 +331,8 @@ def _parallel_env(module: Any) -> Callable[..., Any]:
 
 def _registry(name: str) -> Any:
     """Return PettingZoo, after a check that its registry has this id; names the nearest ones."""
-    try:
-        pettingzoo: Any = importlib.import_module("pettingzoo")
-        known = sorted(pettingzoo.parallel_registry)
-    except (ModuleNotFoundError, AttributeError) as error:
-        if getattr(error, "name", "") not in ("pettingzoo", "parallel_registry"):
-            raise
-        raise ModuleNotFoundError(
-            f"{name!r} is an id of PettingZoo's registry (1.27 or newer), which is not installed: "
-            "pip install 'vecenv[agents]'",
-            name="pettingzoo",
-        ) from None
+    pettingzoo = load_library("pettingzoo", "agents")
+    known = sorted(pettingzoo.parallel_registry)
     if name in known:
         return pettingzoo
     if name in pettingzoo.aec_registry:

@@ -116,12 +116,13 @@ def check_vector_env(
         envs.close()
     else:
         is_game = isinstance(envs, AgentsVecEnv | AgentRowsVecEnv)
-        check: Any = check_agents if is_game else _check_all
+        what, check = (
+            ("run with random actions", check_agents) if is_game else ("attributes", _check_all)
+        )
         try:
-            with found.attempt("attributes"):
-                check(envs, num_steps, seed, found)
+            found.attempt(what, check, envs, num_steps, seed, found)
         finally:
-            _check_close(envs, found)
+            found.attempt("close may be called twice", _check_close, envs, found)
     passed = tuple(rule for rule in found.tried if rule not in found.failures)
     skipped = tuple(f"{rule}: {why}" for rule, why in found.skipped.items())
     report = CheckReport(passed, skipped, tuple(found.remarks))
@@ -168,32 +169,24 @@ def _games_of(envs: Any) -> Any:
 def _check_all(envs: VectorEnv, num_steps: int, seed: int, found: Findings) -> None:
     _check_spaces(envs, found)
     mode = _check_autoreset_mode(envs, found)
+    attempt = found.attempt
     if isinstance(envs, VecEnv):
-        with found.attempt("step before reset"):
-            check_before_reset(envs, found)
+        attempt("step before reset", check_before_reset, envs, found)
     runs = Runs(envs, mode, num_steps, seed=seed, found=found)
-    with found.attempt("first reset"):
-        runs.check_first_reset()
-    with found.attempt("resets"):
-        runs.check_starts()
-    with found.attempt("run with random actions"):
-        runs.check_run()
+    attempt("first reset", runs.check_first_reset)
+    attempt("resets", runs.check_starts)
+    attempt("run with random actions", runs.check_run)
     if runs.frames:
-        with found.attempt("second run"):
-            runs.check_repetition()
+        attempt("second run", runs.check_repetition)
     if runs.is_repeatable:
-        with found.attempt("actions of steps after ends"):
-            runs.check_dead_actions()
+        attempt("actions of steps after ends", runs.check_dead_actions)
     if isinstance(envs, VecEnv) and runs.frames:
         CallChecks(envs, runs, seed, found).check_all()
-        with found.attempt("observations of single envs"):
-            _check_parts(envs, seed, found)
+        attempt("observations of single envs", _check_parts, envs, seed, found)
         return
     if mode is AutoresetMode.DISABLED:
-        with found.attempt("partial reset"):
-            runs.check_partial_reset()
-    with found.attempt("wrong actions"):
-        runs.check_wrong_counts(Exception)
+        attempt("partial reset", runs.check_partial_reset)
+    attempt("wrong actions", runs.check_wrong_counts, Exception)
 
 
 def _check_parts(envs: VecEnv, seed: int, found: Findings) -> None:
@@ -258,10 +251,8 @@ def _check_autoreset_mode(envs: VectorEnv, found: Findings) -> AutoresetMode | N
 
 
 def _check_close(envs: VectorEnv | AgentsVecEnv, found: Findings) -> None:
-    rule = "close may be called twice"
-    with found.attempt(rule):
-        envs.close()
-        envs.close()
-        found.require(rule, True, "")
-        if isinstance(envs, VecEnv):
-            check_closed(envs, found)
+    envs.close()
+    envs.close()
+    found.require("close may be called twice", True, "")
+    if isinstance(envs, VecEnv):
+        check_closed(envs, found)

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.source import GAMES, EnvSource, did_you_mean, read_source
+from vecenv.source import GAMES, EnvSource, did_you_mean, is_ours, read_source
 
 __all__ = [
     "ALGORITHMS", "OF_ENVS", "OPTIONS_FILE", "Chosen", "arguments_of", "choose", "eject",
@@ -133,15 +133,9 @@ def env_id_of(source: EnvSource) -> str:
         return source.name
     module, colon, _ = source.name.rpartition(":")
     # Another module may have registered one of our envs under its own id.
-    if module in ("", "vecenv") and _is_ours(source.spec.id):
+    if module in ("", "vecenv") and is_ours(gym.registry.get(source.spec.id)):
         return f"vecenv:{source.spec.id}"
     return f"{module}{colon}{source.spec.id}"
-
-
-def _is_ours(env_id: str) -> bool:
-    entry = gym.registry.get(env_id)
-    points = () if entry is None else (entry.entry_point, entry.vector_entry_point)
-    return any(isinstance(point, str) and point.startswith("vecenv.") for point in points)
 
 
 def choose(

@@ -9,9 +9,10 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box
 
+from vecenv.agents.grouping import is_arrays
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import ObservationError
-from vecenv.core.spaces import ARRAY_SPACES, leaves, parts_of
+from vecenv.core.spaces import leaves
 from vecenv.wrappers.base import Part, VecWrapper, new_batch
 
 __all__ = [
@@ -243,10 +244,7 @@ def _require_callable(func: Any, name: str) -> None:
 
 def require_arrays(space: Space, name: str) -> None:
     """Raise for observations without a fixed shape."""
-    if (parts := parts_of(space)) is not None:
-        for part in parts.values():
-            require_arrays(part, name)
-    elif not isinstance(space, ARRAY_SPACES):
+    if not is_arrays(space):
         raise TypeError(
             f"{name} returns arrays, and {space} has no fixed shape; give the space of what it "
             "returns as single_observation_space, or wrap the single envs "

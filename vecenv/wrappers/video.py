@@ -127,7 +127,9 @@ class RecordVideo(VecWrapper):
         """Write the current recording, if there is one."""
         frames, self._frames, path, self._file = self._frames, [], self._file, None
         if frames and path is not None:
-            _write(frames, path, self._fps)
+            from vecenv.cage.canvas import save_gif
+
+            save_gif(frames, path, fps=min(self._fps, 50.0))  # viewers slow down faster ones
             self.paths.append(path)
 
     def close(self, **kwargs: Any) -> None:
@@ -141,9 +143,3 @@ class RecordVideo(VecWrapper):
 def _is_cube(episode: int) -> bool:
     """Whether an episode is filmed by default."""
     return episode % 1000 == 0 if episode >= 1000 else round(episode ** (1 / 3)) ** 3 == episode
-
-
-def _write(frames: list[np.ndarray], path: Path, fps: float) -> None:
-    from vecenv.cage.canvas import save_gif
-
-    save_gif(frames, path, fps=min(fps, 50.0))  # viewers slow down faster ones
