@@ -620,6 +620,11 @@ def program_row(name: str, *program: str, needs: Sequence[str] = (), unit: str =
 for _name, (_command, *_needs) in {
     "PPO on CAGE 2": ("-m vecenv train Cage2-v0 --total-steps 1000000 --compile on",),
     "PPO on CartPole": ("-m vecenv train CartPole-v1 --total-steps 150000 --backend sync",),
+    "PPO with a memory": (
+        "-m vecenv train CartPole-v1 --total-steps 60000 --num-envs 16 --backend sync "
+        "--recurrent gru --eval-episodes 2",
+    ),
+    "PPO of a game": ("-m vecenv train agents:Spread-v0 --total-steps 200000",),
     "SAC on HalfCheetah": (
         "-m vecenv train HalfCheetah-v5 --algo sac --num-envs 8 --backend sync --compile on "
         "--update-ratio 0.25 --learning-starts 1000 --total-steps 7000 --eval-episodes 2",

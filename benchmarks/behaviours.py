@@ -31,8 +31,8 @@ FILE = TESTS / "BEHAVIOUR.md"
 PARTS = {
     "sync and workers": [
         "workers", "test_actions.py", "test_against_gymnasium.py", "test_autoreset.py",
-        "test_backends.py", "test_env_state.py", "test_make.py",
-        "test_masks.py", "test_mistakes.py", "test_protocol.py",
+        "test_backends.py", "test_batches.py", "test_env_state.py", "test_infos.py", "test_make.py",
+        "test_masks.py", "test_mistakes.py", "test_protocol.py", "test_sends.py",
         "test_sync.py",
     ],
     "jit": ["jit"],

@@ -43,7 +43,7 @@ FAST = "not slow and not learn and not gpu and not cuda and not ray and not snip
 
 # The files under the rewrite of workers, buffers and learners, with the folders of their tests.
 _ENVS = ("tests/workers", "tests/wrappers", "tests/test_*.py")
-_JIT = ("tests/jit", "tests/test_backends.py")
+_JIT = ("tests/jit", "tests/test_backends.py", "tests/test_sends.py")
 TARGETS = {
     "vecenv/core/autoreset.py": _ENVS,
     "vecenv/core/errors.py": _ENVS,

@@ -14,7 +14,21 @@ from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
 
 from vecenv import SyncVectorEnv
 
+REGISTERED = {
+    "CartPole-v1": {},
+    "MountainCar-v0": {},
+    "MountainCarContinuous-v0": {},
+    "Pendulum-v1": {},
+    "Acrobot-v1": {},
+    "Blackjack-v1": {},
+    "FrozenLake-v1": {},
+    "FrozenLake8x8-v1": {"is_slippery": False},
+    "CliffWalking-v1": {},
+    "CliffWalkingSlippery-v1": {},
+    "Taxi-v4": {"is_rainy": True},
+}
 KINDS = ("box", "discrete", "multi-discrete", "multi-binary", "dict", "tuple")
+AVAILABLE = [env_id for env_id in REGISTERED if env_id in gym.registry]
 
 
 def both(env_fns, **kwargs):
@@ -40,7 +54,17 @@ def assert_same_run(ours, theirs, num_steps, seed, action_seed=0):
     return num_ends
 
 
-@pytest.mark.parametrize(("name", "mode"), fast_are(in_turn(SPACES, MODES), product(SPACES, MODES)))
+def spaces_and_modes():
+    """All spaces in one mode; in the others one of each kind of rows, the rest are slow."""
+    chosen = ("float32(3,)", "discrete", "nested", "text", "dict with objects")
+    for name in SPACES:
+        for mode in MODES:
+            is_fast = mode is AutoresetMode.NEXT_STEP or name in chosen
+            marks = [] if is_fast else [pytest.mark.slow]
+            yield pytest.param(name, mode, marks=marks, id=f"{name}-{mode_id(mode)}")
+
+
+@pytest.mark.parametrize(("name", "mode"), [*spaces_and_modes()])
 def test_observations_of_any_space(name, mode):
     for num_envs, copy in ((1, True), (5, mode is AutoresetMode.NEXT_STEP)):
         env_fns = [functools.partial(RandomEnv, SPACES[name])] * num_envs
@@ -57,6 +81,18 @@ def test_actions_of_any_space(name):
     ours, theirs = both(env_fns)
     assert ours.action_space == theirs.action_space
     assert_same_run(ours, theirs, num_steps=9, seed=4)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "mode"), fast_are(in_turn(AVAILABLE, MODES), product(AVAILABLE, MODES))
+)
+def test_registered_envs(env_id, mode):
+    env_fns = [
+        lambda: gym.make(env_id, max_episode_steps=25, **REGISTERED[env_id]) for _ in range(3)
+    ]
+    ours, theirs = both(env_fns, autoreset_mode=mode)
+    num_ends = assert_same_run(ours, theirs, num_steps=60, seed=11)
+    assert num_ends >= 3
 
 
 @pytest.mark.parametrize(("kind", "mode"), fast_are(in_turn(KINDS, MODES), product(KINDS, MODES)))

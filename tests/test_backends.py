@@ -8,6 +8,8 @@ registry is tested here without further ado; VARIANTS are options that must chan
 import functools
 import importlib
 import re
+from fractions import Fraction
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -29,12 +31,14 @@ from envs import (
 from equality import assert_same
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
+from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
 from gymnasium.vector.utils import create_empty_array
 from jit.toy_env import PARAMS, TOY, LimitedSlowToy
 from masked_envs import Minefield, kernels, mask_of
 
 from buffers import RolloutBuffer
 from vecenv import (
+    ObservationError,
     SlotError,
     StepBatch,
     StepSlot,
@@ -607,6 +611,49 @@ def test_actions_keep_their_dtype(case):
             twin.send(actions, None)
             received, expected = envs.recv(), twin.recv()
             assert_same(received.obs[np.argsort(received.env_ids)], expected.obs, str(dtype))
+    envs.close()
+
+
+class Lenient(gym.Env):
+    """Returns lists for tuples and odd numbers, all of which Gymnasium takes."""
+
+    action_space = spaces.Discrete(2)
+    observation_space = spaces.Box(-9, 9, (2,), np.float32)
+
+    def __init__(self, reward, obs, flag):
+        self.obs, self.reward, self.flag = obs, reward, flag
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return [self.obs, {"a": 2}]
+
+    def step(self, action):
+        return [self.obs, self.reward, self.flag, self.flag, {"a": 1}]
+
+
+OBS = [[1, 2], (0.5, 1.5), np.ones(2), np.ones(2, np.float16), np.arange(2)]
+REWARDS = [10**30, 2**70, True, np.int8(3), np.array(1.5), Fraction(1, 4), np.float16(2)]
+FLAGS = [False, 0, 1, np.bool_(True), np.array(False), None]
+
+
+@cases(takes=("factories",))
+def test_steps_that_gymnasium_takes_are_taken_and_rewards_that_are_no_number_refused(case):
+    """Lists for tuples, any number as a reward, any truth as a flag."""
+    num_envs = max(len(OBS), len(REWARDS), len(FLAGS))
+    choices = [cycle(values) for values in (REWARDS, OBS, FLAGS)]
+    fns = [functools.partial(Lenient, *map(next, choices)) for _ in range(num_envs)]
+    ours, theirs = case(fns), GymnasiumSyncVectorEnv(fns)
+    assert_same(ours.reset(), theirs.reset())
+    for _ in range(4):
+        assert_same(ours.step([0] * num_envs), theirs.step([0] * num_envs))
+    ours.close()
+    envs = case([functools.partial(Lenient, 0.0, np.zeros(2), False)] * 3)
+    for reward in (None, "1.5", [1, 2], 10**400, 1j):
+        envs.reset()
+        envs.set_attr("reward", [reward] * 3)
+        # Who raises first depends on the workers.
+        with pytest.raises(ObservationError, match=r"env [012] returned the reward"):
+            envs.step([0] * 3)
     envs.close()
 
 

@@ -1,13 +1,14 @@
 """check_vector_env passes what keeps the rules, and says what it could not try."""
 
 import functools
+import multiprocessing
 
 import gymnasium as gym
 import numpy as np
 import pytest
-from choices import fast_are
+from choices import fast_are, product
 from envs import MODES, SPACES, CounterEnv, RandomEnv, mode_id
-from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector import SyncVectorEnv as GymnasiumSyncVectorEnv
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 from vector_envs import (
@@ -20,7 +21,6 @@ from versions import needs
 
 from vecenv import SyncVectorEnv, make_vec
 from vecenv.check import CheckReport, VectorEnvCheckError, check_vector_env
-from vecenv.core.spaces import why_outside
 
 POPS = "reset changes the options passed to it"
 # That each rule is tried is shown by envs that break it: tests/test_check_failures.py.
@@ -62,6 +62,20 @@ def test_gymnasiums_sync_passes(mode, copy):
     assert set(report.remarks) == expected | (
         set() if copy else {"observations are views (copy=False)"}
     )
+
+
+@REFUSES
+@pytest.mark.parametrize(
+    ("mode", "shared_memory"),
+    fast_are([*zip(MODES, (True, False, True), strict=True)], product(MODES, [True, False])),
+)
+def test_gymnasiums_async_passes_and_its_workers_end(mode, shared_memory):
+    multiprocessing.set_forkserver_preload(["gymnasium"])
+    options = {"shared_memory": shared_memory, "context": "forkserver"}  # fork warns of threads
+    envs = AsyncVectorEnv([cart_pole] * 2, autoreset_mode=mode, **options)
+    report = check_vector_env(envs, num_steps=40)
+    assert {OF_MODE[mode], COPIES} <= set(report.passed)
+    assert not any(process.is_alive() for process in envs.processes)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=mode_id)
@@ -186,24 +200,3 @@ def test_parts_of_observations_that_no_space_declares_are_named():
     assert list(caught.value.failures) == ["observations have no parts but those of the space"]
     (told,) = caught.value.failures.values()
     assert "obs['secret'] of env 0 is not in its observation_space" in told
-
-
-@pytest.mark.parametrize(
-    ("space", "value", "reason"),
-    [
-        (spaces.Dict(a=spaces.Discrete(2)), {"b": 1}, "obs is ['b'], expected a dict with"),
-        (spaces.Dict(a=spaces.Discrete(2)), 3, "obs is int, expected a dict"),
-        (spaces.Dict(a=spaces.Discrete(2)), {"a": 5}, "obs['a'] is 5, which is not in Discrete(2)"),
-        (spaces.Tuple([spaces.Text(2)] * 2), ("a", 1), "obs[1] is 1, which is not in Text"),
-        (
-            spaces.Tuple([spaces.Text(2)] * 2),
-            ("a",),
-            "obs is a tuple ('a',), expected a tuple of 2",
-        ),
-        (spaces.MultiDiscrete([2, 2]), np.array([0, 2]), "obs is array([0, 2]), which is not in"),
-        (spaces.Box(0, 1, (2,)), np.array([0, 2], np.float32), "obs[1] is 2.0, outside [0.0, 1.0]"),
-    ],
-)
-def test_why_a_value_is_outside(space, value, reason):
-    assert why_outside(space, value, "obs").startswith(reason)
-    assert why_outside(space, space.sample(), "obs") is None

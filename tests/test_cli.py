@@ -72,6 +72,17 @@ def test_a_policy_trained_under_other_rules_is_told_in_one_line(capsys):
     assert capsys.readouterr().err.startswith(words)
 
 
+def test_watch_writes_an_animation(capsys, tmp_path):
+    path = tmp_path / "episode.gif"
+    args = ["watch", "--policy", "random", "--red-agent", "meander", "--steps", "6"]
+
+    assert main([*args, "--gif", str(path)]) == 0
+
+    assert str(path) in capsys.readouterr().out
+    with Image.open(path) as gif:
+        assert gif.is_animated
+
+
 def test_watch_writes_every_step_where_there_is_no_terminal(capsys):
     assert main(["watch", "--policy", "sleep", "--steps", "3", "--rules", "debugged"]) == 0
     out = capsys.readouterr().out
@@ -120,18 +131,6 @@ def test_check_fails_for_an_env_that_breaks_the_rules(capsys):
         (["compare", "CartPole-v1", "--num-envs", "many"], "num_envs is 'many', expected integers"),
         (["compare", "CartPole-v1", "--env-kwargs", "3"], "'3', expected NAME=VALUE"),
         (["compare", "CartPole-v1", "--plot", "picture.abc"], "expected an ending of"),
-        (["trian", "CartPole-v1"], "no command 'trian'; did you mean train?"),
-        (["xyzzy"], "expected one of demo, train, play, envs"),
-        (["train", "cartpole-V1"], "did you mean CartPole-v1?"),
-        (["train", "CartPole-v7"], "did you mean CartPole-v1 or JitCartPole-v1"),
-        (["train", "CartPole-v1", "--total-steps", "-5"], "total_steps is -5"),
-        (["watch", "CartPole-v1"], "CartPole-v1 does not render as text"),
-        (["evaluate"], "expected either --policy with one policy, or --paired"),
-        (["watch", "JitCartPole-v1", "--steps", "1"], "by --gif FILE or --html FILE"),
-        (["watch", "CartPole-v1", "--html", "a.txt"], "expected a name that ends in .html"),
-        (["watch", "CartPole-v1", "--html", "no/a.html"], "no/a.html"),
-        (["watch", "test_page:blank", "--html", "a.html"], "does not render pictures"),
-        (["play", "CartPole-v1"], "policy is missing"),
     ],
 )
 def test_what_can_not_be_done_is_said_in_one_line(args, words, capsys, monkeypatch, tmp_path):
@@ -194,10 +193,35 @@ def test_envs_of_the_working_directory_are_found(capsys, monkeypatch, tmp_path):
         sys.modules.pop("my_own_env", None)
 
 
+@pytest.mark.parametrize("args", [["play"], ["watch", "--policy", "sleep", "--x"], ["compare"]])
+def test_wrong_options_end_the_command(args, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(args)
+    assert caught.value.code == 2
+
+
 def test_without_arguments_the_commands_are_described(capsys):
     assert main([]) == 2
     assert "train" in (out := capsys.readouterr().out)
     assert "envs" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["trian", "CartPole-v1"], "no command 'trian'; did you mean train?"),
+        (["xyzzy"], "expected one of demo, train, play, envs"),
+        (["train", "cartpole-V1"], "did you mean CartPole-v1?"),
+        (["train", "CartPole-v7"], "did you mean CartPole-v1 or JitCartPole-v1"),
+        (["train", "CartPole-v1", "--total-steps", "-5"], "total_steps is -5"),
+        (["watch", "CartPole-v1"], "CartPole-v1 does not render as text"),
+        (["evaluate"], "expected either --policy with one policy, or --paired"),
+        (["watch", "JitCartPole-v1", "--steps", "1"], "by --gif FILE or --html FILE"),
+    ],
+)
+def test_what_was_meant_is_said(args, words, capsys):
+    assert main(args) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_a_run_without_a_policy_is_said(capsys, tmp_path):
@@ -210,6 +234,19 @@ def test_a_run_without_a_policy_is_said(capsys, tmp_path):
     (tmp_path / "a" / "policy.pt").unlink()  # as before the envs were made
     assert main(["play", "CartPole-v1", "--policy", str(tmp_path / "a"), "--episodes", "1"]) == 2
     assert "has no policy yet: its training has saved nothing" in capsys.readouterr().err
+
+
+def test_kwargs_of_an_env_are_given_in_two_forms(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    args = ["--total-steps", "0", "--eval-episodes", "1", "--overwrite"]
+    args += ["--save", "a", "--env-kwargs"]
+    for form in (["max_episode_steps=5"], ["max_episode_steps", "5"]):
+        assert main(["train", "Pendulum-v1", "--algo", "ppo", *args, *form]) == 0
+        kept = json.loads(Path("a/options.json").read_text())
+        assert kept["env_kwargs"] == {"max_episode_steps": 5}
+    play = ["play", "Pendulum-v1", "--policy", "a", "--episodes", "1", "--env-kwargs"]
+    for form in (["max_episode_steps=1"], ["max_episode_steps", "1"]):
+        assert main([*play, *form]) == 0
 
 
 def test_the_compiled_twin_is_named_where_pygame_is_missing(capsys, monkeypatch, tmp_path):
@@ -518,19 +555,11 @@ def test_a_script_of_the_users_own_may_count_for_itself_and_track(capsys):
         (["watch", "--policy", "."], "policy is '.', a folder without a policy.npz; expected"),
         (["envs", "no-such"], "no env has no-such in its name; --all lists"),
         (["demo", "--save", "/proc/nowhere"], "choose another folder with --save"),
-        (["train", "CartPole-v1", "--config", "zoo"], "did you mean JitCartPole-v1"),
-        (["play", "CartPole-v1", "--policy", "zoo"], "no policy for CartPole-v1; did you mean"),
-        (["train", "Synthetic-v0", "--config", "zoo"], "no settings for Synthetic-v0; it has Jit"),
-        (["train", "..", "--config", "zoo"], "the zoo has no settings for ..; it has Jit"),
-        (["train", "CartPole-v1", "--config", "names.toml"], "can't be read (expected names"),
-        (["train", "CartPole-v1", "--config", "near.toml"], "algo is 'ppp', expected one of ppo"),
     ],
 )
 def test_what_can_not_be_trained_or_played_is_said_in_one_line(args, words, capsys):
     Path("odd.toml").write_text("gama = 0.9\n")
     Path("bad.json").write_text("{")
-    Path("names.toml").write_text("algo = 3\n")
-    Path("near.toml").write_text('algo = "ppp"\n')
     Path("none_here.py").write_text("")
     assert main(args) == 2
     err = capsys.readouterr().err
@@ -542,13 +571,9 @@ def test_what_can_not_be_trained_or_played_is_said_in_one_line(args, words, caps
 
 
 @pytest.mark.parametrize(
-    "args",
-    [
-        *(["play"], ["watch", "--policy", "sleep", "--x"], ["compare"], ["train"]),
-        *(["train", "CartPole-v1", "--no-such-option", "3"], ["demo", "--x", "3"]),
-    ],
+    "args", [["train"], ["train", "CartPole-v1", "--no-such-option", "3"], ["demo", "--x", "3"]]
 )
-def test_wrong_options_end_the_command(args, capsys, tmp_path, monkeypatch):
+def test_wrong_options_of_a_trainer_end_the_command(args, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
         main(args)
@@ -622,6 +647,14 @@ def test_bench_advises_the_simplest_of_those_that_are_about_as_fast(rates, expec
     cases = [SimpleNamespace(backend=name, steps_per_second=rate) for name, rate in rates.items()]
     found = Bench({"CartPole": SimpleNamespace(measured=cases)})
     assert expected in found.advice()[0]
+
+
+def test_trackers_that_are_not_installed_are_named(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("vecenv.command.trainers.find_spec", lambda name: None)
+    assert main(["train", "CartPole-v1", "--track", "wandb"]) == 2
+    assert "which is not installed: pip install" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_policies_play_the_same_episodes(capsys, cartpole_run, tmp_path):

@@ -9,7 +9,6 @@ import importlib
 from pathlib import Path
 
 import pytest
-from choices import fast_are
 
 ROOT = Path(__file__).parents[1]
 MODULES = [
@@ -18,12 +17,9 @@ MODULES = [
     for path in sorted((ROOT / package).rglob("*.py"))
     if ">>> " in path.read_text()
 ]
-COMPILING = "vecenv.cage.challenge"  # simulators, for many seconds
 
 
-@pytest.mark.parametrize(
-    "name", fast_are([name for name in MODULES if not name.startswith(COMPILING)], MODULES)
-)
+@pytest.mark.parametrize("name", MODULES)
 def test_examples_of_docstrings_do_what_they_show(name):
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     results = doctest.testmod(importlib.import_module(name), optionflags=flags)

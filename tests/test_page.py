@@ -222,6 +222,24 @@ def test_watch_writes_pages_of_cage_with_probabilities(capsys, tmp_path):
     assert path.stat().st_size < MAX_BYTES * 4 / 500 + 400_000  # a whole picture and the script
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["watch", "CartPole-v1", "--html", "a.txt"], "expected a name that ends in .html"),
+        (["watch", "CartPole-v1", "--html", "no/a.html"], "no/a.html"),
+        (["watch", "test_page:blank", "--html", "a.html"], "does not render pictures"),
+        (["play", "CartPole-v1"], "policy is missing"),
+    ],
+)
+def test_what_can_not_be_shown_is_told_in_a_sentence(args, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(args) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert len(error.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
 def test_names_of_actions():
     for given, expected in ((["a", "b", "c"], "b"), (["a"], "1"), (None, "1"), ("abc", "1")):
         envs = envs_of(meanings=given)

@@ -48,9 +48,14 @@ def test_a_single_env_is_stepped_with_allowed_actions(form, parts):
     ("backend", "form", "parts", "mode"),
     [
         ("sync", "info", False, "SameStep"),
-        ("sync", "tuple", True, "Disabled"),
+        ("sync", "action_masks", False, "Disabled"),
+        ("sync", "tuple", True, "NextStep"),
         ("async", "obs", False, "NextStep"),
+        ("async", "action_masks", True, "SameStep"),
+        ("gymnasium-sync", "info", False, "Disabled"),
         ("gymnasium-sync", "action_masks", False, "SameStep"),
+        ("gymnasium-async", "obs", False, "NextStep"),
+        ("gymnasium-async", "action_masks", True, "NextStep"),
     ],
 )
 def test_a_check_steps_with_allowed_actions(backend, form, parts, mode):
@@ -103,7 +108,8 @@ def test_a_single_game_is_stepped_with_allowed_actions_of_its_agents(form, pad, 
     [
         ("sync", "info", True, None),
         ("async", "obs", False, [2, 3]),
-        ("gymnasium-sync", None, True, None),
+        ("gymnasium-sync", "info", False, [2, 2]),
+        ("gymnasium-async", None, True, None),
     ],
 )
 def test_games_are_stepped_with_allowed_actions_of_their_agents(backend, form, pad, parts):
@@ -121,7 +127,8 @@ def test_games_are_stepped_with_allowed_actions_of_their_agents(backend, form, p
 GAME = "agents:masked_envs:ForbiddingGame"
 
 
-@pytest.mark.parametrize(("form", "kind"), [("info", "gif"), ("obs", "html")])
+@pytest.mark.parametrize("form", ["info", "obs"])
+@pytest.mark.parametrize("kind", ["gif", "html"])
 def test_watch_steps_games_with_allowed_actions(form, kind, tmp_path, capsys):
     path = tmp_path / f"a.{kind}"
     args = ["watch", GAME, "--env-kwargs", f"form={form}", f"--{kind}", str(path), "--steps", "30"]

@@ -13,6 +13,7 @@ from envs import (
     counters,
     random_envs,
 )
+from equality import assert_same
 from gymnasium import spaces
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 
@@ -29,8 +30,18 @@ def test_copy_decides_whether_observations_are_views(name):
             assert np.shares_memory(one, two) == (not copy and one.size > 0)
 
 
-def test_a_failing_factory_is_named_and_the_envs_made_are_closed():
-    made, error = [], FileNotFoundError("no map")
+def test_rewards_and_flags_are_always_the_callers():
+    envs = SyncVectorEnv(counters([1, 2]), copy=False)
+    envs.reset()
+    first = envs.step([0, 0])[1:4]
+    kept = [np.copy(array) for array in first]
+    envs.step([0, 0])
+    assert_same([*first], kept)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("no map"), ValueError("bad"), KeyError("x")])
+def test_a_failing_factory_is_named_and_the_envs_made_are_closed(error):
+    made = []
 
     def good():
         made.append(CounterEnv())
@@ -43,9 +54,19 @@ def test_a_failing_factory_is_named_and_the_envs_made_are_closed():
     with pytest.raises(EnvCreationError, match=message) as caught:
         SyncVectorEnv([good, good, broken, good])
     assert caught.value.__cause__ is error
+    assert [env.is_closed for env in made] == [True, True]
+
+
+def test_a_factory_that_makes_no_env_is_named_and_the_envs_made_are_closed():
+    made = []
+
+    def good():
+        made.append(CounterEnv())
+        return made[-1]
+
     with pytest.raises(EnvCreationError, match=r"env 1 of 2.*NoneType"):
         SyncVectorEnv([good, lambda: None])
-    assert [env.is_closed for env in made] == [True] * 3
+    assert [env.is_closed for env in made] == [True]
 
 
 def closing_envs(observation_spaces, action_spaces=None, **kwargs):

@@ -1,14 +1,11 @@
-"""Without torch or Ray the rest works, and what needs them names the extra to install."""
+"""Without torch environments work, and what needs it names the extra to install."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import gymnasium as gym
 import pytest
-
-from vecenv import RayVectorEnv, make_vec
 
 ROOT = Path(__file__).parents[1]
 _USE = """
@@ -63,11 +60,3 @@ def test_what_needs_torch_says_how_to_install_it(run_without_torch, name):
         'pip install "vecenv[torch]"'
     )
     assert "During handling" not in done.stderr
-
-
-def test_the_extra_of_ray_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ImportError, match=r"pip install 'vecenv\[ray\]'"):
-        RayVectorEnv([lambda: gym.make("CartPole-v1")])
-    with pytest.raises(ImportError, match=r"pip install 'vecenv\[ray\]'"):
-        make_vec("CartPole-v1", 2, backend="ray")

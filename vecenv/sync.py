@@ -133,12 +133,14 @@ class SyncVectorEnv(GymVecEnv):
         """Step the `count` envs that were sent first; there is nothing to wait for."""
         indices, actions = zip(*(self._sent.popleft() for _ in range(count)), strict=True)
         env_ids = np.array(indices, dtype=np.int64)
+        infos: Any = {}
         try:
-            infos: Any = self._group.step(actions, indices)
+            for index, action in zip(indices, actions, strict=True):
+                self._group.step_env(index, action, infos)
         except Exception as error:
             # Some envs have been stepped and others not: give up all in flight.
             self._sent.clear()
-            self._calls.give_up(f"{type(error).__name__}: {error}")
+            self._calls.give_up(error)
             raise
         if self._masks.is_apart:
             infos = {indices.index(k): info for k, info in infos.items()}

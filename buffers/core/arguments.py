@@ -65,9 +65,9 @@ def _check_names(given: Mapping[str, Any], required: Set[str], optional: Set[str
     if not required <= set(given) <= required | optional:
         unknown, missing = set(given) - required - optional, sorted(required - set(given))
         problem = f"unknown: {sorted(unknown, key=str)}" if unknown else f"missing: {missing}"
+        others = f" and possibly {sorted(optional)}" if optional else ""
         raise BufferMisuseError(
-            f"columns are {sorted(given, key=str)}, expected {sorted(required)} and possibly "
-            f"{sorted(optional)}; {problem}"
+            f"columns are {sorted(given, key=str)}, expected {sorted(required)}{others}; {problem}"
         )
 
 

@@ -63,7 +63,7 @@ class Added:
 
     def add(
         self,
-        *,
+        *unnamed: Any,
         obs: Any = None,
         next_obs: Any = None,
         actions: Any = None,
@@ -82,6 +82,7 @@ class Added:
         without env_ids and valid. Such an add, except the first, can be in a CUDA graph.
 
         Args:
+            *unnamed: None; columns have names.
             obs: (K, *obs_shape), nested like the space.
             next_obs: Like obs: the true observation after the step; where the episode ended, the
                 final observation, not that of the reset.
@@ -106,6 +107,9 @@ class Added:
             "obs": obs, "next_obs": next_obs, "actions": actions, "rewards": rewards,
             "terminations": terminations, "truncations": truncations,
         }  # fmt: skip
+        if unnamed:
+            told = f"add got {len(unnamed)} arguments without a name, expected "
+            raise BufferMisuseError(told + ", ".join(f"{name}=..." for name in columns))
         if extras:
             columns.update(extras)
         self._add(columns, env_ids, valid)
@@ -234,13 +238,14 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
 
     def _add(self, columns: dict[str, Any], env_ids: Any, valid: Any) -> None:
         if self.takes_tensors:
-            is_plain = env_ids is None and valid is None
+            # The host numbers the steps of episodes, before their rows are overwritten.
+            is_plain = env_ids is None and valid is None and self._sequences is None
             if is_plain and (tensors := self._read_there(columns)) is not None:
                 return self._add_there(tensors)
             if self._is_capturing():
                 raise BufferMisuseError(
                     "an add in a CUDA graph takes tensors on the device, as they are stored, whole "
-                    f"steps of all {self.num_envs} envs, without env_ids and valid"
+                    f"steps of all {self.num_envs} envs, without env_ids, valid and track_episodes"
                 )
         num_envs = self.num_envs or 0
         read = self._columns.read_transitions(columns, env_ids, valid, num_envs, self.device)
@@ -282,8 +287,6 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
                     f"room for {slots}; call reserve_final_obs({enough}) before"
                 )
         table.is_captured |= is_capturing
-        if self._sequences is not None and not is_capturing:
-            self._sequences.keep_up(len(tensors["rewards"]))
         rows = table.add(tensors, _NO_ROWS)
         self._note_captured()
         self._note_rows(rows)
@@ -311,12 +314,10 @@ class ReplayBuffer(Added, TableState, DrawnBuffer):
         for piece in self._table.pieces(read, limit):
             if folder is not None:
                 folder.make_room(len(piece[0]["rewards"]))
-            if self._sequences is not None:
-                self._settle()
-                self._sequences.follow()  # rows of an interrupted add, or that a device has added
+            if self._sequences is not None and piece[3] is not None:
+                self._sequences.follow()  # rows of an interrupted add
             self._note_rows(self._table.add(*piece))
             if self._sequences is not None:
-                self._settle()
                 self._sequences.follow(piece[3])
 
     def flush(self) -> None:

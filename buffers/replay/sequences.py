@@ -98,18 +98,9 @@ class SequenceIndex:
         table = self._table
         if begun is not None:
             self._next_step[begun] = 0
-        elif (table.committed == self._noted).all():
-            return
         columns = table.links, table.row_envs, table.envs["is_open"]
         kept = self._steps, self._newest, self._next_step
         number_rows(columns, (*table.live(), table.plan.span), self._noted, kept)
-
-    def keep_up(self, count: int) -> None:
-        """Number the rows that an add of `count` rows may overwrite, before it does."""
-        table = self._table
-        if (table.committed - self._noted + count > table.plan.capacity).any():
-            table.recover()
-            self.follow()
 
     def mark(self) -> None:
         """Mark rows that begin a sequence, if rows were added; new starts get the largest priority.

@@ -142,7 +142,6 @@ class Table:
         self._counts = self.rings.view(np.uint8)[:16].data.cast("q")  # begun, committed
         self.once = Once(plan, device, self._xp) if plan.is_once else None
         self.is_plain = plan.num_rings == 1 and not plan.is_linked
-        self._is_shared = order is not None  # other processes may change the counts
         self._envs_per_ring = plan.num_envs // plan.num_rings if plan.num_envs else 1
         self._order = order or (lambda: None)
         self._is_torn = self.is_captured = False
@@ -179,8 +178,8 @@ class Table:
     @property
     def is_empty(self) -> bool:
         """Whether it is possible that no transition can be drawn; `len` is exact."""
-        begun, end = self._counts
-        return end <= max(begun - self.plan.capacity, 0) or self._is_shared
+        begin, end = self.live_of_one()  # rows in the first ring can be drawn
+        return begin == end
 
     def __len__(self) -> int:
         begin, end = self.live()

@@ -262,7 +262,11 @@ class Turns:
     def agent_iter(self):
         raise NotImplementedError
 
-    reset = step = agent_iter
-
     def __str__(self):
         return "turns_v0"
+
+    def reset(self, seed=None, options=None):
+        raise NotImplementedError
+
+    def step(self, action):
+        raise NotImplementedError

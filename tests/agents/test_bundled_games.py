@@ -1,34 +1,13 @@
-"""Pursuit-v0 and Spread-v0 do what the games of PettingZoo do that they are named after.
-
-The files in `golden/` are games of `pettingzoo.sisl.pursuit_v5` and `mpe2.simple_spread_v3`, which
-drew from the stream of the compiled game of this seed, a block of it for each reset and step. The
-program that recorded them is `tests/agents/record_games.py` of commit 7235d2c6.
-"""
-
-from pathlib import Path
+"""Pursuit-v0 and Spread-v0 do what the games of PettingZoo do that they are named after."""
 
 import numpy as np
 import pytest
+from agents.fed_draws import hunt
+from agents.record_games import CASES, GOLDEN, SEED
 
 from vecenv import make_vec_agents
 from vecenv.page import action_names
 
-GOLDEN = Path(__file__).parent / "golden"
-SEED = 31
-CASES = {
-    "pursuit": {},
-    "pursuit_small": {
-        **{"n_pursuers": 5, "n_evaders": 6, "x_size": 9, "y_size": 8, "obs_range": 6},
-        **{"shared_reward": False, "surround": False, "n_catch": 1, "max_cycles": 20},
-    },
-    "pursuit_crowd": {
-        "n_pursuers": 20, "n_evaders": 20, "obs_range": 5, "constraint_window": 0.7,
-    },
-    "spread": {},
-    "spread_pushed": {
-        "N": 5, "local_ratio": 0.3, "continuous_actions": True, "max_cycles": 12,
-    },
-}  # fmt: skip
 IDS = {"pursuit": "Pursuit-v0", "spread": "Spread-v0"}
 
 
@@ -54,16 +33,19 @@ def assert_as_recorded(name, arrays, row, found):
     ("name", "debug"),
     [
         *((name, True) for name in CASES if name != "pursuit_crowd"),
-        ("spread", False),
+        *((name, False) for name in ("pursuit_small", "spread")),
         pytest.param("pursuit_crowd", True, marks=pytest.mark.slow),
         # Each of these is compiled for itself.
-        *(pytest.param(name, False, marks=pytest.mark.slow) for name in CASES if name != "spread"),
+        *(
+            pytest.param(name, False, marks=pytest.mark.slow)
+            for name in ("pursuit", "pursuit_crowd", "spread_pushed")
+        ),
     ],
 )
 def test_games_are_as_recorded(name, debug):
     with np.load(GOLDEN / f"{name}.npz") as file:
         arrays = dict(file)
-    envs = make(name, 1, CASES[name], debug=debug)
+    envs = make(name, 1, CASES[name][1], debug=debug)
     obs, _ = envs.reset(seed=SEED)
     nothing = np.zeros(envs.num_envs)
     assert_as_recorded(name, arrays, 0, (obs, nothing, nothing, nothing))
@@ -76,9 +58,8 @@ def test_games_are_as_recorded(name, debug):
 def test_central_states_show_the_whole_map():
     envs = make_vec_agents("Pursuit-v0", 2, central_state=True, vector_kwargs={"debug": True})
     obs, _ = envs.reset(seed=0)
-    envs.action_space.seed(0)
     for _ in range(20):
-        obs, *_ = envs.step(envs.action_space.sample())
+        obs, *_ = envs.step(hunt(obs, np.random.default_rng(0)))
     states = envs.state()
     assert states.shape == (2, 16, 16, 3)
     np.testing.assert_array_equal(states[..., 1].sum(axis=(1, 2)), 8)

@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from buffers import EpisodicReplayBuffer, TransitionWriter
 from vecenv import make_vec_agents
 
-NEXT_STEP, _, DISABLED = MODES
+NEXT_STEP, SAME_STEP, DISABLED = MODES
 LENGTH = 9
 
 
@@ -36,55 +36,61 @@ class Shifts(Game):
         return {agent: np.array([self.time], np.float32) for agent in agents}
 
 
-LIVES = {  # of both groups, by the times that are observed
-    "s": [list(range(LENGTH + 1))],
-    "w": [[k, k + 1, k + 2] for k in range(0, LENGTH, 3)],
+STAYS = [list(range(LENGTH + 1))]
+WORKS = [[k, k + 1, k + 2] for k in range(0, LENGTH, 3)]
+GAMES = {
+    "comes back": ({}, [STAYS + WORKS]),
+    "two groups": ({"groups": {"s": ["stays"], "w": ["works"]}}, [STAYS, WORKS]),
 }
 
 
-def episodes(source):
-    spaces = source.single_observation_space, source.single_action_space
-    return EpisodicReplayBuffer(999, *spaces, num_envs=source.num_envs)
+def written(envs, make, by):
+    """Buffers, one per group, that were filled from two games of each of two envs."""
+    is_one, names = hasattr(envs, "group"), list(envs.groups)
+    sources = {name: envs if is_one else envs.groups[name] for name in names}
+    buffers = {name: make(source) for name, source in sources.items()}
+    writers = {name: TransitionWriter(sources[name], buffers[name]) for name in names}
 
-
-def written(envs, by):
-    """Buffers by group that were filled from two games of each of two envs."""
-    buffers = {name: episodes(group) for name, group in envs.groups.items()}
-    writers = {name: TransitionWriter(envs.groups[name], buffers[name]) for name in buffers}
+    def part(whole, name):
+        return whole if is_one else whole.get(name, {})
 
     def reset():
         obs, _ = envs.reset(seed=1)
-        for name, writer in writers.items():
-            writer.reset(obs[name])
+        for name in names:
+            writers[name].reset(part(obs, name))
 
     reset()
     for t in range(2 * (LENGTH + (envs.autoreset_mode is NEXT_STEP))):
         if envs.autoreset_mode is DISABLED and t == LENGTH:
             reset()
-        actions = {name: np.zeros(group.num_envs, int) for name, group in envs.groups.items()}
+        actions = {name: np.zeros(source.num_envs, int) for name, source in sources.items()}
         if by == "step":
-            *results, infos = envs.step(actions)
-            for name, writer in writers.items():
-                found = [*(part[name] for part in results), infos.get(name, {})]
-                writer.step(actions[name], *found, valid=envs.groups[name].valid)
+            *results, infos = envs.step(actions[names[0]] if is_one else actions)
+            for name in names:
+                found = [part(result, name) for result in (*results, infos)]
+                writers[name].step(actions[name], *found, valid=part(envs.valid, name))
             continue
-        envs.send(actions)
-        for name, writer in writers.items():
-            writer.sent(actions[name])
+        envs.send(actions[names[0]] if is_one else actions)
+        for name in names:
+            writers[name].sent(actions[name])
         for _ in range(2):  # games one by one
             batch = envs.recv(1)
-            for name, writer in writers.items():
-                writer.received(batch.of(name))
-    return buffers
+            for name in names:
+                writers[name].received(batch if is_one else batch.of(name))
+    return list(buffers.values())
 
 
 @pytest.mark.parametrize(("mode", "by"), [*zip(MODES, ("received", "step", "step"), strict=True)])
-def test_each_life_is_an_episode(mode, by):
-    """Of agents in one group: tests/buffers/test_agent_rows.py."""
-    groups = {"s": ["stays"], "w": ["works"]}
-    envs = make_vec_agents(Shifts, 2, backend="sync", autoreset_mode=mode, groups=groups)
-    for name, buffer in written(envs, by).items():
+@pytest.mark.parametrize(("options", "lives"), GAMES.values(), ids=GAMES)
+def test_each_life_is_an_episode(options, lives, mode, by):
+    envs = make_vec_agents(Shifts, 2, backend="sync", autoreset_mode=mode, **options)
+
+    def episodes(source):
+        spaces = source.single_observation_space, source.single_action_space
+        return EpisodicReplayBuffer(999, *spaces, num_envs=source.num_envs)
+
+    for buffer, expected in zip(written(envs, episodes, by), lives, strict=True):
         found = [buffer.episode(k) for k in range(buffer.num_episodes)]
-        assert sorted(episode["obs"][:, 0].tolist() for episode in found) == sorted(4 * LIVES[name])
+        assert sorted(episode["obs"][:, 0].tolist() for episode in found) == sorted(4 * expected)
         assert all(episode["terminations"][-1] for episode in found)
         assert not buffer.open_lengths.any()

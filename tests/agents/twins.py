@@ -89,9 +89,12 @@ def slots_for(envs):
     slots = {}
     for name, group in envs.groups.items():
         space, count = group.single_observation_space, group.num_envs
-        flags = [envs.allocate((count,), np.bool_) for _ in range(3)]
-        obs = envs.allocate((count, *space.shape), space.dtype)
-        slots[name] = AgentSlot(obs, envs.allocate((count,), np.float32), *flags)
+        flags = [group.allocate((count,), np.bool_) for _ in range(3)]
+        slots[name] = AgentSlot(
+            group.allocate((count, *space.shape), space.dtype),
+            group.allocate((count,), np.float32),
+            *flags,
+        )
     return slots
 
 

@@ -86,12 +86,16 @@ def test_memory_doubles_at_least_and_stays_otherwise():
 GOOD = make_trajectory(4)
 BAD = {
     "missing": ({k: GOOD[k] for k in GOOD if k != "actions"}, r"trajectory 1 has the columns"),
+    "unknown": ({**GOOD, "reward": GOOD["rewards"]}, "trajectory 1 has the columns"),
     "no dict": ([1, 2], "trajectory 1 has the columns <class 'list'>"),
     "lengths": (
         {**GOOD, "actions": np.zeros(3, int)},
         r"actions has shape \(3,\), expected \(4,\)",
     ),
+    "shape": ({**GOOD, "obs": np.zeros((4, 2))}, r"obs has shape \(4, 2\), expected \(4, 3\)"),
     "scalar": ({**GOOD, "obs": 1.0}, r"obs has shape \(\)"),
+    "dtype": ({**GOOD, "actions": np.zeros(4)}, "dtype float64, expected int64"),
+    "complex": ({**GOOD, "rewards": np.zeros(4, complex)}, "rewards has dtype complex128"),
     "text": ({**GOOD, "rewards": np.array(list("abcd"))}, "rewards must be a tensor or an array"),
     "NaN": ({**GOOD, "rewards": np.array([0, np.nan, 0, 0])}, "trajectory 1: rewards.1. is nan"),
     "device": ({**GOOD, "actions": torch.zeros(4, dtype=int, device="meta")}, "lies on meta"),

@@ -14,8 +14,9 @@ from envs import MODES, CounterEnv, counters, mode_id
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
+import buffers
 import vecenv
-from buffers import BufferMisuseError, SharedReplayBuffer, TransitionWriter
+from buffers import BufferMisuseError, EpisodicReplayBuffer, SharedReplayBuffer, TransitionWriter
 
 NEXT_STEP, SAME_STEP, DISABLED = AutoresetMode
 LENGTHS = [3, 1, 5, 2]
@@ -221,10 +222,44 @@ def twice(actions):
     return np.stack([2 * actions, 2 * actions], 1).astype(np.float32)
 
 
-def test_extra_columns_wait_for_the_results_of_envs_in_flight():
+def check_extras(rows):
+    assert len(rows) > 10
+    for row in rows:
+        assert row["twice"].tolist() == [2 * row["actions"]] * 2
+        assert row["thrice"] == 3 * row["rewards"]
+
+
+def rows_of(buffer):
+    """Transitions a buffer holds, as dicts."""
+    if isinstance(buffer, Recorder):
+        return [values for _, values in buffer.rows]
+    if isinstance(buffer, EpisodicReplayBuffer):
+        buffer.cut_episodes()
+        batch = buffer.sample_sequences(200, 1)
+        columns = [batch.actions, batch.rewards, batch.extras["twice"], batch.extras["thrice"]]
+        columns = [column[:, 0].numpy() for column in columns]
+    else:
+        batch = buffer.get(buffer.order())
+        columns = [batch.actions, batch.rewards, batch.extras["twice"], batch.extras["thrice"]]
+        columns = [column.numpy() for column in columns]
+    names = ["actions", "rewards", "twice", "thrice"]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def make_buffer(kind, envs):
+    given = envs.single_observation_space, envs.single_action_space
+    options = {"num_envs": 4, "extra_columns": EXTRA, "seed": 0}
+    return kind() if kind is Recorder else kind(400, *given, **options)
+
+
+BUFFERS = [SharedReplayBuffer, EpisodicReplayBuffer, Recorder]
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_extra_columns_wait_for_the_results_of_envs_in_flight(kind):
     envs, rng = make_envs("vecenv", NEXT_STEP), np.random.default_rng(0)
-    recorder = Recorder()
-    writer = TransitionWriter(envs, recorder)
+    buffer = make_buffer(kind, envs)
+    writer = TransitionWriter(envs, buffer)
     writer.reset(envs.reset(seed=0)[0])
     ready = np.arange(4)
     for _ in range(40):
@@ -234,16 +269,12 @@ def test_extra_columns_wait_for_the_results_of_envs_in_flight():
         batch = envs.recv(min_envs=2)
         writer.received(batch, thrice=3 * batch.rewards)
         ready = rng.permutation(batch.env_ids)
-    assert len(recorder.rows) > 10
-    for _, row in recorder.rows:
-        assert row["twice"].tolist() == [2 * row["actions"]] * 2
-        assert row["thrice"] == 3 * row["rewards"]
+    check_extras(rows_of(buffer))
 
 
 def test_bad_extra_columns_are_refused_and_change_nothing():
     envs = make_envs("vecenv", NEXT_STEP)
-    given = envs.single_observation_space, envs.single_action_space
-    buffer = SharedReplayBuffer(400, *given, num_envs=4, extra_columns=EXTRA)
+    buffer = make_buffer(buffers.SharedReplayBuffer, envs)
     writer = TransitionWriter(envs, buffer)
     writer.reset(envs.reset(seed=0)[0])
     actions = np.zeros(4, int)

@@ -6,11 +6,9 @@ import time
 from copy import deepcopy
 from dataclasses import replace
 
-import matplotlib.figure
 import numpy as np
 import pytest
 from forked_runners import forked, forking  # noqa: F401 - a fixture
-from matplotlib.container import BarContainer
 from PIL import Image
 from rich.console import Console
 
@@ -284,54 +282,3 @@ def test_slow_resets_are_in_the_rates():
         per_episode = case.rounds[0].steps / case.rounds[0].episodes / case.num_envs
         assert per_episode == pytest.approx(10, rel=0.25)  # a look at the clock every 5 ms
         assert case.steps_per_second < 500  # 1000 without the resets; on busy cores less
-
-
-RATES = {"loop": 457.0, "sync": 455.0, "async": 2214.0}
-
-
-def plotted():
-    cases = [
-        Case(name, 1, rounds=[Round(int(rate), seconds, 1) for seconds in (0.9, 1.1)])
-        for name, rate in RATES.items()
-    ]
-    return Comparison("Env-v0", {}, "a machine", cases)
-
-
-def test_bars_begin_at_zero_and_log_axes_have_points(tmp_path, monkeypatch):
-    """A logarithmic axis has no zero: bars on it are as long as its end happens to make them."""
-    figures, save = [], matplotlib.figure.Figure.savefig
-    monkeypatch.setattr(
-        matplotlib.figure.Figure,
-        "savefig",
-        lambda figure, *args, **options: (figures.append(figure), save(figure, *args, **options)),
-    )
-    plotted().plot(tmp_path / "picture.png")
-    (figure,) = figures
-    on_log = [axes for axes in figure.axes if "log" in (axes.get_xscale(), axes.get_yscale())]
-    assert len(on_log) == 1
-    for axes in figure.axes:
-        bars = [one for one in axes.containers if isinstance(one, BarContainer)]
-        if axes in on_log:
-            assert bars == []
-            shown = [x for line in axes.lines for x in line.get_xdata()]
-            shown += [x for one in axes.collections for x, _ in one.get_offsets()]
-            assert set(map(round, RATES.values())) <= {round(x) for x in shown}
-        elif bars:
-            assert min(bar.get_x() for bar in bars[0]) == 0
-
-
-@pytest.mark.slow
-def test_steps_of_games_are_counted():
-    options = Options(
-        "agents:agents.parallel_tag",
-        {"late": False},
-        num_envs=(2,),
-        backends=("loop", "sync", "gymnasium-sync", "jit"),
-        rounds=1,
-        round_s=0.02,
-        warm_up_s=0.01,
-        timed_s=0.05,
-    )
-    result = run_comparison(options)
-    assert [case.backend for case in result.measured] == ["loop", "sync", "gymnasium-sync"]
-    assert "agents:agents.parallel_tag: env steps per second" in as_text(result)

@@ -5,11 +5,9 @@ from contextlib import closing
 
 import gymnasium as gym
 import pytest
-from agents.games import runners
-from agents.toy_games import WALK
 from compare.toy_envs import Counter
 
-from vecenv import make_vec, make_vec_agents
+from vecenv import make_vec
 from vecenv.source import BackendUnavailableError, read_env_kwargs, read_source
 
 
@@ -84,11 +82,3 @@ def test_make_vec_and_evaluate_take_a_factory_by_its_name_as_the_commands_do():
     assert caught.value.__notes__ == [told]
     with pytest.raises(gym.error.NameNotFound, match="Nothing"):
         make_vec("Nothing-v0")
-
-
-def test_games_of_ones_own_have_names_of_a_module_and_what_is_in_it():
-    assert make_vec_agents("agents.games:runners", 2, backend="sync").num_games == 2
-    game = read_source("agents:agents.games:runners").factory()
-    assert game.members["runner"].agents == tuple(runners().runners)
-    assert read_source("agents:agents.toy_games:WALK").kernels is WALK
-    assert read_source("agents:vecenv:Pursuit-v0").spec.id == "Pursuit-v0"

@@ -1,10 +1,10 @@
 """examples/compare_stepping.py: all methods do the same, and everything asked for is shown."""
 
 import re
+import time
 
 import numpy as np
 import pytest
-from choices import fast_are
 from example_files import load_example
 from PIL import Image
 
@@ -27,10 +27,7 @@ def made():
         method.envs.close()
 
 
-METHODS = list(example.METHODS)[1:]
-
-
-@pytest.mark.parametrize("name", fast_are(["chunks, first-ready", "compiled"], METHODS))
+@pytest.mark.parametrize("name", list(example.METHODS)[1:])
 def test_every_way_leads_to_the_same_true_states(name, made):
     num_envs = 1 if name == "chunks, first-ready" else 3
     method, loop = made(name, num_envs), made("Gymnasium's sync", num_envs)
@@ -46,6 +43,15 @@ def test_first_ready_hands_back_a_part_and_settles(made):
     method.settle()
     method.settle()
     method.envs.step(method.actions)  # nothing is in flight
+
+
+def test_steps_take_their_time_by_the_clock_of_the_thread():
+    env = example.SlowCage(2.0)
+    env.reset(seed=0)
+    begin = time.thread_time_ns()
+    for _ in range(3):
+        env.step(0)
+    assert time.thread_time_ns() - begin >= 6e6
 
 
 @pytest.mark.slow

@@ -53,6 +53,15 @@ def test_episodes_begin_in_all_cells_equally_often():
     assert chi_square < len(CELLS) + 4 * np.sqrt(2 * len(CELLS))
 
 
+def test_transition_matrix_is_that_of_the_rules():
+    cells = [tuple(cell) for cell in CELLS.tolist()]
+    expected = np.zeros((len(cells), len(cells)))
+    for i, cell in enumerate(cells):
+        for action in range(4):
+            expected[i, cells.index(walk(*cell, action))] += 0.25
+    np.testing.assert_array_equal(laplacian.transition_matrix(), expected)
+
+
 @pytest.mark.parametrize("discount", [0.3, 0.8, 1.0])
 def test_offset_weights_are_those_of_the_sampler(discount):
     buffer = laplacian.collect(num_envs=10, num_rounds=2, length=6, seed=1)

@@ -2,11 +2,9 @@
 
 import ast
 
-import numpy as np
 import pytest
 from example_files import EXAMPLES, load_example
 
-from vecenv.core.compiling import is_jit_off
 from vecenv.learn import EvaluationResult, evaluate
 
 SMALL = {
@@ -83,16 +81,3 @@ def test_they_learn_what_they_say(name, tmp_path):
     module = load_example(name)
     found = results_of(module.main(options_of(module, tmp_path / "run")))
     assert found[-1].mean > SCORES[name]
-
-
-GAMES = {"num_games": 3, "episode_length": 6, "width": 2, "copies": 2, "horizon": 3}
-
-
-@pytest.mark.skipif(is_jit_off(), reason="takes too long without compiled code")
-def test_a_game_is_the_defenders_own_unless_another_action_is_clearly_better():
-    example = load_example("lookahead")
-    options = example.Options(**GAMES, levels=2, least_errors=1e9)
-    plain, planned = (example.play(options, looks_ahead=ahead) for ahead in (False, True))
-    np.testing.assert_array_equal(planned, plain)
-    eager = example.Options(**GAMES, levels=2, least_errors=-1e9)
-    assert example.play(eager, looks_ahead=True).shape == (3,)

@@ -1,5 +1,6 @@
 """examples/zoo: settings that their trainers read, and policies that play."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -79,6 +80,56 @@ def test_the_zoos_settings_train_and_those_of_the_command_line_go_first(tmp_path
     zoo = trainers.read_config(ZOO / "JitMountainCar-v0.toml")
     assert (found["total_steps"], found["num_envs"]) == (600, 4)
     assert found["gae_lambda"] == zoo["gae_lambda"]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["train", "CartPole-v1", "--config", "zoo"], "did you mean JitCartPole-v1"),
+        (["play", "CartPole-v1", "--policy", "zoo"], "no policy for CartPole-v1; did you mean"),
+        (["train", "Synthetic-v0", "--config", "zoo"], "no settings for Synthetic-v0; it has Jit"),
+        (["train", "..", "--config", "zoo"], "the zoo has no settings for ..; it has Jit"),
+        (["train", "CartPole-v1", "--config", "odd.toml"], "which can't be read (expected names"),
+        (["train", "CartPole-v1", "--config", "near.toml"], "algo is 'ppp', expected one of ppo"),
+    ],
+)
+def test_what_the_zoo_lacks_is_said(args, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("odd.toml").write_text("algo = 3\n")
+    Path("near.toml").write_text('algo = "ppp"\n')
+    assert main(args) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.startswith("vecenv: ")
+
+
+@pytest.fixture
+def zoo(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = importlib.import_module("zoo")
+    for name in ("ZOO", "RUNS"):
+        monkeypatch.setattr(module, name, tmp_path / name.lower())
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    (tmp_path / "zoo").mkdir()
+    return module
+
+
+def test_runs_are_finished_while_their_settings_are_the_same(zoo):
+    file = zoo.ZOO / "JitCartPole-v1.toml"
+    file.write_text('algo = "ppo"\ngamma = 0.9  # short\n')
+    folder = zoo.RUNS / "JitCartPole-v1" / "2"
+    folder.mkdir(parents=True)
+    curve = [{"steps": 5, "charts/episodic_return": None}, {"steps": 9, "return": 2.0}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in curve))
+    note = {"settings": zoo.fingerprint(file), "wall_s": 3.0, "processor_s": 2.0}
+    note |= {"is_finished": True, "mean": 1234.5, "ci95": 6.78, "machine": "a machine"}
+    folder.with_suffix(".json").write_text(json.dumps(note))
+    assert zoo.train("JitCartPole-v1", 2, 1.0) == "finished already"
+    found = {"JitCartPole-v1": zoo.results("JitCartPole-v1")}
+    assert found["JitCartPole-v1"][0].curve == [(9, 2.0)]
+    assert "| JitCartPole-v1 | PPO | 100 000 | 1 234 ± 7 | 3 | 2 |" in zoo.table(found)
+    file.write_text('algo = "ppo"\n# gamma is longer\ngamma = 0.95\n')
+    assert zoo.results("JitCartPole-v1") == []
 
 
 def test_the_page_has_a_row_for_all_settings():

@@ -4,15 +4,8 @@ import importlib
 
 import pytest
 from fuzz.__main__ import FUZZERS
-from fuzz.envs import run_case
 
 from vecenv.core.compiling import is_jit_off
-
-
-@pytest.mark.parametrize("number", [8, 19, 22, 23, 27, 28, 37, 42, 71, 90])
-def test_envs_drawn_at_random_do_as_in_gymnasiums_vector_env(number):
-    """Observations, rewards, flags and infos, here and in workers, with resets of some envs."""
-    assert run_case(number) > 0
 
 
 @pytest.mark.slow

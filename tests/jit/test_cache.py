@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from choices import fast_are
 from numba import config, njit
 from numba.core.bytecode import FunctionIdentity
 
@@ -19,6 +20,74 @@ from vecenv.core.compiling import cached_njit, fingerprint, fresh_njit, is_jit_o
 
 if is_jit_off():
     pytest.skip("nothing is compiled", allow_module_level=True)
+
+KERNELS = """
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+from numba import njit
+from helper import moved
+from vecenv.jit import EnvKernels, JitVectorEnv
+
+@njit(cache=True)
+def reset(state, rng):
+    state.x = 0.0
+
+@njit(cache=True)
+def step(state, action, rng):
+    state.x = moved(state.x)
+    return 0.0, False, False
+
+@njit(cache=True)
+def observe(state, out):
+    out[0] = state.x
+
+space = Box(-9, 9, (1,), np.float32)
+walk = EnvKernels([("x", np.float64)], space, Discrete(2), reset, step, observe)
+envs = JitVectorEnv(walk, 2)
+envs.reset(seed=0)
+print(envs.step([0, 0])[0][0, 0], sum(envs._runner._run.stats.cache_hits.values()))
+"""
+HELPER = """
+from numba import njit
+from far import DISTANCE
+
+@njit(cache=True)
+def moved(x):
+    return x + DISTANCE
+"""
+
+
+def run_script(folder, **environment):
+    """Run kernels.py of a folder; return the observation after a step, and the cache hits."""
+    paths = os.pathsep.join([str(folder), str(Path(vecenv.__file__).parents[1])])
+    inherited = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
+    environment = {**inherited, "PYTHONPATH": paths, "PYTHONWARNINGS": "error", **environment}
+    script = str(folder / "kernels.py")
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    value, hits = done.stdout.split()
+    return float(value), int(hits)
+
+
+def write_package(folder, distance=1.0):
+    (folder / "kernels.py").write_text(KERNELS)
+    (folder / "helper.py").write_text(HELPER)
+    (folder / "far.py").write_text(f"DISTANCE = {distance}\n")
+
+
+@pytest.mark.slow
+def test_code_is_kept_until_something_it_calls_changes(tmp_path):
+    write_package(tmp_path)
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    assert run_script(tmp_path, **cache) == (1.0, 0)
+    assert run_script(tmp_path, **cache) == (1.0, 1)
+    stamp = (tmp_path / "far.py").stat()
+    write_package(tmp_path, distance=2.0)  # of the same size, and made to look as old
+    os.utime(tmp_path / "far.py", ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)  # Python's own, which has the stamp
+    assert run_script(tmp_path, **cache) == (2.0, 0)
 
 
 def test_damaged_files_are_replaced(tmp_path, monkeypatch):
@@ -34,16 +103,6 @@ def test_damaged_files_are_replaced(tmp_path, monkeypatch):
     assert [num_hits(), num_hits()] == [0, 1]
 
 
-HITS = """
-from pathlib import Path
-import vecenv
-from vecenv.jit.cartpole import CartPoleVectorEnv
-
-hits = CartPoleVectorEnv(2)._runner._run.stats.cache_hits
-print(Path(vecenv.__file__).resolve().parent, sum(hits.values()))
-"""
-
-
 @pytest.mark.slow
 def test_code_is_kept_for_an_installation_that_cannot_be_written(tmp_path):
     installed = tmp_path / "site-packages" / "vecenv"
@@ -51,17 +110,11 @@ def test_code_is_kept_for_an_installation_that_cannot_be_written(tmp_path):
         Path(vecenv.__file__).parent, installed, ignore=shutil.ignore_patterns("__pycache__")
     )
     (installed / "jit" / "__pycache__").write_text("a file: no folder can be made here")
+    write_package(tmp_path)
     (tmp_path / "vecenv").symlink_to(installed)
-    inherited = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     user = {"XDG_CACHE_HOME": str(tmp_path / "user"), "PYTHONDONTWRITEBYTECODE": "1"}
-    paths = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(vecenv.__file__).parents[1])])}
-    for num_hits in ("0", "1"):
-        command = [sys.executable, "-W", "error", "-c", HITS]
-        environment = {**inherited, **user, **paths}
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
-        )
-        assert done.stdout.split() == [str(installed), num_hits]
+    assert run_script(tmp_path, **user) == (1.0, 0)
+    assert run_script(tmp_path, **user) == (1.0, 1)
     assert list((tmp_path / "user").rglob("*.nbi"))
 
 
@@ -237,8 +290,9 @@ def test_fingerprint_changes_with_whatever_the_code_depends_on(one, other):
     assert fingerprint([one]) != fingerprint([other])
 
 
+@pytest.mark.parametrize("compiled", [cached_njit, fresh_njit])
 @pytest.mark.filterwarnings("ignore:.*First-class function type")
-def test_functions_that_compiled_code_calls_can_be_values():
+def test_functions_that_compiled_code_calls_can_be_values(compiled):
     """They have no wrapper for calls from Python, but one for calls through an address."""
 
     @njit("f8(f8)")
@@ -253,7 +307,7 @@ def test_functions_that_compiled_code_calls_can_be_values():
         functions = (plus_one, twice)
         return functions[k](x)
 
-    function = cached_njit(call_one_of)
+    function = compiled(call_one_of)
     assert [function(3.0, 0), function(3.0, 1)] == [4.0, 6.0]
 
 
@@ -310,10 +364,13 @@ def _tell(x):
 _told.__module__ = "vecenv.told"  # bundled functions are linked into what calls them
 
 
-def test_bundled_functions_that_are_linked_in_print_and_raise(monkeypatch, capfd, tmp_path):
+@pytest.mark.parametrize("compiled", [cached_njit, fresh_njit])
+def test_bundled_functions_that_are_linked_in_print_and_raise(
+    compiled, monkeypatch, capfd, tmp_path
+):
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     monkeypatch.setitem(globals(), "_told", njit(_told))
-    function = cached_njit(_tell)
+    function = compiled(_tell)
     assert function(3) == 7
     assert capfd.readouterr().out == "x is 3\nx is 4\n"
     with pytest.raises(ValueError, match="x is less than"):
@@ -337,11 +394,14 @@ def _sum_of_squares(n):
 _kept_squares = cached_njit(_squares)
 
 
-def test_what_counts_references_keeps_its_name_in_functions_that_others_call(monkeypatch, tmp_path):
+@pytest.mark.parametrize("compiled", fast_are([fresh_njit], [cached_njit, fresh_njit, njit]))
+def test_what_counts_references_keeps_its_name_in_functions_that_others_call(
+    compiled, monkeypatch, tmp_path
+):
     """By another one, as LLVM gives to a second private function, Numba doesn't find it."""
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path))
     _kept_squares(2)
-    function = fresh_njit(_sum_of_squares)
+    function = compiled(_sum_of_squares)
     assert function(3) == 5 + 14
     (code,) = function.inspect_llvm().values()
     names = re.findall(r"define .*@(NRT_(?:in|de)cref[.\d]*)", code)

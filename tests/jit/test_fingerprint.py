@@ -83,6 +83,13 @@ def test_kernels_that_differ_in_what_they_call_only_run_their_own_code(make):
     assert rewards == pytest.approx(MAKERS[make])
 
 
+def closing_over(value):
+    def inner(x):
+        return value
+
+    return inner
+
+
 def local_error():
     class LocalError(ValueError):
         pass

@@ -11,7 +11,6 @@ from vecenv import SyncVectorEnv, check_vector_env, make_vec
 from vecenv.check import VectorEnvCheckError
 from vecenv.core.compiling import is_jit_off
 from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv, KernelCompileError, pack_record
-from vecenv.jit.random import normal
 
 needs_jit = pytest.mark.skipif(is_jit_off(), reason="there are no trials, and nothing is compiled")
 
@@ -83,28 +82,39 @@ def test_compiled_envs_that_are_stepped_one_by_one_are_checked_in_python(patrol_
         check_vector_env(envs)
 
 
+def test_parameters_are_a_live_view():
+    envs = make_annotated(3, debug=True)
+    envs.reset(seed=0)
+    envs.params.drain = 5.0
+    obs, *_ = envs.step(np.zeros(3, np.int64))
+    assert obs[:, 0].tolist() == [15.0] * 3
+
+
+def zero(state, out):
+    out[0] = 0.0
+
+
+def with_params(state, rng, params):
+    state.t = params.drein
+    state.draws[0] = state.battery = 0.0
+
+
 def with_rng(state, rng, params):
     state.t = rng.random()
     state.draws[0] = state.battery = 0.0
 
 
-def with_mean(state, rng, params):
-    state.t = 0
-    state.draws[0] = state.battery = normal(rng, 0.0, 0.3)
-
-
 @needs_jit
 @pytest.mark.parametrize(
-    ("reset", "told"),
+    ("function", "told"),
     [
+        (with_params, "no field 'drein'; state has t, battery, draws, end; params has drain"),
         (with_rng, "rng has no 'random': .* vecenv.jit.random"),
-        (with_mean, r"normal of vecenv.jit.random takes \(rng\)"),
     ],
 )
-def test_habits_of_numpy_in_draws_are_answered(reset, told):
-    kernels = dataclasses.replace(PATROL, reset=reset)
+def test_the_record_that_lacks_a_field_is_named(function, told):
     with pytest.raises(KernelCompileError, match=told):
-        JitVectorEnv(kernels, params=params(), dry_run=False)
+        JitVectorEnv(dataclasses.replace(PATROL, reset=function), params=params(), dry_run=False)
 
 
 def test_fields_of_another_record_can_be_taken_over():
@@ -112,6 +122,11 @@ def test_fields_of_another_record_can_be_taken_over():
     assert any(name == "" for name, *_ in fields)
     longer = dataclasses.replace(PATROL, state_dtype=fields)
     assert longer.state_dtype.names == ("t", "battery", "draws", "end", "more")
+
+
+def test_params_that_were_not_given_are_missed():
+    with pytest.raises(TypeError, match=r"must take \(state, rng\) \(no `params` was given\)"):
+        JitVectorEnv(PATROL)
 
 
 def count_up(state, action, rng, params):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AutoresetMode
 from jit.toy_env import PARAMS, TOY
 
 from vecenv import make_vec
@@ -22,7 +23,7 @@ from vecenv.jit.envs.acrobot import AcrobotVectorEnv
 from vecenv.jit.envs.pendulum import PendulumVectorEnv
 from vecenv.jit.envs.quadrotor import Quadrotor2DVectorEnv
 from vecenv.jit.envs.tables import FrozenLakeVectorEnv
-from vecenv.jit.random import integers, uniform
+from vecenv.jit.random import integers, normal, uniform
 
 NUM_ENVS = 6
 OWN = TOY.having(params=PARAMS)
@@ -54,7 +55,8 @@ def one_by_one(make, actions, seed=3):
     return [np.stack(columns, 1) for columns in zip(*found, strict=True)]
 
 
-@pytest.mark.parametrize(("mode", "num_threads"), [("NextStep", 2), ("SameStep", 1)])
+@pytest.mark.parametrize("num_threads", [1, 2])
+@pytest.mark.parametrize("mode", list(AutoresetMode)[:2])
 def test_a_row_does_what_an_env_with_its_parameters_does(mode, num_threads):
     options = {"autoreset_mode": mode, "max_episode_steps": 9}
     envs = JitVectorEnv(
@@ -344,4 +346,21 @@ def test_kernels_that_write_parameters_are_refused():
         [("x", np.float64)], space, Discrete(2), reset, step, observe, params=pack_record(speed=1.0)
     )
     with pytest.raises(KernelResultError, match=r"(?s)in step.*only a sampler may"):
+        JitVectorEnv(kernels)
+
+
+@pytest.mark.skipif(is_jit_off(), reason="needs the compiler")
+def test_habits_of_numpy_in_draws_are_answered():
+    def reset(state, rng):
+        state.x = normal(rng, 0.0, 0.3)
+
+    def step(state, action, rng):
+        return 0.0, False, False
+
+    def observe(state, out):
+        out[0] = state.x
+
+    space = Box(-1, 1, (1,), np.float32)
+    kernels = EnvKernels([("x", np.float64)], space, Discrete(2), reset, step, observe)
+    with pytest.raises(KernelCompileError, match=r"normal of vecenv.jit.random takes \(rng\)"):
         JitVectorEnv(kernels)

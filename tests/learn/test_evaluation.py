@@ -138,7 +138,8 @@ class Masked(CounterEnv):
         return super().step(action)
 
 
-def test_what_a_policy_is_given_is_its_own_to_keep():
+@pytest.mark.parametrize("make", [SyncVectorEnv, AsyncVectorEnv, gym.vector.SyncVectorEnv])
+def test_what_a_policy_is_given_is_its_own_to_keep(make):
     """Also of envs that hand out views, which the next step overwrites."""
     kept = []
 
@@ -146,7 +147,7 @@ def test_what_a_policy_is_given_is_its_own_to_keep():
         kept.append((obs, obs.clone()))
         return zeros(obs)
 
-    envs = SyncVectorEnv(counters([5, 5]), copy=False)
+    envs = make(counters([5, 5]), copy=False)
     evaluate(act, envs, 2)
     envs.close()
     assert len(kept) == 5 and not torch.equal(kept[0][0], kept[-1][0])
@@ -167,6 +168,18 @@ def test_policies_with_a_memory_are_told_where_episodes_start(mode):
     make = functools.partial(Masked, length=3)
     result = evaluate(act, SyncVectorEnv([make, make], autoreset_mode=mode), 4)
     assert result.lengths == (3, 3, 3, 3)
+
+
+def test_policies_that_ask_for_action_masks_get_those_of_the_envs():
+    class Envs(SyncVectorEnv):
+        def action_masks(self):
+            return np.array([[0, 1, 0]] * self.num_envs, np.int8)
+
+    def act(obs, action_masks):
+        assert action_masks.tolist() == [[0, 1, 0]]
+        return action_masks.argmax(-1)
+
+    evaluate(act, Envs(counters([2])), 1)
 
 
 @pytest.mark.parametrize(

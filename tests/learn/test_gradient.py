@@ -17,6 +17,13 @@ def squared_error(module, batch):
     return loss, {"error": loss.sqrt()}
 
 
+def test_gradients_are_those_of_backward_and_are_overwritten():
+    gradient = Gradient(make_layers(), squared_error)
+    for _ in range(2):
+        assert_equal(gradient, make_square_batch(0))
+    assert not gradient(make_square_batch(0))["loss"].requires_grad
+
+
 def test_the_weights_are_views_of_the_vector_that_the_optimizer_updates():
     module, batch = make_layers(), make_square_batch(0)
     twin = copy.deepcopy(module)

@@ -28,11 +28,11 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 class Agent(nn.Module):
     """Actor and critic over features (B, 6), with a mask of actions."""
 
-    def __init__(self, features=None):
+    def __init__(self, features=None, width=6):
         super().__init__()
         self.features = features or nn.Identity()
-        self.actor = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 4))
-        self.critic = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.actor = nn.Sequential(nn.Linear(width, 16), nn.Tanh(), nn.Linear(16, 4))
+        self.critic = nn.Sequential(nn.Linear(width, 16), nn.Tanh(), nn.Linear(16, 1))
         self.entropy_weight = 0.01
 
     def policy(self, obs, mask=None):
@@ -80,13 +80,15 @@ def ppo_loss(agent, batch):
 
 def make_agent(kind="mlp"):
     torch.manual_seed(3)
+    if kind == "cnn":
+        return Agent(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten()), 36)
     return Agent(Recurrent() if kind == "gru" else nn.Identity())
 
 
 def make_batch(kind="mlp", rows=ROWS, seed=0, weights=None):
     extras = {}
     generator = torch.Generator().manual_seed(seed)
-    shape = (3, 3) if kind == "gru" else (6,)
+    shape = {"cnn": (2, 5, 5), "gru": (3, 3)}.get(kind, (6,))
 
     def normal(*shape):
         return torch.randn(*shape, generator=generator)
@@ -194,6 +196,7 @@ def test_weighted_rows_in_two_threads_have_the_gradient_of_autograd():
     ("kind", "threads", "dtype"),
     [
         ("mlp", 2, torch.bfloat16),
+        ("cnn", 2, torch.float32),
         ("gru", 2, torch.float32),
         ("masks", 1, torch.float32),
     ],

@@ -68,6 +68,12 @@ def test_what_cannot_be_captured_is_told_once_and_called(monkeypatch):
     assert not graph.is_captured
 
 
+def test_on_the_processor_the_function_is_called():
+    results = iter(range(9))
+    graph = Graph(lambda: next(results), torch.device("cpu"))
+    assert [graph() for _ in range(4)] == [0, 1, 2, 3]
+
+
 def learner(**options):
     torch.manual_seed(0)
     module = nn.Linear(3, 1)

@@ -9,6 +9,7 @@ import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -298,25 +299,41 @@ def test_the_command_to_go_on_with_is_that_of_this_process(options, monkeypatch,
 
 
 @dataclass
+class ManyOptions:
+    path: Path = Path("a/b")
+    maybe: Path | None = None
+    some: tuple[int, ...] | None = None
+    pairs: list[tuple[int, int]] | None = None
+    pair: tuple[int, str] = (1, "x")
+    rate: float = 3.5
+    anything: Any = None
+
+
+@dataclass
 class Fewer:
     path: Path = Path()
 
 
-def test_options_of_another_program_are_refused(options, tmp_path):
-    """That all kinds of options come back: tests/train/test_options.py."""
-    begin(options).close()
+def test_options_come_back_as_they_were_and_those_of_another_program_are_refused(tmp_path):
+    given = ManyOptions(path=Path("c"), pair=(2, "y"), anything={"a": [1, 2]})
+    Run(tmp_path, given).close()
+    assert load_options(tmp_path, ManyOptions) == given
+    assert json.loads((tmp_path / "options.json").read_text())["path"] == "c"
+    several = ManyOptions(maybe=Path("d"), some=(1, 2), pairs=[])
+    Run(tmp_path / "several", several).close()
+    assert load_options(tmp_path / "several", ManyOptions) == several
     for kind, message in {Fewer: "options of Fewer", int: "options of int"}.items():
         with pytest.raises(ValueError, match=message):
-            load_options(options.folder, kind)
-    for wrong_options in (Fewer(object()), 3):
+            load_options(tmp_path, kind)
+    for wrong_options in (ManyOptions(anything=object()), 3):
         with pytest.raises(TypeError):
             Run(tmp_path / "x", wrong_options)
     assert not (tmp_path / "x").exists()
-    (options.folder / "options.json").write_text("[1")
+    (tmp_path / "options.json").write_text("[1")
     with pytest.raises(ValueError, match="has no options in JSON"):
-        load_options(options.folder, Options)
+        load_options(tmp_path, ManyOptions)
     with pytest.raises(RunError, match="has no options in JSON"):
-        resume(options)
+        Run(tmp_path, given, resume=True)
 
 
 # -- files -----------------------------------------------------------------------------------------

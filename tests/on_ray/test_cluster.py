@@ -3,12 +3,14 @@
 import http.server
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from workers.faulty_envs import FINE, faulty
@@ -123,6 +125,12 @@ def test_a_killed_node(cluster, on_error):
     assert node_of(envs, lost) == cluster.head_node.node_id
     assert envs.step([FINE] * 4)[0][:, 1].tolist().count(0) == 2
     envs.close()
+
+
+def test_another_part_of_ray_at_the_address(cluster):
+    port = cluster.head_node.node_manager_port
+    with pytest.raises(ConnectionError, match=f"no Ray cluster at '127.0.0.1:{port}'"):
+        RayVectorEnv(faulty(1), address=f"127.0.0.1:{port}")
 
 
 def test_another_address_than_the_one_connected_to_is_refused(cluster):
@@ -301,7 +309,20 @@ def test_actors_go_where_they_are_put(tight):
     remove_placement_group(group)
 
 
-def test_a_lost_node_without_room_elsewhere(tight, caplog):
+def lose(way, cluster, node, envs):
+    """Kill or freeze a node; return what thaws it."""
+    if way == "killed":
+        cluster.remove_node(node, allow_graceful=False)
+        return []
+    worker = nodes(envs).index(node.node_id)
+    pids = [node.all_processes["raylet"][0].process.pid, envs._pool.seats[worker].pid]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    return pids
+
+
+@pytest.mark.parametrize("way", ["killed", "frozen"])
+def test_a_lost_node_without_room_elsewhere(tight, caplog, way):
     """A node is waited for, not long."""
     cluster, second = tight
     options = {"on_error": "restart", "start_timeout": 10.0}
@@ -309,12 +330,67 @@ def test_a_lost_node_without_room_elsewhere(tight, caplog):
     envs.reset(seed=0)
     envs.step([FINE] * 4)
     lost = nodes(envs).index(second.node_id)
-    cluster.remove_node(second, allow_graceful=False)
+    frozen = lose(way, cluster, second, envs)
     begin = time.monotonic()
-    with pytest.raises(WorkerDiedError, match=r"could not be replaced.* after 10 seconds"):
-        while True:
-            envs.step([FINE] * 4)
-    waiting = f"waiting for a node for worker {lost} "
-    assert any(text.startswith(waiting) for text in caplog.messages)
-    assert time.monotonic() - begin < 90
-    envs.close(terminate=True)
+    try:
+        with pytest.raises(WorkerDiedError, match=r"could not be replaced.* after 10 seconds"):
+            while True:
+                envs.step([FINE] * 4)
+        waiting = f"waiting for a node for worker {lost} "
+        assert any(text.startswith(waiting) for text in caplog.messages)
+        assert time.monotonic() - begin < 90
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        envs.close(terminate=True)
+
+
+def listens(port):
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+TOKEN = "0123456789abcdef" * 4
+REFUSED = """
+    import sys, time
+
+    from vecenv import RayVectorEnv
+
+    begin = time.monotonic()
+    try:
+        RayVectorEnv([int], num_workers=1, address=sys.argv[1])
+    except ConnectionError as error:
+        assert "AuthenticationError" in str(error) and sys.argv[2] in str(error), error
+    else:
+        raise AssertionError("should have been refused")
+    assert time.monotonic() - begin < 30  # a second on an idle machine
+    print("done")
+"""
+
+
+def test_a_token_that_is_missing_or_wrong_is_told_at_once(tmp_path):
+    home = {"HOME": str(tmp_path)}
+    with_token = {**home, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ray = Path(sys.executable).with_name("ray")
+    command = [ray, "start", "--head", "--block", f"--port={port}", "--num-cpus=1"]
+    command += ["--include-dashboard=false", f"--temp-dir={tmp_path.parent / 'r'}"]
+    command += ["--object-store-memory=80000000", "--disable-usage-stats"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    head = subprocess.Popen(command, env={**os.environ, **with_token}, **quiet)
+    try:
+        end = time.monotonic() + 60
+        while not listens(port):
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        for told, *wrong in (
+            ("InvalidAuthToken", "disabled", ""),
+            ("InvalidAuthToken", "token", TOKEN[::-1]),
+            ("no authentication token was found", "token", ""),
+        ):
+            mode = dict(zip(("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"), wrong, strict=True))
+            assert run(REFUSED, f"127.0.0.1:{port}", told, cwd=tmp_path, **home, **mode) == "done\n"
+    finally:
+        head.terminate()  # with --block it ends all that it has started
+        head.wait(60)

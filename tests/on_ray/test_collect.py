@@ -46,9 +46,8 @@ def new_fields(envs):
     return {"seen": np.full((*size, *envs.observation_space.shape[1:]), np.nan, np.float32)}
 
 
-@pytest.mark.parametrize(
-    ("mode", "num_workers"), [(AutoresetMode.NEXT_STEP, 3), (AutoresetMode.SAME_STEP, 1)]
-)
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+@pytest.mark.parametrize("num_workers", [1, 3])
 def test_fragments_hold_what_steps_give(mode, num_workers):
     env_fns = counters([2, 3, 4, 5, 9])
     spread = RayVectorEnv(env_fns, autoreset_mode=mode, num_workers=num_workers)
@@ -67,6 +66,19 @@ def test_fragments_hold_what_steps_give(mode, num_workers):
             assert_same(tuple(slot), (obs, *flags))
             assert_same(infos[t], expected)
     assert_same(spread.step([1] * 5), sync.step([1] * 5))
+    spread.close()
+
+
+def test_torch_tensors_are_filled_in_place():
+    import torch
+
+    spread = RayVectorEnv(counters([3] * 4), num_workers=2)
+    spread.reset()
+    spread.set_policy(Follower)
+    chosen = torch.randint(10, (NUM_STEPS, 4))
+    kept = torch.zeros((NUM_STEPS, 4), dtype=torch.int64)
+    spread.collect(new_slots(spread), inputs=[chosen], fields={"actions": kept})
+    assert torch.equal(kept, chosen)
     spread.close()
 
 

@@ -4,8 +4,9 @@ import functools
 
 import gymnasium as gym
 import pytest
-from envs import CounterEnv
+from envs import CounterEnv, mode_id
 from equality import assert_same
+from gymnasium.vector import AutoresetMode
 
 from vecenv import RayVectorEnv, make_vec
 from vecenv.cage import Cage2VectorEnv
@@ -20,7 +21,8 @@ COMPILED = {
 }
 
 
-@pytest.mark.parametrize(("name", "mode"), [("CartPole", "NextStep"), ("Cage2", "SameStep")])
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=mode_id)
+@pytest.mark.parametrize("name", COMPILED)
 def test_compiled_envs(name, mode):
     here = COMPILED[name](num_envs=7, autoreset_mode=mode)
     spread = RayVectorEnv(COMPILED[name], num_envs=7, num_workers=2, autoreset_mode=mode)

@@ -4,6 +4,7 @@ import functools
 import os
 import re
 import signal
+import threading
 import time
 
 import pytest
@@ -52,6 +53,18 @@ def test_an_exception_names_env_worker_step_and_action(make):
     with pytest.raises(AttributeError):
         envs.call("no_such_method")
     envs.step(actions(0, FINE))
+
+
+def test_envs_that_raise_are_replaced(make):
+    envs = make(on_error="restart")
+    envs.reset(seed=0)
+    envs.step(actions(0, FINE))
+    obs, rewards, _, truncations, infos = envs.step(actions(3, RAISE))
+    assert obs[:, 1].tolist() == [2, 2, 2, 1]
+    assert (truncations.tolist(), rewards[3]) == ([False] * 3 + [True], 0.0)
+    assert infos["restarts"].tolist() == [0, 0, 0, 1] == envs.restarts.tolist()
+    assert "broken joint 3" in infos["restart_reason"][3]
+    assert envs.step(actions(0, FINE))[0][:, 1].tolist() == [3, 3, 3, 0]
 
 
 @pytest.mark.parametrize("way", ["step", "recv"])
@@ -233,6 +246,12 @@ def test_a_factory_that_ends_its_actor_is_reported_with_all_that_ray_says():
 def test_a_factory_that_hangs_is_given_up():
     with pytest.raises(EnvCreationError, match="was not ready after 1 seconds"):
         RayVectorEnv([functools.partial(time.sleep, 60)], num_workers=1, start_timeout=1.0)
+
+
+def test_a_factory_that_cannot_be_pickled_is_named():
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"env_fns\[2\], .* can't be pickled"):
+        RayVectorEnv([FaultyEnv, FaultyEnv, lambda: lock], num_workers=2)
 
 
 def test_more_actors_than_cpus_are_refused_at_once(make):

@@ -32,7 +32,8 @@ def train(folder, env_id, *args):
     return done.stdout.splitlines()[-1], weights
 
 
-def test_the_same_policy_is_learned_in_actors(tmp_path, env_id="Pendulum-v1"):
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_the_same_policy_is_learned_in_actors(tmp_path, env_id):
     last_line, expected = train(tmp_path / "here", env_id, "--backend", "sync")
     ray_line, weights = train(tmp_path / "actors", env_id, *ACTORS)
     assert expected.keys() == weights.keys() != set()

@@ -1,5 +1,6 @@
 """`vecenv.port`: equal kernels are proven, others' first difference is told with its lines."""
 
+import cProfile
 import dataclasses
 import functools
 import importlib
@@ -463,3 +464,13 @@ def test_a_skeleton_runs(env, tmp_path, monkeypatch, capsys):
     assert "DIFFERENT: draws" in capsys.readouterr().out
     assert main(["port", env, "--new", "--folder", str(tmp_path)]) == 2
     assert "there is such a file already" in capsys.readouterr().err
+
+
+def test_a_proof_runs_under_the_users_profiler():
+    profiler = cProfile.Profile()
+    assert profiler.runcall(prove, toys.Luck, toys.LUCK_KERNELS, **BRIEF).is_proven
+    assert any(
+        called.code.co_name == "prove"
+        for called in profiler.getstats()
+        if hasattr(called.code, "co_name")
+    )

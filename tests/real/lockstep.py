@@ -20,6 +20,8 @@ import numpy as np
 NUM_ENVS, NUM_STEPS, NUM_OPENINGS = 4, 300, 20
 SEEDS = [11 + index for index in range(NUM_ENVS)]
 
+os.environ["PYGLET_HEADLESS"] = "1"
+
 
 def mujoco_state() -> Any:
     import gymnasium as gym
@@ -52,10 +54,32 @@ def minigrid() -> Any:
     return gym.make("MiniGrid-DoorKey-5x5-v0", max_steps=60)
 
 
+def miniworld() -> Any:
+    import gymnasium as gym
+    import miniworld  # noqa: F401 - registers
+
+    return gym.make("MiniWorld-OneRoom-v0", max_episode_steps=60)
+
+
+def pybullet() -> Any:
+    import gymnasium as gym
+    import pybullet_envs_gymnasium  # noqa: F401 - registers
+
+    return gym.make("HopperBulletEnv-v0", max_episode_steps=60)
+
+
 def stable_retro() -> Any:
     import stable_retro as retro
 
     return retro.make("Airstriker-Genesis-v0", render_mode="rgb_array")
+
+
+def highway() -> Any:
+    import gymnasium as gym
+    import highway_env
+
+    gym.register_envs(highway_env)
+    return gym.make("highway-fast-v0")
 
 
 def dm_control() -> Any:

@@ -22,10 +22,13 @@ _PACKAGES = {
     "mujoco_pixels": ["mujoco"],
     "ale": ["ale_py"],
     "minigrid": ["minigrid"],
+    "miniworld": ["miniworld"],
+    "pybullet": ["pybullet_envs_gymnasium"],
     "stable_retro": ["stable_retro"],
+    "highway": ["highway_env"],
     "dm_control": ["shimmy", "dm_control"],
 }
-_PIXELS = ("mujoco_pixels", "ale", "stable_retro")
+_PIXELS = ("mujoco_pixels", "ale", "miniworld", "stable_retro")
 _BACKENDS = ("sync", "fork", "forkserver", "spawn", "auto", "fork+4")
 _ONE_PER_PROCESS = ("stable_retro",)
 
@@ -65,9 +68,9 @@ def _environ(name: str) -> dict[str, str]:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed; `make test-real` installs it")
     environ = dict(os.environ)
-    if name == "mujoco_pixels":
+    if name in ("mujoco_pixels", "miniworld"):
         library = _offscreen()
-        if library is None:
+        if library is None or (name == "miniworld" and library != "egl"):
             pytest.skip("nothing to render with: install EGL (Debian: libegl1, libglu1-mesa)")
         environ["MUJOCO_GL"] = library
     return environ

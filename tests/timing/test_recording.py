@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vecenv.timing import calls as calls_module
 from vecenv.timing.calls import CALL, RECV, SEND, STEP, STEP_ASYNC, STEP_WAIT, CallLog
-from vecenv.timing.recording import Recording
+from vecenv.timing.recording import Recording, coverage
 from vecenv.timing.report import make_report
 from vecenv.timing.stamps import STAMP, WorkerProcess
 
@@ -229,3 +231,22 @@ def test_the_log_forgets_the_oldest(monkeypatch):
     found, since_ns = log.latest()
     assert found["num_rows"].tolist() == [3, 4, 5, 6]
     assert since_ns == found["end_ns"][0]
+
+
+intervals = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)
+
+
+@given(intervals, intervals)
+def test_coverage_counts_the_moments_inside_any_interval(busy, asked):
+    begins = np.array([begin for begin, _ in busy], dtype=np.int64)
+    ends = begins + np.array([length for _, length in busy], dtype=np.int64)
+    is_covered = np.zeros(100, bool)
+    for begin, end in zip(begins, ends, strict=True):
+        is_covered[begin:end] = True
+    from_ = np.array([begin for begin, _ in asked], dtype=np.int64)
+    until = from_ + np.array([length for _, length in asked], dtype=np.int64)
+
+    found = coverage(begins, ends)(from_, until)
+
+    expected = [is_covered[a:b].sum() for a, b in zip(from_, until, strict=True)]
+    assert found.tolist() == expected

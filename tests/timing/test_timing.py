@@ -5,10 +5,12 @@ import math
 import threading
 import time
 from functools import partial
+from itertools import pairwise
 
 import numba
 import numpy as np
 import pytest
+from choices import fast_are
 from gymnasium.error import AlreadyPendingCallError
 from timing.test_truth import KnownEnv, measured_anew
 from workers.faulty_envs import DIE, FINE, faulty
@@ -35,6 +37,37 @@ def run(envs, num_steps):
         with envs.timing.phase("policy"):
             actions = rng.integers(0, 2, envs.num_envs)
         envs.step(actions)
+
+
+@pytest.mark.parametrize("backend", fast_are(["sync", "async"], BACKENDS))
+@measured_anew
+def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
+    fns = [lambda k=k: timed(0.001 * (k + 1)) for k in range(4)]
+    envs = BACKENDS[backend](fns)
+    envs.timing.enable()
+    run(envs, 24)
+    report = envs.timing.report()
+    num_steps = envs.get_attr("count")
+    spent_s = [sum(step_s for step_s, _ in each) for each in envs.get_attr("spent_s")]
+    envs.close()
+
+    assert math.isclose(sum(report.shares.values()), 1.0, abs_tol=1e-9)
+    assert all(share >= -1e-9 for share in report.shares.values())
+    assert report.num_steps == sum(num_steps) == 4 * 20  # every sixth step is a reset
+    assert report.envs.mean_ns * 1e-9 * report.num_steps == pytest.approx(sum(spent_s), rel=0.05)
+    means = dict(zip((f"env {k}" for k in range(4)), np.divide(spent_s, num_steps), strict=True))
+    ranked = [means[times.name] for times in report.slowest]
+    assert len(ranked) == 4 and all(b <= 1.05 * a for a, b in pairwise(ranked))
+    assert all(times.max_ns >= times.mean_ns >= 1e6 for times in report.slowest)
+    names = {
+        "sync": ["caller"],
+        "async": ["worker 0", "worker 1"],
+        "caller": ["caller", "worker 0"],
+    }
+    assert list(report.busy) == names[backend]
+    assert all(0 < busy <= 1 for busy in report.busy.values())
+    if backend != "sync":
+        assert report.shares["straggler wait"] > 0  # envs 2 and 3 take 7 ms, 0 and 1 take 3
 
 
 @measured_anew

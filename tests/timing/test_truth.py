@@ -149,10 +149,6 @@ def test_shares_of_sleeping_envs_are_those_of_their_own_clocks(workload, backend
     num_resets = sum(reset > 0 for each in envs.get_attr("spent_s") for _, reset in each[-8:])
     envs.close()
     check_shares(report, expected)
-    crew = [f"worker {lane}" for lane in sorted(set(lanes))]
-    assert [*report.busy] == (["caller", *crew[:-1]] if backend == "caller" else crew)
-    if workload == "one slow":
-        assert report.slowest[0].name == "env 2" and report.slowest[0].max_ns >= 1e9 * LONG_S
     assert report.num_steps == NUM_ENVS * num_rounds - num_resets
     assert (report.resets.num_steps if report.resets else 0) == num_resets
     if workload == "resets":

@@ -46,8 +46,8 @@ def test_training_for_cage_2_leaves_policy_curve_and_table_and_goes_on_from_the_
         assert (weight == other_weight).all() and (bias == other_bias).all()
 
 
-def test_early_rewards_count_as_often_as_the_challenge_counts_them(tmp_path):
-    num_steps = 70  # an episode has 101 with the one that resets
+@pytest.mark.parametrize("num_steps", [101, pytest.param(70, marks=pytest.mark.slow)])
+def test_early_rewards_count_as_often_as_the_challenge_counts_them(tmp_path, num_steps):
     options = cage2_options(tmp_path, num_steps=num_steps)
     envs = cage2_defender.Cage2Defender.make_envs(options, options.num_envs)
     trainer = cage2_defender.Cage2Defender(options, envs)

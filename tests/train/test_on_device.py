@@ -7,6 +7,9 @@ from agents.toy_games import WALK
 from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
 
+from buffers.core.generator import HostGenerator
+from buffers.rollout.minibatches import Sampler, shuffle
+from buffers.rollout.storage import RolloutStorage
 from vecenv import ActionError, make_vec, make_vec_agents
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
@@ -41,6 +44,29 @@ def make_agents(device, **changes):
     return ppo_agents.AgentsPPO(options, envs)
 
 
+class OrderOfTheHost:
+    """Shuffles the rows of a rollout on a device as those of the CPU are."""
+
+    def __init__(self, monkeypatch, seed):
+        generator, valid = HostGenerator(seed), np.zeros(0, np.int64)
+        list_valid = RolloutStorage.list_valid
+
+        def begin(rows):
+            nonlocal valid
+            list_valid(rows)
+            if not rows.is_on_host:
+                valid = rows._valid.reshape(-1).nonzero()[:, 0].numpy()
+
+        def shuffled(sampler, mask):
+            is_of_rows = len(mask) == sampler._storage._num_rows
+            ids = valid if is_of_rows else np.flatnonzero(mask)
+            shuffle(ids, generator.words)
+            return torch.from_numpy(np.append(ids, np.zeros(len(mask) - len(ids), np.int64)))
+
+        monkeypatch.setattr(RolloutStorage, "list_valid", begin)
+        monkeypatch.setattr(Sampler, "_shuffled", shuffled)
+
+
 def assert_same_update(cpu, device):
     """Let both make an update, with the same random stream."""
     found = []
@@ -58,13 +84,12 @@ def assert_same_update(cpu, device):
 
 
 @pytest.mark.parametrize(("recurrent", "graphs"), [("no", False), ("gru", True)])
-def test_updates_are_those_of_envs_on_the_cpu(recurrent, graphs):
-    """With one minibatch of all rows, whose order is another."""
-    given = {"recurrent": recurrent, "num_minibatches": 1}
-    cpu = make_ppo(JitVectorEnv, **given)
-    device = make_ppo(CudaVectorEnv, **given, graphs=graphs)
+def test_updates_are_those_of_envs_on_the_cpu(recurrent, graphs, monkeypatch):
+    cpu = make_ppo(JitVectorEnv, recurrent=recurrent)
+    device = make_ppo(CudaVectorEnv, recurrent=recurrent, graphs=graphs)
     assert not cpu.is_captured
     assert device.is_captured == graphs
+    OrderOfTheHost(monkeypatch, device.options.seed)
     for _ in range(3):
         assert_same_update(cpu, device)
         for name in ("actions", "terminations", "obs"):
@@ -165,11 +190,11 @@ def test_games_on_a_device_give_the_rollouts_of_the_cpu():
 def test_of_several_ranks_all_but_the_sums_is_captured(monkeypatch):
     """Their updates are those of envs on the CPU, too."""
     monkeypatch.setattr(ppo.PPO, "ranks", Twice())
-    cpu = make_ppo(JitVectorEnv, num_minibatches=1)
-    device = make_ppo(CudaVectorEnv, num_minibatches=1, graphs=True)
+    cpu, device = make_ppo(JitVectorEnv), make_ppo(CudaVectorEnv, graphs=True)
     names = ("collect", "compute_advantages", "learn")
     assert [isinstance(getattr(device, name), Graph) for name in names] == [True, True, False]
     assert not any(isinstance(getattr(cpu, name), Graph) for name in names)
+    OrderOfTheHost(monkeypatch, device.options.seed)
     for _ in range(3):
         assert_same_update(cpu, device)
 

@@ -92,24 +92,31 @@ def test_actions_can_be_sampled(tmp_path):
         vecenv.load_policy(tmp_path / "dqn")(np.zeros(4, np.float32), sample=True)
 
 
-def test_masks_are_missed_once_and_what_has_a_wrong_shape_is_refused(tmp_path, caplog):
+def test_masks_that_are_forgotten_are_missed_once(tmp_path, caplog):
     make_run("masks", tmp_path / "run")
     policy = vecenv.load_policy(tmp_path / "run")
-    masks = np.zeros(145)
+    obs = np.zeros(52, np.float32)
+    policy(obs, np.ones(145))
+    assert not caplog.records
+    policy(obs)
+    policy(obs)
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "the policy was trained with masks and is asked without"
+    ]
+
+
+def test_observations_and_masks_of_wrong_shapes_are_refused(tmp_path):
+    make_run("masks", tmp_path / "run")
+    policy = vecenv.load_policy(tmp_path / "run")
     with pytest.raises(ValueError, match=r"obs has the shape \(3,\), expected \(52,\)"):
         policy(np.zeros(3))
     with pytest.raises(ValueError, match=r"masks has the shape \(1, 3\), expected \(1, 145\)"):
         policy(np.zeros(52), masks=np.ones(3))
+    masks = np.zeros(145)
     with pytest.raises(ValueError, match="masks has a row that allows no action; all ones"):
         policy(np.zeros((2, 52)), np.array([np.ones(145), masks]))
     masks[7] = 1
     assert policy(np.zeros(52), masks) == 7
-    assert not caplog.records
-    for _ in range(2):
-        policy(np.zeros(52))
-    assert [record.message.split(":")[0] for record in caplog.records] == [
-        "the policy was trained with masks and is asked without"
-    ]
 
 
 def test_scaled_pictures_are_refused_where_bytes_were_trained():

@@ -1,7 +1,11 @@
 """Runs of all trainers: stopped, killed and resumed, refused, left out by Ctrl-C."""
 
 import itertools
+import os
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +115,56 @@ def test_a_loss_that_is_nan_stops_a_run_that_can_go_on(name, tmp_path, monkeypat
     assert 0 < max(rates) <= 1e-5
     after = load_checkpoint(tmp_path / "run" / "checkpoint" / "last.pt")["state"]
     assert before["steps"] < after["steps"]
+
+
+NUM_LINES = 150  # of the metrics, at the end
+KILLED = {
+    "ppo": {"total_steps": NUM_LINES * 64, "save_every": 500},
+    "ppo, gru": {"total_steps": NUM_LINES * 64, "save_every": 500, "compile": "on"},
+    "sac": {"total_steps": NUM_LINES * 200, "save_every": 1500, "update_ratio": 0.05},
+    "dqn": {"total_steps": NUM_LINES * 1000, "save_every": 8000, "update_ratio": 0.02},
+}
+PROGRAM = """
+import sys
+from train.test_runs import KILLED, main
+main(*sys.argv[1:], resume=True, **KILLED[sys.argv[1]])
+"""
+
+
+def begin(name, folder):
+    changed = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    with (folder.parent / "output.txt").open("ab") as output:
+        command = [sys.executable, "-c", PROGRAM, name, str(folder)]
+        return subprocess.Popen(command, env=os.environ | changed, stdout=output, stderr=output)
+
+
+def count_lines(path):
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", KILLED)
+def test_a_trainer_killed_at_random_points_ends_as_one_that_ran_through(name, tmp_path):
+    seed = int(np.random.default_rng().integers(1 << 30))
+    print("points drawn with seed", seed)  # noqa: T201 - to repeat a failure
+    points = np.sort(np.random.default_rng(seed).integers(1, NUM_LINES - 10, 3))
+    assert begin(name, tmp_path / "through").wait(600) == 0
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    for number, point in zip((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL), points, strict=True):
+        # A line more than the last process has left is the next one's own, which handles signals.
+        point = max(point, count_lines(folder / "metrics.jsonl") + 1)
+        process = begin(name, folder)
+        while process.poll() is None and count_lines(folder / "metrics.jsonl") < point:
+            time.sleep(0.001)
+        process.send_signal(number)
+        assert process.wait(300) == (-number if number == signal.SIGKILL else 0)
+        assert count_lines(folder / "metrics.jsonl") < NUM_LINES, "it was over before"
+    assert begin(name, folder).wait(600) == 0
+    states = [last_state(tmp_path / run) for run in ("through", "killed")]
+    differing = [key for key, value in states[0].items() if states[1].get(key) != value]
+    assert [key for key in differing if not key.startswith("/envs")] == []
 
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("dqn", marks=pytest.mark.slow)])

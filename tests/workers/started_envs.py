@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 
-from workers.faulty_envs import FaultyEnv
+from workers.faulty_envs import FaultyEnv, NapEnv
 
 
 class Spy(FaultyEnv):
@@ -88,6 +88,13 @@ class Threads(FaultyEnv):
             torch.get_num_threads(),
             numba.config.NUMBA_NUM_THREADS,
         )
+
+
+class Calling(NapEnv):
+    """Calls something in every step."""
+
+    def __init__(self, call):
+        self.wait = call
 
 
 def hang():

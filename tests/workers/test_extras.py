@@ -18,7 +18,7 @@ from vecenv.workers.env import AsyncVectorEnv
 
 
 class StatefulEnv(gym.Env):
-    """Publishes its state."""
+    """Publishes its state; the info has fields of fixed shape."""
 
     observation_space = Box(-1, 99, (1,), np.float32)
     action_space = Discrete(2)
@@ -35,7 +35,10 @@ class StatefulEnv(gym.Env):
 
     def step(self, action):
         self.count += 1
-        return np.zeros(1, np.float32), 0.0, False, False, {}
+        info = {"height": 0.5 * self.count, "joints": np.arange(2) + self.name}
+        if self.count % 2:
+            info["odd"] = {"depth": self.count}
+        return np.zeros(1, np.float32), 0.0, False, False, info
 
     @property
     def true_state(self):

@@ -98,8 +98,24 @@ def test_every_fault_is_logged(make, monkeypatch):
     assert [line.splitlines()[0] for line in lines] == ["envs 0, 1, 2, 3 raised, in call:"]
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_an_exception_in_reset_names_the_env(make, way):
+    pool = make(**WAYS[way])
+    for env_id in (0, 3):
+        with pytest.raises(KeyError, match="no such level") as raised:
+            pool.reset(options={"raises": env_id})
+        assert f"env {env_id} " in raised.value.__notes__[-1]
+    pool.reset()
+    pool.step(actions(0, FINE))
+
+
 def raise_error(text):
     raise OSError(text)
+
+
+def test_a_factory_that_kills_its_process_is_reported():
+    with pytest.raises(EnvCreationError, match=r"worker 1 \(envs 3-4, .* exited with code 9"):
+        AsyncVectorEnv([FaultyEnv] * 3 + [functools.partial(os._exit, 9)] * 2, num_workers=2)
 
 
 def test_unknown_options_are_refused():

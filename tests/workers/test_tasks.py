@@ -6,6 +6,7 @@ import os
 import re
 import signal
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import AlreadyPendingCallError, ResetNeeded
@@ -130,7 +131,8 @@ def test_variables_are_refused_where_they_would_come_too_late(options, told):
         AsyncVectorEnv(tasks(0, 1), worker_env={"A": "1"}, **options)
 
 
-@pytest.mark.parametrize(("backend", "name"), [("sync", "worker_env"), ("jit", "lazy")])
+@pytest.mark.parametrize("name", ["worker_env", "lazy", "start_concurrency"])
+@pytest.mark.parametrize("backend", ["sync", "jit"])
 def test_options_of_workers_are_refused_by_backends_without_workers(backend, name):
     env_id = "vecenv:JitCartPole-v1" if backend == "jit" else "CartPole-v1"
     told = f"vector_kwargs has {name}, which backend '{backend}' does not take: only AsyncVectorEnv"
@@ -217,9 +219,8 @@ def test_what_is_wrong_with_a_start_is_told_by_the_constructor(options, error, t
     assert not children()
 
 
-@pytest.mark.parametrize(
-    ("at_once", "most", "lazy"), [(1, 1, True), (2, 2, False), (None, 3, True)]
-)
+@pytest.mark.parametrize(("at_once", "most"), [(1, 1), (2, 2), (None, 3)])
+@pytest.mark.parametrize("lazy", [True, False])
 def test_so_many_workers_make_envs_at_once(tmp_path, at_once, most, lazy):
     factories = [functools.partial(Loading, k, tmp_path, most) for k in range(3)]
     options = LAZY if lazy else {}
@@ -278,7 +279,8 @@ def test_a_lazy_start_that_failed_is_tried_again_by_the_next_reset(tmp_path):
     envs.close()
 
 
-@pytest.mark.parametrize(("where", "mode"), [(0, "NextStep"), (2, "SameStep"), (0, "Disabled")])
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("where", [0, 2])
 def test_with_restarts_other_tasks_go_on_without_one_that_fails_to_load(caplog, mode, where):
     factories = tasks(0, 1, 2, 3)
     factories[where] = fails
@@ -424,6 +426,24 @@ def test_backends_that_make_all_envs_at_once_reopen_none():
     with pytest.raises(NotImplementedError, match="can't reopen rows; make the envs with backend"):
         envs.reopen(0, fails)
     envs.close()
+
+
+def test_a_lazy_vector_env_goes_on_as_any_other():
+    lazy, eager = (
+        AsyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3, num_workers=2, **options)
+        for options in ({"lazy": True, "spaces": "CartPole-v1"}, {})
+    )
+    assert lazy.single_observation_space == eager.single_observation_space
+    for envs in (lazy, eager):
+        envs.reset_async(seed=1)
+        envs.reset_wait()
+    for _ in range(40):
+        one, two = lazy.step([1, 0, 1]), eager.step([1, 0, 1])
+        for mine, other in zip(one[:4], two[:4], strict=True):
+            np.testing.assert_array_equal(mine, other)
+    assert lazy.call("spec")[0].id == "CartPole-v1"
+    for envs in (lazy, eager):
+        envs.close()
 
 
 def test_if_no_task_can_be_loaded_there_is_nothing_to_go_on_with():

@@ -84,8 +84,8 @@ SOURCES = {
 
 
 def sources_and_modes():
-    """All modes where wrappers and envs differ; of other backends of the same, one is fast."""
-    fast = {"jit": "", "async": "SameStep", "agents async": ""}
+    """All modes where wrappers and envs differ; for other backends of the same, one is fast."""
+    fast = {"jit": "NextStep", "async": "SameStep", "agents async": "Disabled"}
     for source in SOURCES:
         for mode in MODES:
             is_slow = fast.get(source, mode) != mode

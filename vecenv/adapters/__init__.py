@@ -35,7 +35,7 @@ def load_library(module: str, extra: str) -> Any:
         if (error.name or "").partition(".")[0] != library:
             raise  # the library lacks a module that it needs
         raise ModuleNotFoundError(
-            f"this needs {library}, which is not installed: pip install 'vecenv[{extra}]'",
+            f"this adapter needs {library}, which is not installed: pip install 'vecenv[{extra}]'",
             name=error.name,
         ) from None
 
@@ -125,8 +125,10 @@ def write_attr(envs: VectorEnv, name: str, value: Any, env_ids: Sequence[int]) -
     """Set an attribute of some envs to one value; compiled envs have no attributes to set."""
     whole: Any = envs.unwrapped
     if not hasattr(whole, "set_attr"):
-        told = f"cannot set {name!r}: the envs of {type(whole).__name__} are rows of arrays"
-        raise TypeError(told)
+        raise TypeError(
+            f"cannot set {name!r}: the envs of {type(whole).__name__} are rows of arrays and have "
+            "no attributes; change the vector env itself"
+        )
     values = list(whole.get_attr(name)) if len(env_ids) < whole.num_envs else [None] * len(env_ids)
     for index in env_ids:
         values[index] = value

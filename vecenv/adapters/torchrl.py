@@ -73,8 +73,6 @@ def _before(source: Any, num_rows: int) -> dict[str, Any]:
 def _after(source: Any) -> dict[str, Any]:
     """Return the entries under "next", the results of the steps."""
     entries: dict[str, Any] = {}
-    if getattr(source, "terminations", None) is None:
-        return entries  # a minibatch of a rollout
     if getattr(source, "next_obs", None) is not None:
         entries = _observations("observation", source.next_obs, slice(None))
     elif getattr(source, "autoreset_mode", None) is AutoresetMode.NEXT_STEP:

@@ -165,11 +165,7 @@ class GameEnv(gym.Env):
                 reward = rewards[agent]
                 terminated, truncated = terminations[agent], truncations[agent]
             except KeyError:
-                parts = zip(_RESULTS[1:4], (rewards, terminations, truncations), strict=True)
-                what, found = next(pair for pair in parts if agent not in pair[1])
-                raise ObservationError(
-                    f"agent {agent!r} acted and is not in the {what}, which has {_names(found)}"
-                ) from None
+                raise _incomplete(agent, rewards, terminations, truncations) from None
             columns.write_reward(k, agent, reward)
             total += columns.rewards[k]
             columns.valid[k] = 1
@@ -515,18 +511,11 @@ def _state_space(game: Any) -> gym.Space:
 
 
 def _incomplete(agent: Any, *dicts: Any) -> ObservationError:
-    for name, found in zip(("rewards", "terminations", "truncations"), dicts, strict=True):
-        if agent not in found:
-            return ObservationError(
-                f"agent {agent!r} acted and is not in the {name}, which has {_names(found)}"
-            )
-    raise AssertionError(agent)
-
-
-def _no_flags(agent: Any, terminated: Any, truncated: Any) -> ObservationError:
+    name, found = next(
+        pair for pair in zip(_RESULTS[1:4], dicts, strict=True) if agent not in pair[1]
+    )
     return ObservationError(
-        f"agent {agent!r} got the flags {short(terminated)} (terminated) and {short(truncated)} "
-        "(truncated), expected one bool each"
+        f"agent {agent!r} acted and is not in the {name}, which has {_names(found)}"
     )
 
 

@@ -17,7 +17,6 @@ from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
 
-from vecenv.adapters import load_library
 from vecenv.agents.env import AgentRowsVecEnv, AgentsVecEnv
 from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
@@ -331,8 +330,17 @@ def _parallel_env(module: Any) -> Callable[..., Any]:
 
 def _registry(name: str) -> Any:
     """Return PettingZoo, after a check that its registry has this id; names the nearest ones."""
-    pettingzoo = load_library("pettingzoo", "agents")
-    known = sorted(pettingzoo.parallel_registry)
+    try:
+        pettingzoo: Any = importlib.import_module("pettingzoo")
+        known = sorted(pettingzoo.parallel_registry)
+    except (ModuleNotFoundError, AttributeError) as error:
+        if getattr(error, "name", "") not in ("pettingzoo", "parallel_registry"):
+            raise
+        raise ModuleNotFoundError(
+            f"{name!r} is an id of PettingZoo's registry (1.27 or newer), which is not installed: "
+            "pip install 'vecenv[agents]'",
+            name="pettingzoo",
+        ) from None
     if name in known:
         return pettingzoo
     if name in pettingzoo.aec_registry:

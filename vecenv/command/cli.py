@@ -95,6 +95,8 @@ class Train:
     config: Path | None = None
     """File of options, .toml, or .json such as options.json of a run folder; "zoo" for the
     bundled settings of this env, if it has some. Those given here go first."""
+    track: Literal["tensorboard", "wandb"] | None = None
+    """Where to send the scalars, too."""
     eject: Path | None = None
     """Copy an example of the trainer into this folder, to be changed, and train nothing."""
 
@@ -102,7 +104,7 @@ class Train:
 def _train(words: Sequence[str]) -> int:
     """Read the options in `Train`, then those of the trainer, and run it."""
     helps = {"-h", "--help"} & set(words)
-    while len(words) > 2 and words[0] in ("--algo", "--config", "--eject"):
+    while len(words) > 2 and words[0] in ("--algo", "--config", "--track", "--eject"):
         words = [*words[2:], *words[:2]]  # words before ENV must not become a trainer's options
     if not words or words[0].startswith("-"):
         if words and not helps:
@@ -112,8 +114,11 @@ def _train(words: Sequence[str]) -> int:
             )
         tyro.cli(Train, prog="vecenv train", args=words[:1] if helps else [])
     own = [word for word in words if word not in helps]
+    # `--track` without a value is an option of the user's own trainer, as in CleanRL's scripts.
+    flags = [k for k, word in enumerate(own) if word == "--track" and _is_flag(own[k + 1 : k + 2])]
+    own, flags = [w for k, w in enumerate(own) if k not in flags], [own[k] for k in flags]
     given, rest = tyro.cli(Train, prog="vecenv train", args=own, return_unknown_args=True)
-    rest = list(_in_pairs(rest))
+    rest = list(_in_pairs([*rest, *flags]))
     from vecenv.command import trainers
 
     config, values = given.config, dict[str, Any]()
@@ -134,10 +139,19 @@ def _train(words: Sequence[str]) -> int:
     module = trainers.load(chosen.algorithm)
     if config is not None:
         rest = [*trainers.arguments_of(values, module.Options, config), *rest]
+    if given.track is not None:
+        trainers.require_tracker(given.track, chosen.algorithm, module.Options)
+        rest.append("--tensorboard")
     options = _options_of_training(given, chosen, module, config, ["--help"] if helps else rest)
     _check_counts(options)
-    module.main(options)
+    with trainers.sent_to(given.track, options):
+        module.main(options)
     return 0
+
+
+def _is_flag(following: Sequence[str]) -> bool:
+    """Whether no value follows an option."""
+    return not following or following[0].startswith("-")
 
 
 def _in_pairs(words: Sequence[str]) -> Iterator[str]:

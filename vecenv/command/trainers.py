@@ -23,8 +23,9 @@ import json
 import shutil
 import sys
 import tomllib
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -32,12 +33,13 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 from gymnasium.spaces import Box, Discrete
 
+from vecenv.files import write_text
 from vecenv.source import GAMES, EnvSource, did_you_mean, is_ours, read_source
 
 __all__ = [
     "ALGORITHMS", "OF_ENVS", "OPTIONS_FILE", "Chosen", "arguments_of", "choose", "eject",
-    "env_id_of", "folder", "load", "name_of", "read_config", "run_folder", "runs_of", "zoo_config",
-    "zoo_policy",
+    "env_id_of", "folder", "load", "name_of", "read_config", "require_tracker", "run_folder",
+    "runs_of", "sent_to", "zoo_config", "zoo_policy",
 ]  # fmt: skip
 
 # Names for `--algo`; others are files. In this order, the trainer of a run folder is recognised.
@@ -261,6 +263,37 @@ def runs_of(env: str) -> list[Path]:
     """Return the default folders of `vecenv train` that have a policy for an env."""
     checkpoints = Path("runs").glob(f"{_file_name(env)}-*/checkpoint/last.pt")
     return sorted(path.parents[1] for path in checkpoints)
+
+
+def require_tracker(tracker: str, algorithm: str, options: Any) -> None:
+    """Raise ModuleNotFoundError if a tracker is missing, ValueError if a trainer writes no scalars.
+
+    `options` is the dataclass of the trainer.
+    """
+    if "tensorboard" not in {field.name for field in dataclasses.fields(options)}:
+        raise ValueError(f"{algorithm} has no option tensorboard, which --track {tracker} needs")
+    for name in {"tensorboard", tracker}:  # W&B reads TensorBoard's files
+        if find_spec(name) is None:
+            told = f"--track {tracker} needs {name}, which is not installed: pip install {name}"
+            raise ModuleNotFoundError(told, name=name)
+
+
+@contextmanager
+def sent_to(tracker: str | None, options: Any) -> Iterator[None]:
+    """Send TensorBoard's data to W&B, too; a resumed run continues the same W&B run."""
+    if tracker != "wandb":
+        yield
+        return
+    wandb: Any = importlib.import_module("wandb")
+    options.save.mkdir(parents=True, exist_ok=True)
+    note, folder = options.save / "wandb_id", str(options.save)
+    kept = note.read_text().strip() if options.resume and note.exists() else None
+    run_options = {"id": kept, "resume": "allow", "dir": folder, "sync_tensorboard": True}
+    settings = {name: str(value) for name, value in dataclasses.asdict(options).items()}
+    name = options.save.name
+    with wandb.init(project="vecenv", name=name, config=settings, **run_options) as run:
+        write_text(note, run.id)
+        yield
 
 
 def eject(algorithm: str, target: Path) -> Path:

@@ -18,7 +18,7 @@ from vecenv.core.errors import ObservationError
 from vecenv.core.infos import add_info, copy_value
 from vecenv.core.rows import NEEDS_CONVERSION, StepRows
 from vecenv.core.spaces import short
-from vecenv.timing.stamps import EnvStamps, StampedEnv, stamped
+from vecenv.timing.stamps import EnvStamps, stamped
 
 __all__ = ["EnvGroup", "blame"]
 
@@ -101,33 +101,23 @@ class EnvGroup:
             blame(error, index, note)
             raise
 
-    def step(self, actions: Iterable[Any], indices: Sequence[int] | None = None) -> dict[Any, Any]:
-        """Step all envs, or those of `indices`, write their rows and return the batched infos.
+    def step(self, actions: Iterable[Any]) -> dict[Any, Any]:
+        """Step all envs, write their rows and return the batched infos.
 
-        There is one action per env stepped, in order. Infos have rows of all envs.
-
-        An env's exception is raised with its index as `env_index`; later envs are not stepped.
+        There is one action per env, in order. An env's exception is raised with its index as
+        `env_index`; later envs are not stepped.
         """
         rows, ended, enter = self._rows, self.ended, self.enter
-        keys, envs = rows.obs.keys, self._steppers
-        if indices is None:
-            rows.terminations[:] = rows.truncations[:] = False
-        else:
-            keys, envs = map(keys.__getitem__, indices), map(envs.__getitem__, indices)
-            for index in indices:
-                rows.terminations[index] = rows.truncations[index] = False
+        rows.terminations[:] = rows.truncations[:] = False
         resets_next = bool(ended)  # NEXT_STEP only: elsewhere `ended` is empty here
         target, rewards = rows.obs.target, rows.reward_view
         infos, index = {}, 0
         try:
             # Not strict=True: the number of actions is checked already, and strict costs 0.7 us.
-            numbers = indices or self._indices
-            for index, env, key, action in zip(numbers, envs, keys, actions):  # noqa: B905  # see above
+            each = zip(self._indices, self._steppers, rows.obs.keys, actions)  # noqa: B905  # see above
+            for index, env, key, action in each:
                 if resets_next and index in ended:
-                    obs, info = env.reset()
-                    ended.discard(index)
-                    rows.obs.write(index, obs)
-                    rewards[index] = 0.0
+                    info = self._begin_episode(index)
                 else:
                     result = env.step(action)
                     try:
@@ -143,6 +133,39 @@ class EnvGroup:
             blame(error, index, f"This came from env {index} of {len(self.envs)}.")
             raise
         return infos
+
+    def step_env(self, index: int, action: Any, infos: dict[Any, Any]) -> None:
+        """Step one env as `step` does, and enter its info into `infos`.
+
+        It does not call `step`, as a worker with an env of its own spends most of its time here.
+        """
+        rows = self._rows
+        rows.terminations[index] = rows.truncations[index] = False
+        try:
+            if index in self.ended:
+                info = self._begin_episode(index)
+            else:
+                result, obs = self._steppers[index].step(action), rows.obs
+                try:
+                    obs.target[obs.keys[index]], rows.reward_view[index], ended, cut, info = result
+                except NEEDS_CONVERSION:
+                    ended, cut, info = _write_converted(rows, index, result)
+                if ended or cut:
+                    rows.terminations[index], rows.truncations[index] = ended, cut
+                    info = self._end_episode(index, result[0], info)
+            if info:
+                self.enter(infos, info, index, len(self.envs))
+        except BaseException as error:
+            blame(error, index, f"This came from env {index} of {len(self.envs)}.")
+            raise
+
+    def _begin_episode(self, index: int) -> Any:
+        """Reset an env whose episode had ended before this step; return the info."""
+        obs, info = self._steppers[index].reset()
+        self.ended.discard(index)
+        self._rows.obs.write(index, obs)
+        self._rows.rewards[index] = 0.0
+        return info
 
     def _end_episode(self, index: int, obs: Any, info: Any) -> Any:
         """Apply the autoreset mode to the step that ends an episode; return the info to report."""
@@ -163,8 +186,8 @@ class EnvGroup:
 
     def mark_done(self, index: int) -> None:
         """Stamp the time at which an env's latest results were written, if stamps are on."""
-        if isinstance(stepper := self._steppers[index], StampedEnv):
-            stepper.mark_done()
+        if self._steppers is not self.envs:
+            self._steppers[index].mark_done()
 
 
 def blame(error: BaseException, index: int, note: str) -> None:

@@ -314,8 +314,9 @@ class CompiledVecEnv(VecEnv):
             episode = {"r": where(over, returns, 0.0), "l": where(over, lengths, 0)}
             infos = {"episode": episode, "_episode": over}
         if self._is_same_step:
-            final = {"final_obs": self._final_infos(self._final_obs[rows], over)}
-            infos = {**infos, **final, "final_info": infos, "_final_obs": over, "_final_info": over}
+            final_obs = self._final_infos(self._final_obs[rows], over)
+            final = {"final_obs": final_obs, "_final_obs": over}  # in Gymnasium's order
+            infos = {**infos, **final, "final_info": infos, "_final_info": over}
         if self._on_episode_end is not None:
             ended = np.flatnonzero(self._memory.get(over))
             if len(ended):

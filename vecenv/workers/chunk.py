@@ -175,28 +175,45 @@ class Chunk:
 
     # -- steps -------------------------------------------------------------------------------
 
-    def step(self, actions: Any = None, index: int | None = None) -> Answer | None:
-        """Step every env once, or one; return an `Answer` if there is more than rows to report.
+    def step(self, actions: Any = None) -> Answer | None:
+        """Step every env once; return an `Answer` if there is more than rows to report.
 
-        Args:
-            actions: One per env that is stepped; None to read them from shared memory.
-            index: Index of the env in the chunk; None for all.
+        `actions` has one per env; None to read them from shared memory.
         """
-        chosen = self._every if index is None else range(index, index + 1)
         if actions is None:
-            actions = self._actions.all() if index is None else (self._actions.one(index),)
+            actions = self._actions.all()
         infos: dict[int, Any] = {}
         faults: list[EnvFault] = []
-        left = chosen
-        while left:  # envs after one that raises are stepped all the same
-            some = None if len(left) == len(self._every) else left  # None is quicker
-            try:
-                infos = self.group.step(self._announced(actions, left), some)
-                break
-            except BaseException as error:
-                k = getattr(error, "env_index", left[0]) - left[0]  # place of the env in `left`
-                faults.append(self._fault(error, left[k], "step", actions[k]))
-                actions, left = actions[k + 1 :], left[k + 1 : len(actions)]
+        try:
+            infos = self.group.step(self._announced(actions))
+        except BaseException as error:
+            failed = getattr(error, "env_index", 0)
+            faults.append(self._fault(error, failed, "step", actions[failed]))
+            for index in self._every[failed + 1 :]:  # these are stepped all the same
+                self._step_env(index, actions[index], infos, faults)
+        return self._stepped(self._every, infos, faults)
+
+    def step_env(self, index: int, actions: Any = None) -> Answer | None:
+        """Step one env of the chunk as `step` does; `actions` is a list of its action, or None."""
+        infos: dict[int, Any] = {}
+        faults: list[EnvFault] = []
+        action = self._actions.one(index) if actions is None else actions[0]
+        self._step_env(index, action, infos, faults)
+        return self._stepped(range(index, index + 1), infos, faults)
+
+    def _step_env(
+        self, index: int, action: Any, infos: dict[int, Any], faults: list[EnvFault]
+    ) -> None:
+        self._place[0] = self.first + index
+        try:
+            self.group.step_env(index, action, infos)
+        except BaseException as error:
+            faults.append(self._fault(error, index, "step", action))
+
+    def _stepped(
+        self, chosen: range, infos: dict[int, Any], faults: list[EnvFault]
+    ) -> Answer | None:
+        """Return what there is to report of the envs that were stepped."""
         if self._published:
             faults += self._publish(chosen, "step", faults)
         self.group.mark_done(chosen[-1])
@@ -206,10 +223,10 @@ class Chunk:
         objects = [[leaf.target[k] for k in chosen] for leaf in self._objects]
         return Answer(None, infos, objects, faults)
 
-    def _announced(self, actions: Iterable[Any], chosen: range) -> Iterator[Any]:
+    def _announced(self, actions: Iterable[Any]) -> Iterator[Any]:
         """Yield actions; before each, set `place` to its env, in case that env never returns."""
         place = self._place
-        for env_id, action in enumerate(actions, self.first + chosen[0]):
+        for env_id, action in enumerate(actions, self.first):
             place[0] = env_id
             yield action
 

@@ -393,7 +393,7 @@ class Pool:
             if env_id < first:
                 assert self.own is not None
                 own = None if actions is None else [actions[k]]
-                self._own_tasks.append((env_id, partial(self.own.step, own, env_id)))
+                self._own_tasks.append((env_id, partial(self.own.step_env, env_id, own)))
                 continue
             seat = self._owners[env_id - first]
             if not seat.sent:  # it was idle: its time at an env begins now

@@ -88,7 +88,10 @@ class _Worker:
         except BaseException as error:  # unpickling runs code of users' classes
             answer: Answer | None = self._failed(error, env_id, "step")
         else:
-            answer = self._chunk.step(actions, env_id - self._first if kind == Kind.ROW else None)
+            if kind == Kind.ROW:
+                answer = self._chunk.step_env(env_id - self._first, actions)
+            else:
+                answer = self._chunk.step(actions)
         pickled = b"" if answer is None else answer.pickled(env_id, self._worker)
         self._channel.sendall(HEAD.pack(kind, env_id, number, len(pickled)) + pickled)
 

@@ -5,7 +5,6 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from choices import in_turn
 from gymnasium.spaces import Box, Discrete
 from replay_model import RINGS
 
@@ -76,33 +75,9 @@ def test_rewards_that_are_not_finite_are_refused(add):
                 add(columns(rewards=rewards))
 
 
-WRONG_COLUMNS = [
-    ({"obs": np.zeros((4, 3))}, r"obs has shape \(\d, 3\)"),
-    ({"obs": np.zeros((4, 2), complex)}, "obs has dtype complex128, expected float32"),
-    ({"actions": np.zeros((4, 1), int)}, r"actions has shape \(\d, 1\)"),
-    ({"actions": np.zeros(4)}, "actions has dtype float64, expected int64"),
-    ({"rewards": np.zeros((4, 1))}, r"rewards has shape \(\d, 1\)"),
-    ({"terminations": np.zeros(4)}, "terminations has dtype float64"),
-    ({"truncations": np.full(4, 2)}, "truncations has 2, expected bool"),
-    ({"more": np.zeros(4)}, "more"),
-]
-
-
 @EVERYWHERE
-def test_columns_that_do_not_fit_are_refused(add):
-    """What is new to the buffer, or of another shape, dtype or value; and what is missing."""
-    for changes, message in WRONG_COLUMNS:
-        with pytest.raises(BufferMisuseError, match=message):
-            add(columns(**changes))
-    for name in ("obs", "actions", "rewards"):
-        with pytest.raises((BufferMisuseError, TypeError), match=name):
-            add({key: column for key, column in columns().items() if key != name})
-
-
-@pytest.mark.parametrize(
-    ("add", "dtype"), in_turn(ADDERS.values(), [np.uint8, torch.int32]), ids=ADDERS
-)
-def test_flags_may_be_integers_0_and_1(add, dtype):
+@pytest.mark.parametrize("dtype", [np.uint8, torch.int32])
+def test_flags_may_be_integers_0_and_1(dtype, add):
     flags = np.array([0, 0, 0, 1])
     convert = np.asarray if isinstance(dtype, type) else torch.as_tensor
     buffer = add(columns(truncations=convert(flags, dtype=dtype)))
@@ -131,7 +106,9 @@ def test_names_of_columns_that_buffers_use_themselves_are_refused(kind, names):
 
 
 @pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize(("alpha", "wrong"), [(2.0, 1e200), (1.0, 1e308)])
+@pytest.mark.parametrize(
+    ("alpha", "wrong"), [(2.0, 1e200), (1.0, 1e308), (0.6, np.inf), (2.0, -1.0), (0.6, np.nan)]
+)
 def test_priorities_whose_powers_or_sums_overflow_are_refused(alpha, wrong, staged):
     buffer = PrioritizedReplayBuffer(10, *SPACES, alpha=alpha, seed=0, staged=staged)
     for _ in range(2):

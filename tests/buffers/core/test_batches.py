@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from choices import fast_are, in_turn, product
+from choices import fast_are, product
 from gymnasium.spaces import Box, Dict, Discrete
 from staged_rollouts import make_rollout
 
@@ -130,9 +130,10 @@ def assert_same(left, right):
 
 
 @pytest.mark.parametrize(
-    ("kind", "space", "staged"),
-    fast_are(in_turn(KINDS, SPACES, [False, True]), product(KINDS, SPACES, [False, True])),
+    ("space", "staged"),
+    fast_are([("flat", False), ("nested", True)], product(SPACES, [False, True])),
 )
+@pytest.mark.parametrize("kind", KINDS)
 def test_all_kinds_of_batches_are_used_alike(kind, space, staged):
     batch_class, draw = KINDS[kind]
     batch = draw(SPACES[space], staged)
@@ -175,7 +176,8 @@ def test_all_kinds_of_batches_are_used_alike(kind, space, staged):
     assert len(pickled) < 20_000, "nothing of the memory around it"
 
 
-@pytest.mark.parametrize(("kind", "staged"), in_turn(KINDS, [False, True]))
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_default_device_of_a_context_is_not_that_of_host_memory(kind, staged):
     with torch.device("meta"):
         batch = KINDS[kind][1](SPACES["flat"], staged)

@@ -73,9 +73,8 @@ def test_pairs_equal_those_of_a_slow_twin(discount, over):
     assert torch.cat([batch.obs, batch.future_obs[:, 1:]], 1).tolist() == expected
 
 
-def test_episodes_are_equally_likely_if_asked_for_whatever_their_lengths():
-    """On a device; the slow twin above is of the host."""
-    buffer, lengths, law = make_buffer(staged=True), (3, 9, 1, 2), np.zeros((4, 20))
+def test_episodes_are_equally_likely_if_asked_for_whatever_their_lengths(staged):
+    buffer, lengths, law = make_buffer(staged=staged), (3, 9, 1, 2), np.zeros((4, 20))
     for number, length in enumerate(lengths):
         buffer.add_episode(make_episode(number, length))
         law[number, : length - 1] = 1 / max(length - 1, 1)

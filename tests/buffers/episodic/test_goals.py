@@ -113,11 +113,12 @@ def test_nested_goals_are_exchanged_with_rewards_and_ends(staged):
 def test_what_a_reward_function_returns_is_checked(made, message):
     with pytest.raises(BufferMisuseError, match=message):
         nested_buffer().sample_goals(8, compute_reward=lambda *given: made)
-    for value in (-1.0, 0.5, 2, np.nan):
-        with pytest.raises(BufferMisuseError, match=r"compute_terminated returned .*, expected f"):
-            nested_buffer().sample_goals(
-                8, compute_terminated=lambda *given, v=value: np.full(8, v)
-            )
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.5, 2, np.nan])
+def test_what_says_where_episodes_end_is_a_flag(value):
+    with pytest.raises(BufferMisuseError, match=r"compute_terminated returned .*, expected f"):
+        nested_buffer().sample_goals(8, compute_terminated=lambda *given: np.full(8, value))
 
 
 def test_goals_that_are_not_alike_are_refused():

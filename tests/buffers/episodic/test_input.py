@@ -9,9 +9,18 @@ from gymnasium import spaces
 from buffers import BufferMisuseError
 
 GOOD = make_episode(0, 4, [1])
+NO_FLAGS = {key: GOOD[key] for key in ("obs", "actions", "rewards")}
 BAD_EPISODES = {
+    "a column is missing": ({**NO_FLAGS, "rewards": None}, "rewards has shape"),
     "obs too short": ({**GOOD, "obs": GOOD["obs"][:4]}, r"obs has shape \(4, 2\), expected \(5, 2"),
+    "wrong actions": ({**GOOD, "actions": np.zeros((4, 1), int)}, r"actions has shape \(4, 1\)"),
+    "float actions": ({**GOOD, "actions": np.zeros(4)}, "actions has dtype float64"),
+    "complex obs": ({**GOOD, "obs": GOOD["obs"] * 1j}, "obs has dtype complex64"),
+    "NaN reward": ({**GOOD, "rewards": [0, 0, np.nan, 0]}, r"rewards\[2\] is nan as float32"),
+    "unknown": ({**GOOD, "reward": np.zeros(4)}, r"unknown: \['reward'\]"),
+    "missing": ({"obs": GOOD["obs"], "rewards": GOOD["rewards"]}, r"missing: \['actions'\]"),
     "ends within": ({**GOOD, "truncations": [False, True, False, False]}, "ends in step 1"),
+    "number flags": ({**GOOD, "terminations": np.zeros(4)}, "terminations has dtype float64"),
     "no step": ({"obs": np.zeros((1, 2)), "actions": [], "rewards": []}, "has no step"),
     "too long": (make_episode(0, 21), "the capacity is 20"),
     "no dict": ([1, 2], "must be a dict"),
@@ -41,6 +50,7 @@ def test_bad_episodes_are_refused_and_change_nothing(episode, message):
 
 BAD_CALLS = {
     "batch size": (lambda b: b.sample(0), "batch_size must be a positive integer"),
+    "flag for a size": (lambda b: b.sample(True), "batch_size must be a positive integer, got Tr"),
     "discount": (lambda b: b.sample(4, 1.5), "discount is 1.5"),
     "NaN discount": (lambda b: b.sample(4, float("nan")), "discount is nan"),
     "over": (lambda b: b.sample(4, over="rows"), "over is 'rows'"),
@@ -88,6 +98,8 @@ BAD_STEPS = {
     "out of range": ({"env_ids": [0, 3]}, "expected different numbers from 0 to 2"),
     "too few": ({}, "got 2 steps for 2 of 3 envs|pass one step per env"),
     "break": ({"env_ids": [1, 2], "obs": np.full((2, 2), 7, np.float32)}, "obs of env 1 differs"),
+    "NaN": ({"env_ids": [1, 2], "rewards": [0, np.nan]}, r"rewards\[1\] is nan as float32"),
+    "shape": ({"env_ids": [1, 2], "obs": np.zeros((2, 3))}, "obs has shape"),
 }
 
 

@@ -1,15 +1,55 @@
 """Frames of stacked observations that are stored once; `fuzz.replays` tries what is not listed."""
 
+import functools
+
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from gymnasium.wrappers import FrameStackObservation, TransformObservation
 from replay_model import assert_equal_batches
 
-from buffers import BufferMisuseError, SharedReplayBuffer
+from buffers import BufferMisuseError, PrioritizedReplayBuffer, SharedReplayBuffer, TransitionWriter
 
 ACTIONS = spaces.Discrete(2)
 STACKS = spaces.Box(0, 255, (4, 2, 3), np.uint8)
 NOTHING = np.zeros(2, bool)
+
+
+class Pictures(gym.Env):
+    """Every frame is another; episodes end after 3, 4, 5 ... steps, one way or the other."""
+
+    observation_space = spaces.Box(0, 255, (2, 3), np.uint8)
+    action_space = ACTIONS
+
+    def __init__(self, name):
+        self.name, self.made, self.episode = name, 0, 0
+
+    def picture(self):
+        self.made += 1
+        return np.array([[self.name, self.made % 256, self.made // 256], [0, 1, 2]], np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 3 + self.episode % 5
+        self.episode += 1
+        return self.picture(), {}
+
+    def step(self, action):
+        self.left -= 1
+        is_over, is_odd = self.left == 0, self.episode % 2 == 1
+        return self.picture(), 1.0, is_over and is_odd, is_over and not is_odd, {}
+
+
+def stacked(name, number=4, padding="reset"):
+    return FrameStackObservation(Pictures(name), number, padding_type=padding)
+
+
+def channels_last(name):
+    env = stacked(name)
+    space = spaces.Box(0, 255, (2, 3, 4), np.uint8)
+    return TransformObservation(env, lambda obs: np.moveaxis(obs, 0, -1), space)
 
 
 def made(stack=4, capacity=50, space=STACKS, kind=SharedReplayBuffer, **options):
@@ -33,6 +73,42 @@ def step(t, **changes):
 def bytes_of(buffer):
     state = buffer.state_dict()
     return {name: v.numpy().tobytes() for name, v in state.items() if hasattr(v, "numpy")}
+
+
+@pytest.mark.parametrize("mode", AutoresetMode, ids=lambda mode: mode.value)
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        (stacked, {"n_step": 3, "gamma": 0.9}),
+        (channels_last, {"store_next": False, "track_env": True}),
+    ],
+)
+def test_stacks_of_running_envs_are_those_that_were_returned(mode, env, options):
+    """Also those that episodes ended with, in each way."""
+    makers = [functools.partial(env, name) for name in range(3)]
+    envs = gym.vector.SyncVectorEnv(makers, autoreset_mode=mode)
+    space, rows = envs.single_observation_space, (40, envs.single_observation_space, ACTIONS)
+    pair = [
+        PrioritizedReplayBuffer(*rows, num_envs=3, seed=1, **{"frame_stack": stack, **options})
+        for stack in (4, None)
+    ]
+    writers = [TransitionWriter(envs, buffer) for buffer in pair]
+    obs, _ = envs.reset(seed=0)
+    for writer in writers:
+        writer.reset(obs)
+    for _ in range(60):
+        actions = envs.action_space.sample()
+        result = _, _, terminations, truncations, _ = envs.step(actions)
+        for writer in writers:
+            writer.step(actions, *result)
+        over = terminations | truncations
+        if mode is AutoresetMode.DISABLED and over.any():
+            obs, _ = envs.reset(options={"reset_mask": over})
+            for writer in writers:
+                writer.reset(obs, over)
+        assert_equal_batches(*(buffer.get(buffer.order()) for buffer in pair))
+    assert_equal_batches(*(buffer.get(buffer.order()) for buffer in pair))
+    assert pair[0].get(pair[0].order()).obs.shape == (40, *space.shape)
 
 
 @pytest.mark.parametrize(

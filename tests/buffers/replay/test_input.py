@@ -20,6 +20,7 @@ from buffers import (
 from buffers.replay.plan import PLAIN_DEFAULTS, ReplayOptions
 
 GOOD = columns_of(CountingEnvs(2).random_steps([0, 1, 0, 1]))
+WITH_NAN = np.array([0, 1, np.nan, 2], np.float32)
 
 
 def snapshot(buffer):
@@ -39,9 +40,18 @@ def check_refused(buffer, message, columns, error=BufferMisuseError):
     [
         ({"obs": GOOD["obs"][:3]}, r"obs has shape \(3, 3\), expected \(4, 3\)"),
         ({"next_obs": GOOD["obs"][:, :2]}, r"next_obs has shape \(4, 2\), expected \(4, 3\)"),
+        ({"obs": GOOD["obs"].astype(complex)}, "obs has dtype complex128, expected float32"),
         ({"obs": {"a": GOOD["obs"]}}, "obs"),
+        ({"actions": GOOD["actions"][:, None]}, r"actions has shape \(4, 1\), expected \(4,\)"),
+        ({"actions": GOOD["actions"] + 0.5}, "actions has dtype float64, expected int64"),
+        ({"rewards": WITH_NAN}, r"rewards\[2\] is nan as float32, expected finite"),
+        ({"rewards": WITH_NAN.astype(float)}, r"rewards\[2\] is nan"),
+        ({"rewards": np.array([1, 2, 3, 1e300])}, r"rewards\[3\] is inf as float32"),
         ({"rewards": np.float32(1)}, r"rewards has shape \(\), expected \(K,\)"),
+        ({"terminations": np.full(4, 2)}, "terminations has 2, expected bool, or integers 0"),
         ({"truncations": np.ones(3, bool)}, r"truncations has shape \(3,\), expected \(4,\)"),
+        ({"terminations": None}, "missing: ..terminations"),
+        ({"log_probs": np.ones(4)}, "unknown: ..log_probs"),
         ({"env_ids": [0, 1, 2, 0]}, "env_ids has 2, expected integers .* from 0 to 1"),
         ({"env_ids": [0, 1, -1, 0]}, "env_ids has -1"),
         ({"env_ids": [0, 1]}, r"env_ids has dtype int64 and shape \(2,\)"),
@@ -92,6 +102,10 @@ def test_sampling_too_early_or_wrongly(cls):
     buffer = cls(4, OBS, ACTIONS, num_envs=2, seed=0)
     with pytest.raises(BufferMisuseError, match="the buffer is empty"):
         buffer.sample(1)
+    with pytest.raises(BufferMisuseError, match=r"2 arguments without a name, expected obs=\.\.\."):
+        buffer.add(GOOD["obs"], GOOD["next_obs"])
+    with pytest.raises(BufferMisuseError, match=r"'truncations'\]; missing: \['actions'"):
+        buffer.add(obs=GOOD["obs"])
     buffer.add(**GOOD)
     for size in (0, -1, 1.5, "a"):
         with pytest.raises(BufferMisuseError, match="batch_size"):

@@ -45,7 +45,7 @@ def test_rows_of_an_interrupted_add_belong_to_the_episode_before_a_cut(monkeypat
     buffer = SharedReplayBuffer(16, WIDE, Discrete(2), num_envs=1, track_episodes=True)
     buffer.add(**rows_of(0, 2, is_over=False))
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(buffer._sequences, "follow", lambda *after: after and interrupt())
+        patch.setattr(buffer._sequences, "follow", interrupt)
         buffer.add(**rows_of(2, 1, is_over=False))
     buffer.cut_episodes()
     buffer.add(**rows_of(3, 3, is_over=False))

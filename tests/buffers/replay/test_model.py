@@ -10,7 +10,7 @@ from buffers import PerEnvReplayBuffer, SharedReplayBuffer
 CLASSES = {"shared": SharedReplayBuffer, "per_env": PerEnvReplayBuffer}
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(30))
 def test_any_calls_leave_what_the_lists_have(number):
     """Rings in memory, in files, of several writers; with all that they can do."""
     run_case(number, 60)

@@ -122,7 +122,11 @@ def test_bad_arguments_are_refused():
     writer = buffer.writer()
     for columns, text in (
         ({"rewards": np.array([np.nan])}, "rewards"),
+        ({"obs": np.zeros((1, 3), np.float32)}, r"obs has shape \(1, 3\)"),
         ({"obs": np.zeros((1, 4), ">f4") * np.nan, "actions": np.array([0.5])}, "actions"),
+        ({"rewards": np.zeros(2)}, "shape"),
+        ({"more": np.zeros(1)}, "unknown"),
+        ({"obs": None}, "missing"),
     ):
         with pytest.raises(BufferMisuseError, match=text):
             writer.add(**{**rows(1), **columns})
@@ -218,7 +222,7 @@ with buffer.writer() as own:
     own.add(**columns(0, 0, 7))
 
 def draw(mine, end):
-    drawn = [mine.sample(16) for _ in range(8)]  # while both rings are overwritten
+    drawn = [mine.sample(16) for _ in range(20)]  # while both rings are overwritten
     for batch in drawn:
         check(batch, 1)
     os.write(end, batch.indices.numpy().tobytes())
@@ -241,7 +245,7 @@ print(len(drawn[0]) == len(drawn[1]) == 16 * 8, drawn[0] != drawn[1])
 for pid in children:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-for _ in range(20):  # rows that were half written are not drawn
+for _ in range(50):  # rows that were half written are not drawn
     check(buffer.sample(16), 1)
 """
 )

@@ -76,6 +76,7 @@ def test_new_rows_get_the_largest_priority_and_rows_not_there_are_never_drawn(st
         ([0], [np.inf], r"priorities\[0\] inf"),
         ([0, 1], [1.0], r"indices has shape \(2,\) and priorities \(1,\)"),
         ([[0]], [[1.0]], r"expected \(K,\) both"),
+        ([0.5], [1.0], "indices has dtype float64"),
         ([0], ["a"], "priorities has dtype"),
     ],
 )

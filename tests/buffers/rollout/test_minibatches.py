@@ -99,6 +99,22 @@ DRAWS = {
 }
 
 
+@settings(max_examples=18)
+@given(**DRAWS)
+def test_each_valid_row_comes_exactly_once(num_steps, num_envs, seed, parts):
+    valid = np.random.default_rng(seed).random((num_steps, num_envs)) < 0.7
+    rollout = filled(num_steps, num_envs, valid=valid, seed=seed)
+    number = min(parts, num_steps * num_envs)
+    for _ in range(2):
+        batches = drawn(rollout, number)
+        assert sorted(row for rows in batches for row in rows) == np.flatnonzero(valid).tolist()
+        sizes = [len(rows) for rows in batches]
+        if sizes:
+            assert max(sizes) - min(sizes) <= 1
+            assert min(sizes) >= 1
+        assert len(sizes) == min(number, valid.sum())
+
+
 def padded(batches, size):
     """Batches of row numbers as `fixed` makes them of those it makes without: the slow way."""
     indices, weights = [], []

@@ -1,4 +1,4 @@
-"""What a rollout buffer carries over: checkpoints, and the order of calls."""
+"""What a rollout buffer carries over: checkpoints, and the order of calls against a model."""
 
 import copy
 import io
@@ -9,6 +9,9 @@ import pytest
 import torch
 from equality import assert_same
 from gymnasium.spaces import Box, Discrete
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from buffers import BufferMisuseError, RolloutBuffer
 
@@ -64,6 +67,23 @@ def test_a_restored_buffer_goes_on_alike():
         assert left[1] == right[1]
 
 
+def test_state_is_refused_within_a_rollout():
+    rollout = started(1, 2)
+    rollout.slot(0)
+    rollout.state_dict()  # nothing was written yet
+    put(rollout, 0)
+
+    def take_results():
+        rollout.slot(0).rewards[:] = 0
+
+    for step in (take_results, lambda: rollout.compute_advantages([0.0, 0.0])):
+        with pytest.raises(BufferMisuseError, match="between rollouts only"):
+            rollout.state_dict()
+        step()
+    with pytest.raises(BufferMisuseError, match="between rollouts only"):
+        rollout.state_dict()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -92,50 +112,83 @@ def test_a_rollout_is_not_copied_and_says_what_to_do_instead(duplicate):
         duplicate(started())
 
 
-# What can be called after a start, a step, all results, all results and outputs, advantages.
-CALLS = {
-    "slot": lambda rollout: rollout.slot(0),
-    "slot -1": lambda rollout: rollout.slot(-1),
-    "slot beyond": lambda rollout: rollout.slot(2),
-    "put": lambda rollout: put(rollout, 1),
-    "put beyond": lambda rollout: put(rollout, 2),
-    "compute": lambda rollout: rollout.compute_advantages([0.0]),
-    "compute alone": lambda rollout: rollout.compute_advantages([0.0], policy_outputs=False),
-    "draw": lambda rollout: rollout.minibatches(1),
-    "advance": lambda rollout: rollout.advance(),
-    "state": lambda rollout: rollout.state_dict(),
-}
-ALLOWED = {
-    "new": set(),
-    "started": {"slot", "put", "state"},
-    "stepped": {"slot", "put"},
-    "full": {"slot", "put", "compute alone", "advance"},
-    "with outputs": {"slot", "put", "compute", "compute alone", "advance"},
-    "complete": {"compute", "compute alone", "draw", "advance"},
-}
+# The order of calls against a model.
 
 
-def brought_to(state):
-    rollout, step = make(2, 1), list(ALLOWED).index(state)
-    if step > 0:
-        rollout.start(np.zeros((1, 2), np.float32))
-    for t in range(min(max(step - 1, 0), 2)):
-        slot = rollout.slot(t)
-        slot.obs[:] = slot.rewards[:] = slot.terminations[:] = slot.truncations[:] = 0
-    for t in range(2 if step > 3 else 0):
-        put(rollout, t)
-    if state == "complete":
-        rollout.compute_advantages([0.0])
-    return rollout
+class CallOrder(RuleBasedStateMachine):
+    """Calls in any order either work or are refused, as a model of three states says."""
+
+    def __init__(self):
+        super().__init__()
+        self.rollout = make(2, 1)
+        self.state, self.has_results, self.has_policy = "new", set(), set()
+
+    def expect(self, allowed, call):
+        if allowed:
+            return call()
+        with pytest.raises(BufferMisuseError):
+            call()
+        return None
+
+    @property
+    def is_filled(self):
+        return len(self.has_results) == 2
+
+    def begin(self):
+        self.state, self.has_results, self.has_policy = "open", set(), set()
+
+    @rule()
+    def start(self):
+        self.rollout.start(np.zeros((1, 2), np.float32))
+        self.begin()
+
+    @rule(t=st.integers(-1, 2), writes=st.booleans())
+    def slot(self, t, writes):
+        allowed = self.state == "open" and t in {0, 1}
+        slot = self.expect(allowed, lambda: self.rollout.slot(t))
+        if allowed and writes:
+            slot.obs[:] = slot.rewards[:] = slot.terminations[:] = slot.truncations[:] = 0
+            self.has_results.add(t)
+
+    @rule(t=st.integers(-1, 2))
+    def put(self, t):
+        allowed = self.state == "open" and t in {0, 1}
+        self.expect(allowed, lambda: put(self.rollout, t))
+        if allowed:
+            self.has_policy.add(t)
+
+    @rule(needs_policy=st.booleans())
+    def compute(self, needs_policy):
+        has_all = len(self.has_policy) == 2 or not needs_policy
+        allowed = self.state != "new" and self.is_filled and has_all
+        arguments = {"last_values": [0.0], "policy_outputs": needs_policy}
+        self.expect(allowed, lambda: self.rollout.compute_advantages(**arguments))
+        if allowed:
+            self.state, self.has_policy = "complete", {0, 1}  # zeros count from now on
+
+    @rule()
+    def draw(self):
+        batches = self.expect(self.state == "complete", lambda: self.rollout.minibatches(1))
+        if batches is not None:
+            assert sum(len(batch.actions) for batch in batches) == 2
+
+    @rule()
+    def advance(self):
+        allowed = self.state != "new" and self.is_filled
+        self.expect(allowed, self.rollout.advance)
+        if allowed:
+            self.begin()
+
+    @rule()
+    def save(self):
+        allowed = self.state == "open" and not self.has_results and not self.has_policy
+        self.expect(allowed, self.rollout.state_dict)
+
+    @precondition(lambda self: self.state != "new")
+    @invariant()
+    def observations_can_be_read(self):
+        assert self.rollout.obs_at(2).shape == (1, 2)
 
 
-@pytest.mark.parametrize("state", ALLOWED)
-def test_calls_out_of_order_are_refused(state):
-    for name, call in CALLS.items():
-        rollout = brought_to(state)
-        if name in ALLOWED[state]:
-            call(rollout)
-        else:
-            with pytest.raises(BufferMisuseError):
-                call(rollout)
-        assert state == "new" or rollout.obs_at(2).shape == (1, 2)
+TestCallOrder = CallOrder.TestCase
+TestCallOrder.settings = settings(max_examples=20, stateful_step_count=25)

@@ -60,6 +60,31 @@ def test_attackers_give_themselves_away(agent):
     assert (is_direct.mean() > 0.8) if agent == "b_line" else not is_direct.any()
 
 
+def test_features_are_what_was_seen_and_remembered():
+    memory = BlueMemory(2)
+    obs = np.zeros((2, 52), np.float32)
+    restore = next(k for k, c in enumerate(memory.choices) if c[:2] == ("Restore", "User3"))
+    decoy = next(k for k, c in enumerate(memory.choices) if c[:2] == ("Decoy", "User3"))
+    memory.act(np.array([decoy, 0]))
+    obs[0, 4 * 11 : 4 * 11 + 2] = 1  # an exploit on User3
+    obs[1, 4 * 12] = 1  # a scan of User4
+    memory.note(obs)
+    out = np.full((2, memory.num_features), np.nan, np.float32)
+    features = memory.features(obs, out=out)
+    assert features is out and not np.isnan(out).any()
+    groups = out[:, 52 : 52 + 7 * 13].reshape(2, 7, 13)
+    scanned, last, placed, full, exploited, exploits, stale = groups.transpose(1, 0, 2)
+    assert scanned.nonzero() == last.nonzero() == (np.array([1]), np.array([12]))
+    assert placed[0, 11] == 0.5 and exploits[0, 11] == 0.5 and stale[0, 11] == 1
+    assert exploited.nonzero() == (np.array([0]), np.array([11]))
+    assert full[0, 11] == 1 and full[1, 11] == 0
+    memory.act(np.array([restore, 0]))
+    memory.note(np.zeros_like(obs))
+    groups = memory.features(obs)[:, 52 : 52 + 7 * 13].reshape(2, 7, 13)
+    assert groups[0, 2, 11] == groups[0, 4, 11] == groups[0, 5, 11] == 0 and groups[0, 6, 11] == 1
+    assert groups[1, 0, 12] == groups[1, 1, 12] == 1  # still the last scan
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, pytest.param({"green": True, "episode_length": [30, 50]}, marks=pytest.mark.slow)],

@@ -48,6 +48,28 @@ def test_it_plays_each_env_as_if_it_were_alone(layers):
         assert (alone[:, 0] == together[:, env]).all()
 
 
+def test_a_saved_defender_plays_the_same(layers, tmp_path):
+    path = tmp_path / "defender.npz"
+    save_defender(path, layers, steps=7)
+    assert (actions_of(load_defender(path), 4, 1) == actions_of(DefenderPolicy(layers), 4, 1)).all()
+    options = {"episodes": 5, "red_agents": ["b_line"], "episode_lengths": [30]}
+    assert evaluate(str(path), **options).total == evaluate(DefenderPolicy(layers), **options).total
+
+
+def test_other_files_are_refused(layers, tmp_path):
+    path = tmp_path / "defender.npz"
+    save_defender(path, layers)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="is no saved policy"):
+        load_defender(path)
+    save_defender(path, [(layers[0][0][:-1], layers[0][1]), layers[1]])
+    with pytest.raises(ValueError, match=r"is no defender .* expected 152 inputs and 44 outputs"):
+        load_defender(path)
+    with pytest.raises(ValueError, match="with 151 inputs and 44 outputs, expected 152 inputs"):
+        evaluate(str(path), episodes=2)
+
+
 def test_a_defender_says_if_it_was_trained_under_other_rules(layers, tmp_path, recwarn):
     path = tmp_path / "defender.npz"
     save_defender(path, layers, cage2_scenario("debugged"))

@@ -1,10 +1,12 @@
 """The CAGE 2 vector env and the single env."""
 
 import hashlib
+import io
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from cage.challenge2.free_run import own_red
 from cage.challenge2.harbour import HARBOUR
 from cage.golden import COMPACT_FIELDS
 from gymnasium.error import ResetNeeded
@@ -21,7 +23,7 @@ from vecenv.cage import (
     replay_episodes,
 )
 from vecenv.cage.challenge2.env import STEP_INFOS
-from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, NO_RED
+from vecenv.cage.challenge2.rules.codes import B_LINE, CUSTOM, MEANDER, NO_RED
 from vecenv.check import check_vector_env
 from vecenv.core.compiling import is_jit_off
 
@@ -32,6 +34,20 @@ SOME, MANY = (20, 300) if is_jit_off() else (200, 3000)  # plain Python is slow
 
 def random_actions(num_steps, num_envs, seed=0):
     return np.random.default_rng(seed).integers(0, NUM_ACTIONS, (num_steps, num_envs))
+
+
+def roll(envs, actions, seed=3):
+    """Reset and step; return every array that comes back."""
+    frames = [envs.reset(seed=seed)[0]]
+    for row in actions:
+        frames += envs.step(row)[:4]
+    return frames
+
+
+def assert_same(frames, others):
+    assert len(frames) == len(others)
+    for frame, other in zip(frames, others, strict=True):
+        np.testing.assert_array_equal(frame, other)
 
 
 @pytest.mark.parametrize("rules", ["faithful", "debugged"])
@@ -123,6 +139,21 @@ def test_single_env_does_what_a_vector_env_does():
     env.close()
 
 
+def test_an_env_depends_on_its_seed_alone():
+    options = {"red_agent": "mixed"}
+    actions = random_actions(30, 50)
+    frames = roll(Cage2VectorEnv(50, **options), actions)
+    for env_id in (0, 31, 49):
+        alone = roll(Cage2VectorEnv(1, **options), actions[:, [env_id]], seed=3 + env_id)
+        assert_same([frame[[env_id]] for frame in frames], alone)
+
+
+def test_threads_change_nothing():
+    actions = random_actions(40, MANY)
+    frames = [roll(Cage2VectorEnv(MANY, red_agent="mixed", num_threads=n), actions) for n in (1, 2)]
+    assert_same(*frames)
+
+
 def test_every_episode_draws_its_length():
     lengths = {4, 6, 9}
     envs = Cage2VectorEnv(SOME, episode_length=lengths, episode_infos=True)
@@ -157,6 +188,18 @@ def test_red_agents_are_drawn_per_episode(red_agent, expected):
     assert set(agents) == expected
     share = MANY / len(expected)
     assert (abs(counts - share) < 4 * np.sqrt(share)).all()
+
+
+def test_red_policy_of_ones_own():
+    facts = ["red_type", "red_target"]
+    envs = Cage2VectorEnv(2, red_agent=own_red, step_infos=facts)
+    envs.reset(seed=0)
+    assert (envs.true_state["red_agent"] == CUSTOM).all()
+    *_, infos = envs.step([0, 0])
+    assert infos["red_type"].tolist() == [1, 1]
+    obs, *_, infos = envs.step([0, 0])
+    assert (infos["red_type"].tolist(), infos["red_target"].tolist()) == ([2, 2], [10, 10])
+    assert obs[:, 40:44].tolist() == [[1, 0, 0, 0]] * 2
 
 
 @pytest.mark.parametrize("rules", ["faithful", "debugged"])
@@ -205,7 +248,7 @@ def test_names_each_column_of_the_observation(observation):
 def test_send_and_recv_report_steps_too():
     options = {"red_agent": "mixed", "step_infos": ["red_type", "red_target"]}
     whole, parts = Cage2VectorEnv(4, **options), Cage2VectorEnv(4, **options)
-    np.testing.assert_array_equal(whole.reset(seed=1)[0], parts.reset(seed=1)[0])
+    assert_same([whole.reset(seed=1)[0]], [parts.reset(seed=1)[0]])
     for row in random_actions(10, 4):
         obs, *_, infos = whole.step(row)
         parts.send(row[[3, 0, 2, 1]], env_ids=[3, 0, 2, 1])
@@ -219,6 +262,7 @@ def test_send_and_recv_report_steps_too():
 BAD_OPTIONS = [
     ({"red_agent": "bline"}, ValueError, "red_agent is 'bline'.*'b_line'"),
     ({"red_agent": []}, ValueError, "red_agent is empty"),
+    ({"red_agent": len}, TypeError, "red_agent is <built-in function len>.*state, rng, tables"),
     ({"red_agent": lambda state: (0, 0)}, TypeError, r"red_agent is <lambda>\(state\), expected"),
     (
         {"red_agent": [lambda s, r, t: (0, 0), lambda s, r, t: (1, 2)]},
@@ -227,8 +271,10 @@ BAD_OPTIONS = [
     ),
     ({"rules": "bugged"}, ValueError, "rules is 'bugged'.*faithful, debugged"),
     ({"rules": "faithful", "scenario": cage2_scenario()}, ValueError, "rules is 'faithful', but"),
+    ({"scenario": "cage2"}, TypeError, "scenario is 'cage2'"),
     ({"observation": "pixels"}, ValueError, "observation is 'pixels'.*bits, memory"),
     ({"episode_length": 0}, ValueError, "episode_length is 0"),
+    ({"episode_length": []}, ValueError, "episode_length has 0 entries"),
     ({"episode_length": range(1, 400)}, ValueError, "episode_length has 399 entries"),
     ({"episode_length": 70_000}, ValueError, "episode_length is 70000"),
     ({"episode_length": 30.0}, TypeError, "episode_length is 30.0"),
@@ -262,6 +308,36 @@ def test_no_episode_is_longer_than_max_episode_steps():
     for wrong in (0, 2.0, True, "20"):
         with pytest.raises(ValueError, match="max_episode_steps is"):
             Cage2VectorEnv(1, max_episode_steps=wrong)
+
+
+def play_on(env, num_steps):
+    """Everything that can be seen of the next steps, and of the reset after them."""
+    rng = np.random.default_rng(4)
+    frames = [env.step(int(rng.integers(0, 145))) for _ in range(num_steps)]
+    return [*frames, env.unwrapped.true_state.tobytes(), env.reset()[0].tobytes(), env.step(3)[:4]]
+
+
+def restored(env):
+    other = gym.make("vecenv:Cage2-v0", red_agent="mixed", episode_length=30, step_infos="red_type")
+    other.reset(seed=99)
+    file = io.BytesIO()
+    np.savez(file, **env.unwrapped.state_dict())
+    file.seek(0)
+    with np.load(file) as state:
+        other.unwrapped.load_state_dict(state)
+    return other
+
+
+def test_a_single_env_goes_on_exactly_where_it_was():
+    options = {"red_agent": "mixed", "episode_length": 30, "step_infos": "red_type"}
+    env = gym.make("vecenv:Cage2-v0", **options)
+    env.reset(seed=7)
+    for action in range(12):
+        obs, *_ = env.step(action)
+    other = restored(env)
+    np.testing.assert_array_equal(other.unwrapped.observe(), obs)
+    assert repr(play_on(env, 17)) == repr(play_on(other, 17))
+    assert repr(play_on(env, 17)) == repr(play_on(other, 17)), "and none touches the other"
 
 
 def test_states_that_no_env_was_ever_in_are_refused():

@@ -8,12 +8,14 @@ import sys
 import numpy as np
 import pytest
 from cage.challenge2.harbour import HARBOUR
+from cage.golden import load_trace
 
 from vecenv.cage.challenge2.replay import (
     Replay,
     apply_rows,
     commit_rows,
     options_rows,
+    replay_episodes,
 )
 from vecenv.cage.challenge2.rules.dynamics import action_mask
 from vecenv.cage.challenge2.scenario import cage2_scenario
@@ -91,3 +93,22 @@ def test_nothing_indexes_outside_with_bounds_checked():
     command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-k", chosen]
     checked, root = {**os.environ, "NUMBA_BOUNDSCHECK": "1"}, FOLDER.parents[2]
     subprocess.run([*command, *files], cwd=root, env=checked, check=True, timeout=600)
+
+
+def replay_a_few(name, rules, num_episodes, num_steps):
+    """Replay the beginning of some recorded episodes; wrong fields by name."""
+    trace = load_trace(name)
+    part = {
+        key: array[:num_episodes, :num_steps] if array.ndim > 1 else array[:num_episodes]
+        for key, array in trace.items()
+    }
+    result = replay_episodes(part, cage2_scenario(rules))
+    assert result.policy_agrees.all() and not result.errors.any()
+    return [key for key, array in result.fields.items() if not np.array_equal(array, part[key])]
+
+
+@pytest.mark.parametrize("name", ["shared", "debugged"])
+def test_beginnings_of_episodes_replay(name):
+    """Few steps, so that it can be run with the compiler off as well."""
+    rules = "debugged" if name == "debugged" else "faithful"
+    assert replay_a_few(name, rules, 6, 40) == []

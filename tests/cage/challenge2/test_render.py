@@ -86,6 +86,14 @@ def test_rendering_without_a_mode_warns(make):
         assert env.render() is None
 
 
+def test_unknown_modes_and_envs_are_refused():
+    envs = stepped(1)
+    with pytest.raises(ValueError, match="mode is 'human'"):
+        envs.render_env(0, "human")
+    with pytest.raises(IndexError, match="env_id is 1"):
+        envs.render_env(1)
+
+
 def test_other_networks_are_drawn():
     spare = [replace(HARBOUR.hosts[-1], name=name, subnet=name) for name in ("Attic", "Cellar")]
     larger = replace(

@@ -33,6 +33,59 @@ def test_all_episodes_replay_in_one_batch(name):
     assert_replays(trace, result)
 
 
+def replay_singly(name, episodes):
+    trace = load_trace(name)
+    for episode in episodes:
+        single = {key: array[episode : episode + 1] for key, array in trace.items()}
+        assert_replays(single, replay_episodes(single, cage2_scenario(RULES_OF_TRACE[name])))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RULES_OF_TRACE)
+def test_every_episode_replays_by_itself(name):
+    replay_singly(name, range(len(load_trace(name)["red_agent"])))
+
+
+def test_worked_example_of_the_rules():
+    """Sleeping blue against B_line, every detection succeeding."""
+    ftp, https, ssh, eternal_blue = 0, 3, 7, 5
+    del ftp
+    user2, enterprise1, enterprise2, server = 10, 2, 3, 7
+    steps = [
+        (1, 2, -1, -1, 0, {}),
+        (2, user2, -1, -1, 0, {user2: "1000"}),
+        (3, user2, eternal_blue, 1, -1, {user2: "1101"}),
+        (4, user2, -1, -1, -1, {user2: "0001"}),
+        (2, enterprise1, -1, -1, -1, {enterprise1: "1000", user2: "0001"}),
+        (3, enterprise1, https, 1, -1, {enterprise1: "1101", user2: "0001"}),
+        (4, enterprise1, -1, -1, -11, {enterprise1: "0001", user2: "0001"}),
+        (1, 0, -1, -1, -11, {enterprise1: "0001", user2: "0001"}),
+        (2, enterprise2, -1, -1, -11, {enterprise1: "0001", enterprise2: "1000", user2: "0001"}),
+        (3, enterprise2, https, 1, -11, {enterprise1: "0001", enterprise2: "1101", user2: "0001"}),
+        (4, enterprise2, -1, -1, -21, {enterprise1: "0001", enterprise2: "0001", user2: "0001"}),
+    ]
+    held = {enterprise1: "0001", enterprise2: "0001", user2: "0001"}
+    steps += [
+        (2, server, -1, -1, -21, held | {server: "1000"}),
+        (3, server, ssh, -1, -21, held | {server: "1101"}),
+        (4, server, -1, -1, -31, held | {server: "0001"}),
+        *[(5, server, -1, -1, -131, held | {server: "0001"})] * 4,
+    ]
+    replay = Replay(1, red_agents=1)
+    for t, (red_type, target, exploit, detected, reward10, bits) in enumerate(steps):
+        options = replay.red_options()
+        assert options[0] == red_type
+        assert options[1][0, target]
+        replay.red_commit(red_type, target)
+        pe_index = 0 if red_type == 4 else -1
+        result = replay.step(RecordedStep(0, red_type, target, exploit, detected, pe_index))
+        expected = "".join(bits.get(host, "0000") for host in range(13))
+        assert "".join(map(str, result.obs[0])) == expected, t
+        assert result.reward10[0] == reward10, t
+        assert result.red_success[0] == 1, t
+        assert result.errors[0] == 0
+
+
 def scanned_user2():
     replay = Replay(1)
     replay.step(RecordedStep(0, 1, 2))

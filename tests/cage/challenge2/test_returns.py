@@ -65,3 +65,23 @@ def test_mean_returns_match_the_original_with_many_episodes(cell):
         kurtosis = (deviations**4).mean() / max(sd, 1e-9) ** 4
         error = sd * math.sqrt(max(kurtosis - 1, 0) / (4 * theirs["n"]))
         assert abs(sd - theirs["sd"]) <= 3 * error + 1e-9, (length, sd, theirs["sd"], error)
+
+
+@pytest.mark.slow
+def test_mean_reward_of_every_step_matches_the_original():
+    scores = []
+    for cell, theirs in REFERENCE.items():
+        rewards = play(cell, 20_000, seed=3_000_000)
+        errors = np.hypot(rewards.std(axis=1) / math.sqrt(20_000), theirs["per_step_se"])
+        # a step in which all the reference's episodes agree has no error of its own
+        differences = np.abs(rewards.mean(axis=1) - theirs["per_step_mean"])
+        scores.append(np.where(errors > 1e-3, differences / np.maximum(errors, 1e-3), 0))
+    share_beyond = (np.array(scores) > 3).mean()
+    assert share_beyond < 0.02, share_beyond
+
+
+def test_uniform_blue_without_red_pays_for_its_restores():
+    rewards = play("uniform|Sleep", num_episodes=4000, seed=5)
+    expected = -13 / 145
+    error = math.sqrt(-expected * (1 + expected) / rewards.size)
+    assert abs(rewards.mean() - expected) < 4 * error

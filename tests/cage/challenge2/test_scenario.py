@@ -14,6 +14,7 @@ from vecenv.cage import action_index, blue_actions, cage2_scenario
 from vecenv.cage.challenge2.playing import POLICY_NAMES, find_policy
 from vecenv.cage.challenge2.replay import RecordedStep, Replay
 from vecenv.cage.challenge2.rules.codes import B_LINE, MEANDER, RED_ACTION_NAMES
+from vecenv.cage.challenge2.scenario import RULE_SETS
 from vecenv.cage.challenge2.tables import compile_tables, decode, tracked_ports
 
 CAGE2 = cage2_scenario()
@@ -38,6 +39,23 @@ def test_names_and_order_are_those_of_the_original():
 def test_unknown_rules_are_refused():
     with pytest.raises(ValueError, match="rules is 'fixed', expected one of faithful, debugged"):
         cage2_scenario("fixed")
+
+
+def test_the_corrected_rules_differ_where_they_should():
+    faithful, debugged = (compile_tables(cage2_scenario(rules)) for rules in RULE_SETS)
+    changed = {
+        name for name in faithful.dtype.names if not np.array_equal(faithful[name], debugged[name])
+    }
+    assert changed == {
+        "genuine_ports",  # User3's mysql
+        "exploit_result",  # there, and EternalBlue on Enterprise1 and 2
+        "decoy_ports",  # Vsftpd
+        "catching_decoys",
+        "stackable_decoys",
+        "activity",
+        "charges_user_access",
+        "remove_reports_last_shell",
+    }
 
 
 def test_another_scenario_runs_to_its_end():
@@ -130,6 +148,7 @@ def with_plan_step(index, **changes):
 
 BAD_TABLES = {
     "subnet twice": (replace(CAGE2, subnets=("User", *CAGE2.subnets)), r"subnets\[3\] is 'User'"),
+    "decoy of no process": (replaced("decoys", 1, process=""), r"decoys\[1\].process"),
     "plan that verifies nothing": (with_plan(verify_step=15), "b_line.verify_step is 15"),
     "subnet nobody is in": (
         replace(CAGE2, subnets=(*CAGE2.subnets, "Guests")),
@@ -139,6 +158,10 @@ BAD_TABLES = {
         replace(CAGE2, hosts=(*CAGE2.hosts, replace(CAGE2.hosts[9], subnet="Enterprise"))),
         r"hosts\[13\] is 'User1' again, in subnet 'Enterprise' after 'User'; a host is in exactly",
     ),
+    "host with two subnets": (
+        replaced("hosts", 3, subnet=("User", "Enterprise")),
+        r"hosts\[3\].subnet is \('User', 'Enterprise'\)",
+    ),
     "nameless host": (replaced("hosts", 3, name=""), r"hosts\[3\] is named ''"),
     "too many hosts": (
         replace(
@@ -147,27 +170,43 @@ BAD_TABLES = {
         ),
         r"hosts has 17 rows, expected 1 to 16",
     ),
+    "odd value": (replaced("hosts", 3, value=0.25), r"hosts\[3\].value is 0.25"),
     "service without port": (
         replaced("hosts", 3, services=(cage.Service(None, "ssh"),)),
         r"hosts\[3\].services\[0\].port is None",
     ),
     "reveals nobody": (replaced("hosts", 3, reveals=("X",)), r"hosts\[3\].reveals names 'X'"),
+    "rule within a subnet": (replaced("traffic", 0, target="User"), r"traffic\[0\] is from 'User'"),
     "rule twice": (
         replace(CAGE2, traffic=CAGE2.traffic * 2),
         r"traffic\[1\] is a second rule from 'User' to 'Operational'",
+    ),
+    "exploit without a port": (
+        replaced("exploits", 2, port=None),
+        r"exploits\[2\].port is None, expected a port number in 1..65535",
     ),
     "exploit that needs an impossible port": (
         replaced("exploits", 2, needs_one_of=(80, "x")),
         r"exploits\[2\].needs_one_of is 'x'",
     ),
+    "exploit of no process": (replaced("exploits", 2, process=""), r"exploits\[2\].process"),
     "exploits out of order": (
         replaced("exploits", 2, weight=6.5),
         r"exploits\[2\].weight is 6.5, expected less than 6.0",
     ),
+    "too many exploits": (
+        replace(CAGE2, exploits=(*CAGE2.exploits, cage.Exploit("X", 0.01, 22, "ssh"))),
+        r"exploits has 9 rows, expected 1 to 8",
+    ),
+    "decoy without a port": (replaced("decoys", 1, opens=None), r"decoys\[1\].opens is None"),
     "two decoys without limit": (replaced("decoys", 1, checks=22), r"decoys\[7\] opens another"),
     "too many ports": (
         replaced("decoys", 1, opens=5, checks=5),
         r"exploits and decoys are about 9 different ports",
+    ),
+    "service nowhere": (
+        replace(CAGE2, operational_service=cage.OperationalService("X", 10.0)),
+        r"operational_service.host names 'X'",
     ),
     "impossible chance": (
         replace(CAGE2, detection_probability=1.5),
@@ -183,12 +222,17 @@ BAD_TABLES = {
         r"b_line.steps\[4\].action is 'phone', expected one of sweep, scan",
     ),
     "plan that sweeps a host": (with_plan_step(7, target="User1"), r"b_line.steps\[7\].target"),
+    "plan that hurries": (
+        with_plan_step(0, action="scan", target=cage.NEXT_HOST),
+        rf"b_line.steps\[0\].target is '{cage.NEXT_HOST}' before any step has '{cage.FIRST_HOST}'",
+    ),
     "plan without a first host": (
         with_plan(steps=(cage.PlanStep("sweep", "User"),) * 15),
         f"b_line.steps never targets '{cage.FIRST_HOST}'",
     ),
     "plan that leads nowhere": (with_plan(next_hosts=()), "b_line.next_hosts has 0 rows"),
     "plan that verifies no scan": (with_plan(verify_step=3), "b_line.verify_step is 3"),
+    "plan that restarts ahead": (with_plan(restart_step=12), "b_line.restart_step is 12"),
     "meander forgets nobody known": (
         replace(CAGE2, meander=replace(CAGE2.meander, forget_next=("X",))),
         "meander.forget_next names 'X'",

@@ -127,9 +127,6 @@ def test_agents_with_get_action_play():
     for message in ([0.99] * 8, [0, 1], None, "1" * 8):
         with pytest.raises(ValueError, match=r"message of blue_agent_1 is .*, expected 8 bits"):
             env.step({}, messages={"blue_agent_1": message})
-    for call in (lambda: env.step({"blue_agent_7": 0}), lambda: env.action_space("red_agent_0")):
-        with pytest.raises(ValueError, match="no agent '"):
-            call()
     env.close()
 
 
@@ -179,6 +176,24 @@ def test_labels_say_what_values_are():
     assert "blue_agent_1: operational_zone_a_subnet: zone is operational_zone_a_subnet" in told
     assert not any("zone is restricted" in label for label in told if "agent_4" in label)
     assert any("event on" in label for label in told)
+    env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda env: env.step({"blue_agent_7": 0}), "no agent 'blue_agent_7'"),
+        (lambda env: env.step({"blue_agent_0": 82}), "blue_agent_0 is 82, expected an integer"),
+        (lambda env: env.step({}, {"blue_agent_0": [2] * 8}), "message of blue_agent_0 .* 8 bits"),
+        (lambda env: env.action_space("red_agent_0"), "no agent 'red_agent_0'"),
+    ],
+)
+def test_wrong_arguments_are_refused(call, match):
+    env = Cage4ParallelEnv(steps=STEPS)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=match):
+        call(env)
     env.close()
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from cage.challenge4.invariants import check
 from cage.challenge4.lockstep import Games, play
 from choices import fast_are
 
@@ -12,6 +13,20 @@ from vecenv.jit.random import integers
 
 SHORT = Cage4Options(steps=40)
 SLEEPS = [49, 49, 49, 49, 145]
+
+
+def test_a_game_depends_on_its_seed_alone():
+    many = Games(6, seed=10, options=SHORT, num_threads=2)
+    one = Games(1, seed=13, options=SHORT)
+    assert (many.obs[3] == one.obs[0]).all() and (many.masks[4][3] == one.masks[4][0]).all()
+    rng = np.random.default_rng(0)
+    for _ in range(60):  # over the end of an episode
+        actions = rng.integers(0, codes.NUM_ACTIONS, (6, 5))
+        messages = rng.integers(0, 256, (6, 5))
+        many.step(actions, messages)
+        one.step(actions[3:4], messages[3:4])
+        assert (many.obs[3] == one.obs[0]).all() and many.rewards[3] == one.rewards[0]
+    assert many.envs.states[3].tobytes() == one.envs.states[0].tobytes()
 
 
 def test_a_reset_leaves_nothing_behind():
@@ -79,6 +94,18 @@ def test_options_out_of_range_are_refused():
     ):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Cage4Options(**wrong)
+
+
+@pytest.mark.parametrize("red", ["fsm", "discovery", "sleep"])
+@pytest.mark.parametrize("policy", ["random", "decoy_restore"])
+def test_invariants_of_any_episode(red, policy):
+    options = Cage4Options(steps=200, red=red, phishing_rate=0.05)
+    games = Games(5, seed=2, options=options)
+    for step, _ in enumerate(play(games, find_policy(policy, 1), 199)):
+        if step % 7 == 0:
+            check(games.envs.states)
+    if red == "sleep":
+        assert (games.envs.states["num_sessions"] <= np.array([80] * 6)).all()
 
 
 @pytest.mark.parametrize("red", fast_are(["fsm"], ["fsm", "discovery"]))

@@ -27,6 +27,14 @@ def floats(state, agent, rng):
     return codes.AGGRESSIVE, 7.0, 0
 
 
+def waiting(state, agent, rng):
+    return codes.NONE, codes.NONE, codes.NONE
+
+
+def unknown_host(state, agent, rng):
+    return codes.AGGRESSIVE, 3, 99
+
+
 @needs_jit
 @pytest.mark.parametrize(
     ("red", "told"),
@@ -46,6 +54,15 @@ def test_a_red_agent_that_does_what_does_not_exist_is_refused(red, told, is_team
     assert caught.value.lineno == red.__code__.co_firstlineno + 1
 
 
+@pytest.mark.parametrize("red", [waiting, unknown_host])
+def test_a_red_agent_may_wait_and_may_be_wrong(red):
+    envs = Cage4VectorEnv(1, red=red, debug=True)
+    envs.reset(seed=0)
+    for _ in range(3):
+        envs.step(np.zeros((1, 5), np.int64))
+    assert not impossible_turns(envs.states).any()
+
+
 def test_while_games_are_played_it_waits_and_that_is_noted():
     envs = Cage4VectorEnv(2, red=kind_that_is_not_there, debug=True)
     envs.reset(seed=0)
@@ -62,7 +79,6 @@ def test_while_games_are_played_it_waits_and_that_is_noted():
         ((-1, 3, 0), codes.IMPOSSIBLE),
         ((1, 128, 0), codes.IMPOSSIBLE),
         ((0, 8, 0), codes.IMPOSSIBLE),
-        ((codes.NONE, codes.NONE, codes.NONE), codes.NONE),
         ((1, 3, 0), codes.NONE),
         ((codes.NONE, 3, 0), codes.NONE),
     ],

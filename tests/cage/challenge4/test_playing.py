@@ -1,6 +1,7 @@
 """Evaluation by the challenge's protocol, its policies, the NumPy player, pictures."""
 
 import hashlib
+import itertools
 import json
 import re
 import subprocess
@@ -93,6 +94,14 @@ def test_the_score_leaves_out_the_last_reward(tmp_path):
     saved = json.loads(result.to_json(tmp_path / "result.json"))
     assert saved["return"]["mean"] == result.total.mean and saved["episodes"] == 6
     assert "score (78 rewards)" in str(result) and "Restore" in str(result)
+
+
+def test_episodes_do_not_depend_on_how_many_are_played_at_a_time(monkeypatch):
+    whole = play_episodes("react-restore", 5, seed=2, steps=60).rewards
+    monkeypatch.setattr("vecenv.cage.challenge4.playing._BATCH", 2)
+    np.testing.assert_array_equal(
+        play_episodes("react-restore", 5, seed=2, steps=60).rewards, whole
+    )
 
 
 def test_policies_are_found_by_name_file_module_object_and_function(defender, monkeypatch):
@@ -308,7 +317,7 @@ def test_the_memory_says_what_has_happened():
     envs.close()
 
 
-@pytest.mark.parametrize("changed", [1, 4])
+@pytest.mark.parametrize("changed", range(5))
 def test_an_agent_knows_the_phase_from_its_own_observation_alone(defender, changed):
     """What one agent sees of the phase changes its own choices' probabilities, and no other's."""
     masks = [np.ones(82, bool)] * 4 + [np.ones(242, bool)]
@@ -379,6 +388,15 @@ def test_an_episode_becomes_pictures():
     assert frames[0].shape == (640, 1000, 3) and (frames[0] != frames[-1]).any()
 
 
+def test_a_policy_may_have_an_observation_of_its_own():
+    def act(observations, masks):
+        act.observation = observations[0]
+        return np.tile(codes.SLEEPS, (len(observations[0]), 1))
+
+    act.observation = np.zeros(3)
+    assert evaluate_cage4(act, episodes=2, steps=5).episodes == 2
+
+
 def test_what_a_policy_is_given_is_its_own_to_keep():
     kept = []
 
@@ -393,3 +411,14 @@ def test_what_a_policy_is_given_is_its_own_to_keep():
     for given, copies in kept:
         for array, copy in zip(given, copies, strict=True):
             np.testing.assert_array_equal(array, copy)
+
+
+def test_the_score_without_the_contractor_leaves_out_the_impacts_there():
+    with seated("sleep", 4, steps=80) as seat:
+        steps = itertools.islice(seat.play(5), 1, None)
+        there = np.array([seat.envs.zone_rewards()[:, codes.CON, 2] for _ in steps])
+    assert there.any() and not there[:, 0].all()
+    result = evaluate_cage4("sleep", episodes=4, seed=5, steps=80)
+    apart = result.score.mean - result.score_without_contractor.mean
+    assert apart == pytest.approx(there[:-1].sum(axis=0).mean())
+    assert f"{result.score_without_contractor.mean:.1f}" in str(result)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 from agents.toy_games import CHASE, NUM_CATS, WALK, PythonGame, mask
-from agents.twins import as_agents, slots_for
 from choices import fast_are, product
-from gymnasium.error import ClosedEnvironmentError
+from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Box
 from jit.on_device.host_device import HostDevice, use
 
 import vecenv
 from vecenv import ActionError, ObservationError, make_vec_agents
+from vecenv.agents import AgentRowsVecEnv, AgentSlot
 from vecenv.core.errors import NoActionMaskError, SlotError
 from vecenv.core.masks import sample_actions
 
@@ -41,6 +41,24 @@ def pair(kernels, **changes):
     """The same games on the CPU and on the "device", both as plain Python."""
     options = {"max_episode_steps": 9, "debug": True, **changes}
     return [make_vec_agents(kernels, GAMES, device=device, **options) for device in ("cpu", "cuda")]
+
+
+def by_group(envs, parts):
+    """Results by group, of either kind of vector env."""
+    if not isinstance(envs, AgentRowsVecEnv):
+        return parts
+    (name,) = envs.groups
+    return tuple({name: part} for part in parts)
+
+
+def call(envs, method, actions, *rest, **options):
+    if isinstance(envs, AgentRowsVecEnv):
+        (name,) = envs.groups
+        options = {key: value[name] for key, value in options.items()}
+        found = getattr(envs, method)(actions[name], *rest, **options)
+    else:
+        found = getattr(envs, method)(actions, *rest, **options)
+    return None if found is None else by_group(envs, found)
 
 
 def draw(envs, rng, rows=None) -> dict[str, Any]:
@@ -86,6 +104,22 @@ def assert_same(device, cpu, found, expected, mode, rows=None):
             same(infos[name]["final_obs"][row], expected_infos[name]["final_obs"][row])
 
 
+def slots_of(envs):
+    return {
+        name: AgentSlot(
+            *(
+                envs.allocate((group.num_envs, *shape), dtype)
+                for shape, dtype in (
+                    (group.single_observation_space.shape, group.single_observation_space.dtype),
+                    ((), np.float64 if group.num_agents == NUM_CATS else np.float32),
+                    *[((), np.bool_)] * 3,
+                )
+            )
+        )
+        for name, group in envs.groups.items()
+    }
+
+
 def assert_same_state(device, cpu):
     found, expected = device.state_dict(), cpu.state_dict()
     for part in ("states", "runs"):
@@ -106,20 +140,20 @@ PAIRS = [
 
 @pytest.mark.parametrize(("kind", "mode"), PAIRS)
 def test_steps_rows_and_the_living_are_those_of_the_cpu(kind, mode):
-    cpu, device = map(as_agents, pair(KINDS[kind], autoreset_mode=mode))
+    cpu, device = pair(KINDS[kind], autoreset_mode=mode)
     rng = np.random.default_rng(0)
-    assert_all = cpu.reset(seed=5)[0]
-    found = device.reset(seed=5)[0]
+    assert_all = by_group(cpu, cpu.reset(seed=5))[0]
+    found = by_group(device, device.reset(seed=5))[0]
     for name in assert_all:
         same(found[name], assert_all[name])
-    slots, num_ends, held = slots_for(device), 0, []
+    slots, num_ends, held = slots_of(device), 0, []
     for step in range(40):
         actions = draw(cpu, rng)
         given = {"out": slots} if step % 3 == 1 else {}
         if step % 2:
             actions = {name: torch.from_numpy(part) for name, part in actions.items()}
-        found = device.step(actions, **given)
-        expected = cpu.step({name: np.asarray(part) for name, part in actions.items()})
+        found = call(device, "step", actions, **given)
+        expected = call(cpu, "step", {name: np.asarray(part) for name, part in actions.items()})
         assert_same(device, cpu, found, expected, mode)
         finals = [(n, x["final_obs"]) for n, x in found[4].items() if "final_obs" in x]
         held += [(step, name, final, copied(final)) for name, final in finals]
@@ -128,14 +162,15 @@ def test_steps_rows_and_the_living_are_those_of_the_cpu(kind, mode):
                 assert found[0][name] is slot.obs
                 assert found[1][name] is slot.rewards
                 same(slot.valid, cpu.groups[name].valid)
-            assert found[1][name].dtype == torch.float32
+            else:
+                assert found[1][name].dtype == torch.float32
         ends = [part.reshape(GAMES, -1).any(axis=1) for part in expected[3].values()]
         num_ends += int(np.sum(ends))
         over = ~np.any([g.alive.reshape(GAMES, -1).any(1) for g in cpu.groups.values()], axis=0)
         if mode == "Disabled" and over.any():
-            expected = cpu.reset(options={"reset_mask": over})
+            expected = by_group(cpu, cpu.reset(options={"reset_mask": over}))
             there = torch.from_numpy(over) if step % 2 else over  # one never leaves the device
-            found = device.reset(options={"reset_mask": there})
+            found = by_group(device, device.reset(options={"reset_mask": there}))
             for name in cpu.groups:
                 same(found[0][name], expected[0][name])
                 same(device.groups[name].alive, cpu.groups[name].alive)
@@ -162,7 +197,7 @@ def copied(values):
     ),
 )
 def test_games_sent_and_received_are_those_of_the_cpu(kind, mode):
-    cpu, device = map(as_agents, pair(KINDS[kind], autoreset_mode=mode))
+    cpu, device = pair(KINDS[kind], autoreset_mode=mode)
     cpu.reset(seed=1)
     device.reset(seed=1)
     rng, num_final = np.random.default_rng(1), 0
@@ -171,9 +206,10 @@ def test_games_sent_and_received_are_those_of_the_cpu(kind, mode):
         rows = {name: group.rows(order) for name, group in cpu.groups.items()}
         actions = draw(cpu, rng, rows)
         for envs in (cpu, device):
-            envs.send(actions, order)
+            call(envs, "send", actions, order)
         for most in (1, GAMES - 1):
-            expected, found = (envs.recv(max_games=most) for envs in (cpu, device))
+            name = "max_envs" if isinstance(cpu, AgentRowsVecEnv) else "max_games"
+            expected, found = (by_group(e, e.recv(**{name: most})) for e in (cpu, device))
             assert_same(device, cpu, found, expected, mode, expected[5])
             for k in (5, 6):
                 for name in cpu.groups:
@@ -268,7 +304,7 @@ def test_an_action_out_of_bounds_steps_no_agent_of_its_game_and_is_told_later():
 def test_slots_that_cannot_be_written_are_refused(change, told):
     _, device = pair(WALK)
     device.reset(seed=0)
-    (slot,) = slots_for(device).values()
+    (slot,) = slots_of(device).values()
     with pytest.raises(SlotError, match=told):
         device.step(torch.zeros(9, 2), out=slot._replace(**change))
     with pytest.raises(SlotError, match="share memory"):
@@ -276,12 +312,21 @@ def test_slots_that_cannot_be_written_are_refused(change, told):
     device.step(torch.zeros(9, 2), out=slot)
 
 
-def test_a_game_without_agents_after_reset_is_told_by_check():
+def test_what_a_device_cannot_refuse_at_once_is_told_by_check():
+    _, device = pair(WALK, autoreset_mode="Disabled", max_episode_steps=1)
+    device.reset(seed=0)
+    device.step(torch.zeros(9, 2))
+    found = device.step(torch.zeros(9, 2))
+    assert not found[1].any()
+    assert not device.valid.any()
+    with pytest.raises(ResetNeeded, match="had ended when it was stepped"):
+        device.check()
+
     def leave_all(state, rng):
         for k in range(len(state.alive)):
             state.alive[k] = 0
 
-    _, device = pair(dataclasses.replace(WALK, reset=leave_all))
+    _, device = pair(dataclasses.replace(WALK, reset=leave_all), autoreset_mode="NextStep")
     device.reset(seed=0)
     with pytest.raises(ObservationError, match="game 0 of Walk has no agents after reset"):
         device.check()

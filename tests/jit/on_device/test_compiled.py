@@ -1,7 +1,11 @@
 """All bundled kernels compile for devices, without one, and need no memory beside registers."""
 
 import itertools
+import os
 import re
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -95,3 +99,87 @@ def test_where_ptxas_fails_the_driver_gets_ptx(tool, tmp_path, monkeypatch):
     assert b".target sm_90" in code
     assert code.endswith(b"\0")
     assert not list(tmp_path.iterdir())
+
+
+# What a driver of NVIDIA's would be called with: it writes that to its output.
+_DRIVER = r"""
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+static __thread void *current;
+static int context;
+int cuGetProcAddress_v2(const char *name, void **found, int version, uint64_t flags, int *status) {
+    void *self = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+    *found = dlsym(self, name);
+    if (status) *status = *found ? 0 : 1;
+    return *found ? 0 : 500;
+}
+int cuInit(unsigned flags) { return 0; }
+int cuDriverGetVersion(int *version) { *version = 12080; return 0; }
+int cuCtxGetCurrent(void **found) { *found = current; return 0; }
+int cuCtxSetCurrent(void *given) { current = given; return 0; }
+int cuModuleLoadData(void **module, const char *code) {
+    current = &context;  // as torch has done before
+    *module = (void *)5;
+    return strcmp(code, "code") ? 200 : 0;
+}
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    printf("function %s of %d\n", name, (int)(intptr_t)module);
+    *function = (void *)6;
+    return 0;
+}
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by,
+                   unsigned bz, unsigned shared, void *stream, void **params, void **extra) {
+    if (!current) return 201;  // CUDA_ERROR_INVALID_CONTEXT
+    printf("launch %d grid %u %u %u block %u %u %u shared %u stream %d extra %d:",
+           (int)(intptr_t)function, gx, gy, gz, bx, by, bz, shared, (int)(intptr_t)stream, !!extra);
+    for (int k = 0; k < 3; k++) printf(" %lld", *(long long *)params[k]);
+    printf("\n");
+    fflush(stdout);
+    return 0;
+}
+"""
+_LAUNCHES = r"""
+import threading
+import numpy as np
+from vecenv.core import cuda
+
+launch = cuda.loaded("toy", b"code\0", "the_entry")
+values = np.array([11, -12, 1 << 40])
+places = np.array([values[k:].ctypes.data for k in range(3)], np.uint64)
+launch(3, 128, 77, places.ctypes.data)
+other = threading.Thread(target=launch, args=(1, 64, 0, places.ctypes.data))  # has no context yet
+other.start()
+other.join()
+try:
+    cuda.loaded("toy", b"other code\0", "the_entry")
+except cuda.DeviceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_the_driver_of_devices_gets_what_it_expects(tmp_path):
+    source = tmp_path / "driver.c"
+    source.write_text(_DRIVER)
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", source, "-o", library, "-ldl"], check=True, timeout=60
+    )
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("LD_LIBRARY_PATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", _LAUNCHES],
+        env={**os.environ, "LD_LIBRARY_PATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    *lines, told = done.stdout.splitlines() or [""]
+    assert lines == [
+        "function the_entry of 5",
+        "launch 6 grid 3 1 1 block 128 1 1 shared 0 stream 77 extra 0: 11 -12 1099511627776",
+        "launch 6 grid 1 1 1 block 64 1 1 shared 0 stream 0 extra 0: 11 -12 1099511627776",
+    ], done.stderr
+    assert "CUDA_ERROR_INVALID_IMAGE: the driver of the device is for CUDA 12.8" in told

@@ -7,12 +7,13 @@ from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, MultiDiscrete
 from jit.on_device.bundled import check_infos
 from jit.on_device.host_device import HostDevice, use
+from jit.on_device.recorded import count_differences, load_trace
 from jit.toy_env import PARAMS, TOY
 
 import vecenv
 from vecenv import StepSlot
 from vecenv.core import cuda as cuda_code
-from vecenv.core.errors import ActionError, ActionTypeError, SlotError
+from vecenv.core.errors import ActionError, ActionTypeError, NoActionMaskError, SlotError
 from vecenv.jit import EnvKernels, JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv, open_device
 
@@ -103,6 +104,16 @@ def test_sends_and_receives_are_those_of_the_cpu():
             num_ended += len(expected.infos)
     assert num_ended
     assert_same_state(device, cpu)
+
+
+def test_recorded_episodes_replay_and_a_wrong_step_is_noticed(monkeypatch):
+    assert count_differences("shared", slice(0, 400, 200), 30) == (0, 2 * 30 * 217)
+    changed = dict(load_trace("shared"))
+    actions = changed["blue_action"].copy()
+    actions[0, 20] = 144 if actions[0, 20] != 144 else 0
+    changed["blue_action"] = actions
+    monkeypatch.setattr("jit.on_device.recorded.load_trace", lambda name: changed)
+    assert count_differences("shared", slice(0, 400, 200), 30)[0] > 0
 
 
 def slot(rewards=torch.float32):
@@ -276,6 +287,13 @@ def test_masks_are_those_of_the_cpu():
     out = torch.zeros(N, 3, dtype=torch.bool)
     assert device.action_masks(out=out) is out
     assert_same([out], [cpu.action_masks()])
+    kernels = EnvKernels(
+        [("x", np.int64)], Box(-1, 1, (1,)), MultiDiscrete([2]), noop, never, zeros
+    )
+    envs = CudaVectorEnv(kernels, 3, debug=True)
+    envs.reset(seed=0)
+    with pytest.raises(NoActionMaskError, match="no action_mask kernel"):
+        envs.action_masks()
 
 
 def test_other_arrays_of_the_device_are_taken_through_dlpack():

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 from jit.on_device.bundled import FLOATS, MAKERS, RETURNS_ARE_FLOATS, ZOO, check_states
+from jit.on_device.recorded import RULES_OF_TRACE, count_differences
 
 import vecenv
+from buffers import RolloutBuffer
 from vecenv import StepSlot
 from vecenv.core.masks import sample_actions
 from vecenv.jit.binding import uncompiled
 from vecenv.jit.cuda.env import CudaVectorEnv
+from vecenv.learn import Graph
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 NUM_ENVS = 4096
@@ -62,6 +65,12 @@ def test_steps_are_those_of_the_processor(name):
     check_states(device.state_dict(), cpu.state_dict(), nearly)
     device.close()
     cpu.close()
+
+
+@pytest.mark.parametrize("name", RULES_OF_TRACE)
+def test_all_recorded_episodes_replay(name):
+    differences, compared = count_differences(name)
+    assert differences == 0 < compared
 
 
 def new_slot(envs):
@@ -117,3 +126,56 @@ def test_graphs_streams_and_threads_do_what_a_call_does():
             for a, b in zip(one, other, strict=True):
                 np.testing.assert_array_equal(a, b, str(way))
     envs.close()
+
+
+def test_a_rollout_in_a_graph_is_that_of_the_cpu():
+    """From observations to minibatches; all that the host does is in the first calls."""
+    cpu, device = pair("cage2", 64, max_episode_steps=20)
+    spaces = cpu.single_observation_space, cpu.single_action_space
+    mode = cpu.autoreset_mode
+    one = RolloutBuffer(32, 64, *spaces, autoreset_mode=mode, allocate=cpu.allocate, seed=0)
+    other = RolloutBuffer(
+        32, 64, *spaces, autoreset_mode=mode, allocate=device.allocate, seed=0,
+        device=device.device,
+    )  # fmt: skip
+    one.start(cpu.reset(seed=3)[0])
+    other.start(device.reset(seed=3)[0])
+    actions = torch.zeros((32, 64), dtype=torch.int64, device=device.device)
+    floats = torch.ones(64, device=device.device)
+
+    def collect():
+        for t in range(32):
+            given: Any = other.put(t, actions=actions[t], log_probs=floats, values=floats)
+            device.step(given, out=other.slot(t))
+        other.compute_advantages(floats)
+        batches = other.minibatches(3, fixed=True, normalize_advantages=True)
+        found = [(batch.indices, batch.weights, batch.advantages) for batch in batches]
+        other.advance()
+        return [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+    graph = Graph(collect, device.device, generators=[other.generator], log=pytest.fail)
+    orders = []
+    for number in range(6):
+        drawn = np.random.default_rng(number).integers(0, spaces[1].n, (32, 64))
+        actions.copy_(torch.from_numpy(drawn))
+        for t in range(32):
+            ones = np.ones(64, np.float32)
+            given = one.put(t, actions=drawn[t], log_probs=ones, values=ones)
+            cpu.step(given, out=one.slot(t))
+        expected = one.episodes()
+        one.compute_advantages(np.ones(64, np.float32))
+        rows, weights, advantages = graph()
+        other.check()
+        device.check()
+        assert_same(other.rewards, one.rewards, is_float=False)
+        assert_same(other.obs[1:], one.obs[1:], is_float=False)
+        np.testing.assert_allclose(array(other.advantages), one.advantages, rtol=1e-4, atol=1e-5)
+        for a, b in zip(other.episodes(), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9)
+        own = array(rows[weights > 0])
+        assert sorted(own) == np.flatnonzero(one.valid_pages).tolist()
+        assert np.isfinite(array(advantages)).all()
+        orders.append(tuple(own))
+        one.advance()
+    assert graph.is_captured
+    assert len(set(orders)) == 6  # another order each time, also of replays

@@ -13,6 +13,7 @@ from jit.on_device.bundled import (
     check_step,
 )
 from jit.on_device.host_device import use
+from jit.on_device.recorded import RULES_OF_TRACE, count_differences
 
 from vecenv import make_vec_agents
 from vecenv.core.masks import sample_actions
@@ -91,6 +92,11 @@ def test_every_distribution_has_the_draws_of_the_processor():
         actions = np.zeros(NUM_ENVS, np.int64)
         check(device.step(actions)[0].numpy(), cpu.step(actions)[0], rtol=1e-12)
     device.check()
+
+
+@pytest.mark.parametrize("name", RULES_OF_TRACE)
+def test_all_recorded_episodes_replay(name):
+    assert count_differences(name)[0] == 0
 
 
 GAMES: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from choices import fast_are
-from jit.on_device.host_device import HostDevice, use
+from jit.on_device.host_device import HostDevice, refuse_host, use
 from jit.toy_env import PARAMS, TOY
 
 from buffers import BufferMisuseError, RolloutBuffer
@@ -105,6 +105,33 @@ def test_rollouts_on_a_device_are_those_of_the_cpu_but_for_the_order_of_rows(mod
         np.testing.assert_allclose(lasting[1][name], lasting[0][name], rtol=1e-6, err_msg=name)
 
 
+def test_a_rollout_on_a_device_waits_for_nothing_and_touches_no_memory_of_the_host(monkeypatch):
+    _, (envs, rollout) = pair("SameStep")
+    envs.single_action_space.seed(1)
+    collect(envs, rollout, 0)
+    rollout.compute_advantages(torch.ones(N))
+    for _ in rollout.minibatches(3, fixed=True):
+        pass
+    rollout.advance()
+    actions, floats = torch.zeros(N, dtype=torch.int64), torch.ones(N)
+
+    with monkeypatch.context() as patch:
+        refuse = refuse_host(patch)
+        patch.setattr(torch, "from_numpy", refuse)
+        patch.setattr(CudaVectorEnv, "_wait", refuse)
+        for _ in range(2):
+            for t in range(T):
+                rollout.obs_at(t), rollout.is_first_at(t)
+                given: Any = rollout.put(t, actions=actions, log_probs=floats, values=floats)
+                *_, ends, cuts, _ = envs.step(given, out=rollout.slot(t))
+                rollout.set_final_values(t, ends | cuts, floats)
+            rollout.compute_advantages(floats)
+            for _ in rollout.minibatches(3, fixed=True):
+                pass
+            rollout.advance()
+    rollout.check()
+
+
 def test_what_a_rollout_on_a_device_lacks_is_told_by_check():
     _, (envs, rollout) = pair("SameStep")
     envs.single_action_space.seed(1)
@@ -133,3 +160,27 @@ def test_what_a_rollout_on_a_device_lacks_is_told_by_check():
     rollout.compute_advantages(torch.ones(N), policy_outputs=False)
     with pytest.raises(BufferMisuseError, match="the host does not know how many rows are valid"):
         rollout.minibatches(3)
+
+
+def test_a_state_goes_on_in_another_buffer():
+    (_, (envs, rollout)), (_, (others, other)) = (pair("NextStep") for _ in "ab")
+    envs.single_action_space.seed(1)
+    collect(envs, rollout, 0)
+    rollout.compute_advantages(torch.ones(N))
+    rollout.advance()
+    other.load_state_dict(rollout.state_dict())
+    others.load_state_dict(envs.state_dict())
+    assert other.obs[0].equal(rollout.obs[0])
+    results = []
+    for made, one in ((envs, rollout), (others, other)):
+        made.single_action_space.seed(5)
+        collect(made, one, 7)
+        one.compute_advantages(torch.ones(N))
+        orders = [batch.indices for batch in one.minibatches(2, fixed=True)]
+        results.append([*orders, one.valid, *map(torch.from_numpy, one.episodes())])
+    for a, b in zip(*results, strict=True):
+        assert a.equal(b)
+    other.advance()
+    state = other.state_dict()
+    with pytest.raises(BufferMisuseError, match="generator of another device"):
+        other.load_state_dict({**state, "generator": torch.zeros_like(state["generator"])})

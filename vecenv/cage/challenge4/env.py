@@ -343,11 +343,7 @@ class _Games(JitVectorEnv):
         out = np.zeros((self.num_envs, codes.NUM_SUBNETS, 3), np.float32)
         out[:, :, 0] = codes.WORK_REWARD[phase] * np.bitwise_count(states["work_failed"])
         out[:, :, 1] = codes.ACCESS_REWARD[phase] * np.bitwise_count(states["access_failed"])
-        games, agents = np.nonzero((states["done_type"] == codes.IMPACT) & (states["active"] > 0))
-        zones = states["done_target"][games, agents] // codes.HOSTS_PER_SUBNET
-        impacts: np.ndarray = out[:, :, 2]
-        places: Any = (games, zones)
-        np.add.at(impacts, places, codes.IMPACT_REWARD[phase[games], zones])
+        out[:, :, 2] = impact_rewards(states)
         return out
 
     def render(self) -> tuple[Any, ...]:
@@ -545,6 +541,23 @@ def _short(label: str) -> str:
     for long, short in zip(ZONE_NAMES, codes.SUBNET_NAMES, strict=True):
         label = label.replace(long, short)
     return label.replace("_user_host_", " user ").replace("_server_host_", " server ")
+
+
+def impact_rewards(states: np.ndarray) -> np.ndarray:
+    """Return the rewards of Impact in the latest step, by its target's zone.
+
+    Args:
+        states: Records (N,).
+
+    Returns:
+        float32 (N, 8), newly allocated; zones as in `Cage4VectorEnv.zone_rewards`.
+    """
+    out = np.zeros((len(states), codes.NUM_SUBNETS), np.float32)
+    games, agents = np.nonzero((states["done_type"] == codes.IMPACT) & (states["active"] > 0))
+    zones = states["done_target"][games, agents] // codes.HOSTS_PER_SUBNET
+    places: Any = (games, zones)
+    np.add.at(out, places, codes.IMPACT_REWARD[states["phase"][games].astype(np.int64), zones])
+    return out
 
 
 def impossible_turns(states: np.ndarray) -> np.ndarray:

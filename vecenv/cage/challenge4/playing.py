@@ -21,7 +21,13 @@ from gymnasium.spaces import Discrete
 from rich.table import Table
 from rich.text import Text
 
-from vecenv.cage.challenge4.env import Cage4Options, Cage4VectorEnv, impossible_turns, overflows
+from vecenv.cage.challenge4.env import (
+    Cage4Options,
+    Cage4VectorEnv,
+    impact_rewards,
+    impossible_turns,
+    overflows,
+)
 from vecenv.cage.challenge4.observations import FLAT
 from vecenv.cage.challenge4.original import RawNetwork, raw_observations
 from vecenv.cage.challenge4.play.player import Cage4Memory, Cage4Player
@@ -299,7 +305,6 @@ def find_policy(policy: Any, seed: int | None = 0) -> Cage4Policy:
 
 CAUSES = ("local_work", "access_service", "impact", "action_cost")
 _TITLES = ("LocalWork fails", "AccessService fails", "Impact", "Restore")
-_CONTRACTOR, _IMPACT = codes.CON, 2  # indices of `zone_rewards`
 NUM_PHASES = 3
 _BATCH = 250  # games played side by side
 
@@ -318,7 +323,7 @@ class Cage4Evaluation(Tabular):
         total: The return, the sum of all rewards.
         phases: The return by phase.
         causes: The return by cause, see `CAUSES`.
-        score_beside_contractor: The score without Impact on the contractor's network, which hardly
+        score_without_contractor: The score without Impact on the contractor's network, which hardly
             depends on blue and varies most.
         overflowed: Number of games that exceeded a capacity of the simulator, by capacity; such
             games are not exact.
@@ -338,7 +343,7 @@ class Cage4Evaluation(Tabular):
     total: Estimate
     phases: tuple[Estimate, ...]
     causes: dict[str, Estimate]
-    score_beside_contractor: Estimate
+    score_without_contractor: Estimate
     overflowed: dict[str, int]
     phishing_rate: float = codes.PHISHING_RATE
     alarm_rate: float = codes.ALARM_RATE
@@ -366,7 +371,7 @@ class Cage4Evaluation(Tabular):
 
         row(f"score ({self.steps - 2} rewards)", self.score, "bold")
         row(f"return ({self.steps - 1} rewards)", self.total)
-        row("score without contractors' Impact", self.score_beside_contractor)
+        row("score without contractors' Impact", self.score_without_contractor)
         table.add_section()
         for phase, found in enumerate(self.phases):
             row(f"phase {phase}", found)
@@ -490,7 +495,7 @@ def play_episodes(
                 found.rewards[step, games] = rewards
                 found.phases[games, states["phase"]] += rewards
                 found.causes[games] += states["reward_parts"]
-                found.contractor[step, games] = seat.envs.zone_rewards()[:, _CONTRACTOR, _IMPACT]
+                found.contractor[step, games] = impact_rewards(states)[:, codes.CON]
                 found.impossible_turns[games] += impossible_turns(states).sum(axis=1)
                 if on_step is not None:
                     on_step(len(games))
@@ -548,7 +553,7 @@ def evaluate_cage4(
         causes={
             name: estimate(column) for name, column in zip(CAUSES, found.causes.T, strict=True)
         },
-        score_beside_contractor=estimate((found.rewards - found.contractor)[:-1].sum(axis=0)),
+        score_without_contractor=estimate((found.rewards - found.contractor)[:-1].sum(axis=0)),
         overflowed=dict(found.overflowed),
         impossible_turns=int(found.impossible_turns.sum()),
         phishing_rate=float(options.get("phishing_rate", codes.PHISHING_RATE)),
