@@ -116,9 +116,8 @@ def check_vector_env(
         envs.close()
     else:
         is_game = isinstance(envs, AgentsVecEnv | AgentRowsVecEnv)
-        what, check = (
-            ("run with random actions", check_agents) if is_game else ("attributes", _check_all)
-        )
+        what = "run with random actions" if is_game else "attributes"
+        check = check_agents if is_game else _check_all
         try:
             found.attempt(what, check, envs, num_steps, seed, found)
         finally:

@@ -315,10 +315,8 @@ def check_agents(
     games = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
     first = _play(games, num_steps, seed, found)
     second = _play(games, num_steps, seed, Findings())
-    rule, message = (
-        "the same seed gives the same run",
-        "{name} were {a} in the first run and are {b}",
-    )
+    rule = "the same seed gives the same run"
+    message = "{name} were {a} in the first run and are {b} now"
     for step, (results, others) in enumerate(zip(first, second, strict=True)):
         found.where = f"step {step - 1}" if step else "reset"
         for name, one, other in zip(_AGENT_FIELDS, results, others, strict=True):

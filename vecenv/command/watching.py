@@ -7,7 +7,7 @@ import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -200,7 +200,9 @@ def watch(source: EnvSource, shown: Shown, seed: int) -> None:
             chosen = import_object("policy", policy)
         if not callable(chosen):
             raise ValueError(f"policy {policy!r} is {chosen!r}, expected a function")
-        gives = policy != "random" and "report" in inspect.signature(chosen).parameters
+        gives = False
+        with suppress(ValueError):  # some functions written in C have no signature
+            gives = policy != "random" and "report" in inspect.signature(chosen).parameters
 
         def act(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
             return chosen(obs, report=report) if gives else chosen(obs)
@@ -275,6 +277,13 @@ def frame_of(envs: Any, name: str, render_mode: str) -> Any:
         raise ModuleNotFoundError(f"{error}{told}") from error
     except NotImplementedError:  # raised by Gymnasium's base class
         frames = None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "mujoco":
+            raise
+        raise RuntimeError(
+            f"{name} can't draw: {error}; without a display, MUJOCO_GL=egl or MUJOCO_GL=osmesa in "
+            "the environment may help"
+        ) from error
     frame = frames[0] if frames else None
     if not isinstance(frame, str if render_mode == "ansi" else np.ndarray):
         raise _not_drawn(name, render_mode, modes)
