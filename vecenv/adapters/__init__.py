@@ -89,8 +89,6 @@ def split_infos(
         if isinstance(values, dict):
             found = split_infos(values, num_envs, env_ids)
         else:
-            if isinstance(values, np.ndarray) and values.dtype == np.bool_ and values.ndim == 1:
-                values = values.tolist()  # of these, the same column can be made again
             found = values if env_ids is None else [values[index] for index in ids]
         mask = infos.get(f"_{key}")
         has_key = [True] * len(ids) if mask is None else mask[ids].tolist()

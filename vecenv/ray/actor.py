@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.adapters import split_infos
 from vecenv.core.base import StepSlot, VecEnv
 from vecenv.core.errors import EnvFault
 from vecenv.core.infos import InfosApart
@@ -94,11 +93,24 @@ def infos_by_env(envs: VecEnv, infos: dict[Any, Any], env_ids: np.ndarray) -> In
         infos: Row k belongs to the env `env_ids[k]`.
         env_ids: int64 (B,), counted from the actor's first env.
     """
-    ids = env_ids.tolist()
     if isinstance(envs, SyncVectorEnv):
-        return InfosApart({ids[row]: info for row, info in infos.items()})
-    rows = zip(ids, split_infos(infos, len(ids)), strict=True)
-    return InfosApart({env_id: info for env_id, info in rows if info})
+        return InfosApart({int(env_ids[row]): info for row, info in infos.items()})
+    found = ((env_id, _row_of(infos, row)) for row, env_id in enumerate(env_ids.tolist()))
+    return InfosApart({env_id: info for env_id, info in found if info})
+
+
+def _row_of(infos: dict[str, Any], row: int) -> dict[str, Any]:
+    """Return one row of batched infos, with the keys that it has."""
+    found: dict[str, Any] = {}
+    for key, column in infos.items():
+        if f"_{key}" not in infos or not infos[f"_{key}"][row]:
+            continue
+        if isinstance(column, dict):
+            found[key] = _row_of(column, row)
+        else:  # a bit as `bool`, so that a column of bits is made again
+            is_bits = column.dtype == np.bool_ and column.ndim == 1
+            found[key] = bool(column[row]) if is_bits else column[row]
+    return found
 
 
 class Fragment(NamedTuple):
