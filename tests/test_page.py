@@ -16,8 +16,7 @@ from PIL import Image
 
 from vecenv import SyncVectorEnv
 from vecenv.command.cli import main
-from vecenv.page.episode import MAX_BYTES, EpisodePage, Frames, record
-from vecenv.page.names import action_names
+from vecenv.page import MAX_BYTES, EpisodePage, Frames, action_names, record
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028'\"&"
 

@@ -8,7 +8,6 @@ from agents.games import Tag, runners
 from equality import assert_same
 
 from vecenv import ActionError, make_vec_agents
-from vecenv.adapters.sb3 import SB3VecEnv
 
 
 def rows(factory=runners, num_games=2, **options):
@@ -19,6 +18,8 @@ def rows(factory=runners, num_games=2, **options):
 def test_sb3_gets_whole_episodes_of_each_agent_and_of_its_absence():
     """Between two `dones` of a row lies the life of an agent, or zeros."""
     pytest.importorskip("stable_baselines3")
+    from vecenv.adapters.sb3 import SB3VecEnv
+
     envs = SB3VecEnv(rows())
     plain = rows()
     envs.seed(3)

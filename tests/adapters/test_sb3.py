@@ -11,7 +11,6 @@ from gymnasium.vector import AutoresetMode
 from masked_envs import Minefield, kernels
 
 import vecenv
-from vecenv.adapters.sb3 import SB3VecEnv, make_sb3_env
 from vecenv.cage import Cage2VectorEnv, evaluate
 from vecenv.jit import JitVectorEnv
 
@@ -20,6 +19,8 @@ from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor, load_results
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+
+from vecenv.adapters.sb3 import SB3VecEnv, make_sb3_env
 
 SAME_STEP = AutoresetMode.SAME_STEP
 LENGTHS = [2, 3, 5]

@@ -8,14 +8,15 @@ import torch
 from masked_envs import Forbidding
 
 import vecenv
-from vecenv.adapters.sb3 import make_sb3_env
 from vecenv.command.cli import main
-from vecenv.command.playing import load_policy
+from vecenv.command.playing import Trained
 from vecenv.learn import evaluate as evaluate_policy
 
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecNormalize
+
+from vecenv.adapters.sb3 import make_sb3_env
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def trained(tmp_path):
 
 
 def actions_of(path, obs, **options):
-    envs, act, _ = load_policy("JitPendulum-v1", path, num_envs=4, env_kwargs={}, **options)
+    envs, act, _ = Trained("JitPendulum-v1", path, {}, **options).load(4)
     envs.close()
     return act(torch.from_numpy(obs), torch.zeros(4, dtype=torch.bool))
 

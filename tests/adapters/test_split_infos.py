@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from envs import NUM_ENVS, RandomEnv, random_envs
@@ -40,15 +37,3 @@ def test_a_missing_library_names_the_extra():
         ModuleNotFoundError, match=r"needs nosuchlib.*pip install 'vecenv\[nosuch\]'"
     ):
         load_library("nosuchlib.part", "nosuch")
-
-
-def test_adapters_load_no_library_when_imported():
-    script = (
-        "import sys; from vecenv.adapters import sb3, tianshou, torchrl; "
-        "print({'stable_baselines3', 'tianshou', 'torchrl', 'tensordict', 'minari', 'torch'}"
-        " & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "set()"

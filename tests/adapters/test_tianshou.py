@@ -6,11 +6,12 @@ from envs import CounterEnv, counters
 from gymnasium import spaces
 
 import vecenv
-from vecenv.adapters.tianshou import TianshouVectorEnv, make_tianshou_env
 
 pytest.importorskip("tianshou")
 from tianshou.data import Collector, CollectStats, VectorReplayBuffer
 from tianshou.env import BaseVectorEnv, DummyVectorEnv
+
+from vecenv.adapters.tianshou import TianshouVectorEnv, make_tianshou_env
 
 LENGTHS = [2, 3, 5, 9]
 

@@ -16,17 +16,20 @@ from buffers import (
     SharedReplayBuffer,
     TransitionWriter,
 )
-from vecenv.adapters.pettingzoo import GameView
 from vecenv.adapters.torchrl import as_tensordict
 from vecenv.cage import Cage2VectorEnv
 
 pytest.importorskip("torchrl")
 import torch
 
+pytest.importorskip("pettingzoo")
+
 with warnings.catch_warnings(action="ignore"):  # TorchRL deprecates classes of its own
     from torchrl.collectors import Collector
 from torchrl.envs import GymWrapper, PettingZooWrapper, check_env_specs
 from torchrl.objectives.value import GAE
+
+from vecenv.adapters.pettingzoo import GameView
 
 # Raised in TorchRL's own code: conversions of spaces, and checks of versions.
 pytestmark = [

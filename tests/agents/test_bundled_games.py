@@ -7,7 +7,7 @@ from agents.record_games import CASES, GOLDEN, SEED
 from envs import begun
 
 from vecenv import make_vec_agents
-from vecenv.page.names import action_names
+from vecenv.page import action_names
 
 IDS = {"pursuit": "Pursuit-v0", "spread": "Spread-v0"}
 

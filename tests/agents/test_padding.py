@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from masked_envs import ForbiddingPair
 
 from vecenv import ActionError, EnvCreationError, make_vec_agents
-from vecenv.agents.grouping import pad_action_space, pad_observation_space
+from vecenv.agents.grouping import pad_space
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
@@ -75,9 +75,9 @@ def test_what_cannot_be_padded_is_refused():
         (Dict(a=Discrete(2)), Dict(a=Box(0, 1, (2,)))),
     ]:
         with pytest.raises(ValueError, match=r"agent 'y' observes .* agent 'x' .*can't be padded"):
-            pad_observation_space({"x": one, "y": other})
+            pad_space({"x": one, "y": other}, is_action=False)
     with pytest.raises(ValueError, match="acts in"):
-        pad_action_space({"x": Box(0, 1, (2,)), "y": Box(0, 2, (3,))})
+        pad_space({"x": Box(0, 1, (2,)), "y": Box(0, 2, (3,))}, is_action=True)
 
 
 def test_the_agent_indicator_says_who_observes():

@@ -15,7 +15,7 @@ from rich.console import Console
 from vecenv.backends import COMPARED, TIMED
 from vecenv.compare import Options, run_comparison
 from vecenv.compare.result import Case, Comparison
-from vecenv.compare.serving import Round, Runner, RunnerProcess, Setting
+from vecenv.compare.serving import Round, Runner, RunnerProcess
 
 QUICK = {"rounds": 2, "round_s": 0.01, "warm_up_s": 0.02, "timed_s": 0.02, "timeout": 30.0}
 TOYS = "compare.toy_envs"
@@ -191,15 +191,15 @@ def test_an_interrupted_comparison_leaves_no_process(monkeypatch):
 
 def test_a_runner_steps_in_this_process_too():
     runner = Runner()
-    setting = Setting(f"{TOYS}:Counter", {"length": 4}, "sync", 2, 0)
-    assert min(runner.open(setting)[:2]) > 0
+    options = Options(f"{TOYS}:Counter", {"length": 4})
+    assert min(runner.open(options, "sync", 2)[:2]) > 0
     assert runner.warm_up(0.01) > 2**20
     found = runner.measure(0.01)
     assert found.rate == found.steps / found.seconds > 0
     assert found.episodes > 2
     assert runner.take_time(0.01).num_envs == 2
     runner.close()
-    runner.open(setting._replace(backend="loop"))
+    runner.open(options, "loop", 2)
     runner.warm_up(0.001)
     assert runner.take_time(0.01) is None
     runner.close()

@@ -7,7 +7,7 @@ from compare.test_comparison import as_text, compared
 
 from vecenv import make_vec_agents
 from vecenv.compare import Options, run_comparison
-from vecenv.compare.stepping import read_source
+from vecenv.source import read_source
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from compare.toy_envs import Counter
 
 from vecenv import make_vec
-from vecenv.compare.stepping import BackendUnavailableError, read_env_kwargs, read_source
+from vecenv.source import BackendUnavailableError, read_env_kwargs, read_source
 
 
 def test_ids_are_found_with_module_and_without_version():

@@ -9,7 +9,6 @@ from jit.toy_env import small_kernels
 
 from vecenv import make_vec_agents
 from vecenv.check import VectorEnvCheckError, check_vector_env
-from vecenv.check import vector_env as checked
 from vecenv.jit import AgentsOf, EnvKernels, JitVectorEnv
 from vecenv.jit.cartpole import CartPoleVectorEnv
 
@@ -76,7 +75,7 @@ def test_kernels_that_keep_to_their_arrays_pass_and_bundled_ones_are_not_played(
 
 
 def test_it_is_said_if_no_episode_has_ended(monkeypatch):
-    monkeypatch.setattr(checked, "_PYTHON_SECONDS", 0.2)
+    monkeypatch.setattr("vecenv.check._PYTHON_SECONDS", 0.2)
     envs = JitVectorEnv(
         dataclasses.replace(WALK, step=lambda state, action, rng: (0.0, False, False)), debug=True
     )

@@ -95,7 +95,7 @@ def test_the_player_computes_what_the_network_does():
 def test_demo_leaves_policy_curve_scores_and_film(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Run, "draw_curve", draw_curve)
     folder = tmp_path / "run"
-    demo.main(demo.Options(total_steps=15_000, num_envs=32, episodes=20, save=folder))
+    demo.run_demo(15_000, 32, seed=1, episodes=20, save=folder)
     out = capsys.readouterr().out
     for word in ("trained", "sleep", "random", "react-restore"):
         assert word in out

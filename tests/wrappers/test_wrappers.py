@@ -126,10 +126,10 @@ def test_rows_of_agents_keep_what_they_have():
 
 def test_videos_have_the_frames_that_the_env_renders(tmp_path, monkeypatch):
     pytest.importorskip("PIL")
-    import vecenv.wrappers.video as video
-
     films = {}
-    monkeypatch.setattr(video, "_write", lambda frames, path, fps: films.update({path: frames}))
+    monkeypatch.setattr(
+        "vecenv.cage.canvas.save_gif", lambda frames, path, fps: films.update({path: frames})
+    )
     from wrappers.slides import Slide
 
     for mode in MODES:

@@ -1,13 +1,12 @@
 """Adapters: vector envs in the forms that other libraries need; see docs/adapters.md.
 
-One module per library; only its users import it, and it loads the library at the first use. The
-functions here are shared by these modules, and can serve adapters to further libraries.
+One module per library, which imports it. The functions here are shared by these modules, and can
+serve adapters to further libraries.
 """
 
 from __future__ import annotations
 
 import importlib
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +14,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 __all__ = [
-    "bind_base", "load_library", "read_attr", "require_mode", "rows_of", "split_infos",
-    "write_attr",
+    "load_library", "read_attr", "require_mode", "rows_of", "split_infos", "write_attr",
 ]  # fmt: skip
 
-_bound: dict[tuple[type, type], type] = {}
 
-
-def load_library(module: str, extra: str) -> types.ModuleType:
+def load_library(module: str, extra: str) -> Any:
     """Import a module of an optional library.
 
     Args:
@@ -42,16 +38,6 @@ def load_library(module: str, extra: str) -> types.ModuleType:
             f"this adapter needs {library}, which is not installed: pip install 'vecenv[{extra}]'",
             name=error.name,
         ) from None
-
-
-def bind_base(cls: type, base: type) -> type:
-    """Return `cls` with a library class, loaded only now, as a further base; `cls` comes first."""
-    if issubclass(cls, base):
-        return cls
-    if (cls, base) not in _bound:
-        names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-        _bound[cls, base] = type(cls)(cls.__name__, (cls, base), {**names, "__doc__": cls.__doc__})
-    return _bound[cls, base]
 
 
 def require_mode(envs: Any, mode: AutoresetMode, library: str) -> None:
@@ -134,20 +120,14 @@ def read_attr(envs: VectorEnv, name: str) -> list[Any]:
 
 
 def write_attr(envs: VectorEnv, name: str, value: Any, env_ids: Sequence[int]) -> None:
-    """Set an attribute of some envs to one value.
-
-    Raises:
-        TypeError: The envs are compiled, and have no attributes of their own.
-    """
+    """Set an attribute of some envs to one value; compiled envs have no attributes to set."""
     whole: Any = envs.unwrapped
     if not hasattr(whole, "set_attr"):
         raise TypeError(
             f"cannot set {name!r}: the envs of {type(whole).__name__} are rows of arrays and have "
             "no attributes; change the vector env itself"
         )
-    values = [value] * whole.num_envs
-    if len(env_ids) < whole.num_envs:
-        values = list(whole.get_attr(name))
-        for index in env_ids:
-            values[index] = value
+    values = list(whole.get_attr(name)) if len(env_ids) < whole.num_envs else [None] * len(env_ids)
+    for index in env_ids:
+        values[index] = value
     whole.set_attr(name, values)

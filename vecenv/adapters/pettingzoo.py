@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from vecenv import ActionError
-from vecenv.adapters import bind_base, load_library, split_infos
+from vecenv.adapters import load_library, split_infos
 from vecenv.agents import AgentRowsVecEnv, AgentsVecEnv
 
-if TYPE_CHECKING:
-    from pettingzoo import (  # pyright: ignore[reportMissingImports]
-        ParallelEnv as _Base,  # pyright: ignore[reportAttributeAccessIssue]
-    )
-else:
-    _Base = object  # until the first view is made
+_library = load_library("pettingzoo", "agents")
 
 __all__ = ["GameView"]
 
 
-class GameView(_Base):
+class GameView(_library.ParallelEnv):
     """The single game of a vector env of agents as a PettingZoo `ParallelEnv`.
 
     Code for a `ParallelEnv` can use games of any backend this way: TorchRL's `PettingZooWrapper`,
@@ -38,7 +33,6 @@ class GameView(_Base):
         possible_agents: All agents.
 
     Raises:
-        ModuleNotFoundError: PettingZoo is not installed.
         TypeError: `envs` is not a vector env of agents.
         ValueError: It has several games, or resets a game in the step that ends it.
 
@@ -46,11 +40,6 @@ class GameView(_Base):
         envs = vecenv.make_vec_agents("sisl/pursuit-v5", autoreset_mode="Disabled")
         game = GameView(envs)
     """
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> GameView:
-        """Make an instance that is a `pettingzoo.ParallelEnv` as well."""
-        base = load_library("pettingzoo", "agents").ParallelEnv
-        return object.__new__(bind_base(cls, base))
 
     def __init__(self, envs: AgentsVecEnv | AgentRowsVecEnv) -> None:
         if not isinstance(envs, AgentsVecEnv | AgentRowsVecEnv):

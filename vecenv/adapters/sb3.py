@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -13,7 +13,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vecenv import VecEnv, make_vec
 from vecenv.adapters import (
-    bind_base,
     load_library,
     read_attr,
     require_mode,
@@ -22,12 +21,7 @@ from vecenv.adapters import (
     write_attr,
 )  # fmt: skip
 
-if TYPE_CHECKING:
-    from stable_baselines3.common.vec_env import (  # pyright: ignore[reportMissingImports]
-        VecEnv as _Base,
-    )
-else:
-    _Base = object  # until the first env is made, because stable-baselines3 imports torch
+_library = load_library("stable_baselines3.common.vec_env", "sb3")
 
 __all__ = ["SB3VecEnv", "make_sb3_env"]
 
@@ -38,7 +32,7 @@ _MASKABLE = spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
 _SIMPLE = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-class SB3VecEnv(_Base):
+class SB3VecEnv(_library.VecEnv):
     """A Gymnasium vector env as a stable-baselines3 `VecEnv`.
 
     Where an episode ends, `infos[i]` is its last info plus "terminal_observation",
@@ -62,7 +56,6 @@ class SB3VecEnv(_Base):
         envs: The vector env.
 
     Raises:
-        ModuleNotFoundError: stable-baselines3 is not installed.
         TypeError: `envs` is not a Gymnasium vector env, or stable-baselines3 does not support its
             spaces.
         ValueError: Another autoreset mode, or `copy=False`; or `monitor_dir` without `monitor`.
@@ -72,11 +65,6 @@ class SB3VecEnv(_Base):
         envs = vecenv.make_vec("CartPole-v1", 8, autoreset_mode="SameStep")
         model = PPO("MlpPolicy", SB3VecEnv(envs)).learn(100_000)
     """
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> SB3VecEnv:
-        """Make an instance that is a `stable_baselines3.common.vec_env.VecEnv` as well."""
-        base = load_library("stable_baselines3.common.vec_env", "sb3").VecEnv
-        return object.__new__(bind_base(cls, base))
 
     def __init__(
         self, envs: VectorEnv, *, monitor: bool = True, monitor_dir: str | Path | None = None
@@ -340,7 +328,6 @@ def make_sb3_env(
         monitor_dir: See `SB3VecEnv`.
         **options: Further arguments of `make_vec`, such as `backend` and the env's own.
     """
-    load_library("stable_baselines3.common.vec_env", "sb3")  # fails before anything is made
     envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options)
     try:
         adapted = SB3VecEnv(envs, monitor=monitor, monitor_dir=monitor_dir)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -13,7 +13,6 @@ from gymnasium.vector.utils import iterate
 
 from vecenv import VecEnv, make_vec
 from vecenv.adapters import (
-    bind_base,
     load_library,
     read_attr,
     require_mode,
@@ -21,10 +20,7 @@ from vecenv.adapters import (
     write_attr,
 )  # fmt: skip
 
-if TYPE_CHECKING:
-    from tianshou.env import BaseVectorEnv as _Base  # pyright: ignore[reportMissingImports]
-else:
-    _Base = object  # until the first env is made, because tianshou imports torch
+_library = load_library("tianshou.env", "tianshou")
 
 __all__ = ["TianshouVectorEnv", "make_tianshou_env"]
 
@@ -32,7 +28,7 @@ EnvIds = int | Sequence[int] | np.ndarray | None
 VectorStep = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
-class TianshouVectorEnv(_Base):
+class TianshouVectorEnv(_library.BaseVectorEnv):
     """A vector env as a Tianshou `BaseVectorEnv`.
 
     Tianshou resets envs itself, and steps any subset: `step(actions, id)` is a step of all envs if
@@ -46,7 +42,6 @@ class TianshouVectorEnv(_Base):
         envs: The vector env.
 
     Raises:
-        ModuleNotFoundError: tianshou is not installed.
         TypeError: `envs` is not a `vecenv.VecEnv`, or its observations are tuples.
         ValueError: Another autoreset mode, or `copy=False`.
 
@@ -54,12 +49,6 @@ class TianshouVectorEnv(_Base):
         envs = vecenv.make_vec("CartPole-v1", 8, autoreset_mode="Disabled")
         collector = Collector(algorithm, TianshouVectorEnv(envs), VectorReplayBuffer(20_000, 8))
     """
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> TianshouVectorEnv:
-        """Make an instance that is a `tianshou.env.BaseVectorEnv` as well."""
-        return object.__new__(
-            bind_base(cls, load_library("tianshou.env", "tianshou").BaseVectorEnv)
-        )
 
     # BaseVectorEnv's `__init__` is not called: it starts a worker per env.
     def __init__(self, envs: VecEnv) -> None:
@@ -201,7 +190,6 @@ def make_tianshou_env(env: Any, num_envs: int | None = None, **options: Any) -> 
         num_envs: Number of envs.
         **options: Further arguments of `make_vec`, such as `backend` and the env's own.
     """
-    load_library("tianshou.env", "tianshou")  # fails before anything is made
     envs = make_vec(env, num_envs, autoreset_mode=AutoresetMode.DISABLED, **options)
     try:
         return TianshouVectorEnv(envs)
@@ -212,6 +200,4 @@ def make_tianshou_env(env: Any, num_envs: int | None = None, **options: Any) -> 
 
 def _objects(rows: list[Any]) -> np.ndarray:
     """Return an array of dicts, object (len(rows),)."""
-    array = np.empty(len(rows), dtype=object)
-    array[:] = rows
-    return array
+    return np.fromiter(rows, object, count=len(rows))

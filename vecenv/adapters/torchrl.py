@@ -73,6 +73,8 @@ def _before(source: Any, num_rows: int) -> dict[str, Any]:
 def _after(source: Any) -> dict[str, Any]:
     """Return the entries under "next", the results of the steps."""
     entries: dict[str, Any] = {}
+    if all(getattr(source, name, None) is None for name in ("next_obs", "terminations")):
+        return entries  # a minibatch of a rollout, with rewards for other uses
     if getattr(source, "next_obs", None) is not None:
         entries = _observations("observation", source.next_obs, slice(None))
     elif getattr(source, "autoreset_mode", None) is AutoresetMode.NEXT_STEP:

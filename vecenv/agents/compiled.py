@@ -26,6 +26,7 @@ from vecenv.agents.grouping import Members
 from vecenv.core.base import StepBatch
 from vecenv.core.errors import ActionError, NoActionMaskError, ObservationError, SlotError
 from vecenv.core.masks import MASK_KEY, can_be_masked
+from vecenv.core.rows import FLAG_DTYPES, slot_outputs
 from vecenv.jit.cuda.env import CudaVectorEnv, DeviceActions, checked_tensor
 from vecenv.jit.games import GameLayout, GroupLayout
 from vecenv.jit.kernels import EnvKernels
@@ -307,9 +308,6 @@ def require_central_state(kernels: EnvKernels, mode: AutoresetMode) -> None:
         )
 
 
-_FLAGS = (at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
-
-
 class CudaAgentGroup(AgentGroup):
     """An `AgentGroup` whose rows are on a CUDA device.
 
@@ -376,28 +374,14 @@ class CudaAgentGroup(AgentGroup):
 
     def slot(self, out: Any) -> AgentSlot:
         """Check the caller's slot of tensors and return it."""
-        flags, device = (np.dtype(np.bool_),), self._games.device
-        space, shape = self.single_observation_space, (self.num_envs,)
-        valid = getattr(out, "valid", None)
-        wanted: dict[str, tuple[tuple[int, ...], tuple[np.dtype, ...]]] = {
-            "obs": ((*shape, *(space.shape or ())), (np.dtype(space.dtype),)),
-            at.REWARDS: (shape, (np.dtype(np.float32), np.dtype(np.float64))),
-            at.TERMINATIONS: (shape, flags),
-            at.TRUNCATIONS: (shape, flags),
-        }
-        if valid is not None:
-            wanted[at.VALID] = shape, flags
-        found: dict[str, Any] = {
-            name: checked_tensor(name, getattr(out, name, None), *expected, device)
-            for name, expected in wanted.items()
-        }
-        starts = [found[name].data_ptr() for name in _FLAGS if name in found]
-        if len(set(starts)) < len(starts):
-            raise SlotError(
-                "the flags of out share memory, so one would overwrite the other; give each a "
-                "tensor of its own"
-            )
-        return AgentSlot(**found)
+        check, space = self._games._check_array, self.single_observation_space
+        shape = self.num_envs, *(space.shape or ())
+        slot = slot_outputs(out, shape, (np.dtype(space.dtype),), check)
+        if (valid := getattr(out, "valid", None)) is not None:
+            valid = check("valid", valid, shape[:1], FLAG_DTYPES)
+            if valid is slot.terminations or valid is slot.truncations:
+                raise SlotError("out.valid and a flag of out share memory; give each its own")
+        return AgentSlot(*slot, valid)
 
     def _uploaded(self, rows: Any) -> Tensor:
         return torch.from_numpy(np.asarray(rows, np.int64)).to(self._games.device)

@@ -37,8 +37,14 @@ from vecenv.core.masks import (
     mask_sizes,
     mask_width,
 )
-from vecenv.core.rows import FLAG_DTYPES, ObservationRows, check_slot_array, slot_rows
-from vecenv.core.spaces import BatchedSpaces, batch_thinly, leaf_by_leaf, leaves
+from vecenv.core.rows import (
+    FLAG_DTYPES,
+    ObservationRows,
+    StepSlot,
+    check_slot_array,
+    slot_rows,
+)
+from vecenv.core.spaces import BatchedSpaces, batch_thinly, leaf_by_leaf
 
 __all__ = [
     "AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv", "valid_action",
@@ -67,7 +73,7 @@ class AgentSlot(NamedTuple):
     rewards: np.ndarray
     terminations: np.ndarray
     truncations: np.ndarray
-    valid: np.ndarray | None = None
+    valid: Any = None
 
 
 class AgentBatch(NamedTuple):
@@ -130,7 +136,7 @@ class GroupMasks(LatestMasks):
         )
         self._members = members
 
-    def name(self, row: int) -> str:
+    def name(self, row: Any) -> str:
         """Return the name of a row in errors."""
         game, k = divmod(int(row), len(self._members.agents))
         return f"game {game}, agent {self._members.agents[k]!r}"
@@ -339,9 +345,7 @@ class AgentGroup:
 
     def _named(self, place: Any, rows: np.ndarray | None) -> str:
         """Return the name of the agent at a place in the actions for these rows."""
-        row = int(place if rows is None else rows[place])
-        game, k = divmod(row, self.num_agents)
-        return f"game {game}, agent {self.agents[k]!r}"
+        return self.masks.name(place if rows is None else rows[place])
 
     def slot(self, out: Any) -> AgentSlot:
         """Check the caller's slot; return its arrays as plain ones."""
@@ -461,10 +465,9 @@ class AgentsVecEnv:
         *found, infos = self._results(self._call_games(self.games.step, actions, None), None)
         for name, slot in slots.items():
             group, given = self.groups[name], (out or {})[name]
-            values = *(part[name] for part in found), group.valid
-            for field, target, value in zip(AgentSlot._fields, slot, values, strict=True):
-                if target is not None:
-                    _put(target, value, group.single_observation_space if field == "obs" else None)
+            StepSlot(*slot[:4]).put(range(group.num_envs), [part[name] for part in found])
+            if slot.valid is not None:
+                slot.valid[...] = group.valid
             for field, part in zip(AgentSlot._fields, found, strict=False):
                 part[name] = getattr(given, field)
         return *found, infos
@@ -678,14 +681,20 @@ class AgentsVecEnv:
         return found
 
 
-def _by_agents(method: Method) -> Method:
-    """Return a method of rows that calls the method of their games."""
+def forwarding(attribute: str) -> Callable[[Method], Method]:
+    """Return a function that makes, of a method, one that calls it of the object's attribute."""
 
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.agents, method.__name__)(*args, **kwargs)
+    def forward(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(getattr(self, attribute), method.__name__)(*args, **kwargs)
 
-    return call  # type: ignore[return-value]  # it has the method's signature
+        return call  # type: ignore[return-value]  # it has the method's signature
+
+    return forward
+
+
+_by_agents = forwarding("agents")
 
 
 class AgentRowsVecEnv(VecEnv):
@@ -870,15 +879,6 @@ def _end_games(
             row = game * num_agents + k
             final_obs[row], is_final[row] = _picked(obs, k), True
     return {"final_obs": final_obs, "_final_obs": is_final}
-
-
-def _put(target: Any, value: Any, space: Space | None) -> None:
-    """Copy rows into a slot's array; observations, which have a space, may be nested."""
-    if space is None:
-        target[...] = value
-        return
-    for own, part in zip(leaves(target, space), leaves(value, space), strict=True):
-        own[...] = part
 
 
 def _picked(batch: Any, place: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -141,7 +141,7 @@ class GameEnv(gym.Env):
             raise ObservationError("has no agents after reset: `agents` is empty")
         for seat in self._acting:
             seat.columns.write(seat, observations)
-        self._refuse_strangers("observations", observations, len(self._acting))
+        self._refuse_strangers("observations", observations)
         return self._observed(), self._batched_infos(infos, self._acting)
 
     def step(
@@ -172,7 +172,10 @@ class GameEnv(gym.Env):
             try:
                 has_ended = terminated or truncated or agent not in left
             except ValueError:  # an array of several numbers
-                raise _no_flags(agent, terminated, truncated) from None
+                raise ObservationError(
+                    f"agent {agent!r} got the flags {short(terminated)} (terminated) and "
+                    f"{short(truncated)} (truncated), expected one bool each"
+                ) from None
             if has_ended:
                 ended.append(agent)
                 columns.end(k, terminated, truncated)
@@ -184,8 +187,8 @@ class GameEnv(gym.Env):
         if ended or self._gone or left != self._acting_names:
             joined = self._change_seats(left, ended, observations)
         if len(observations) > len(acted) or len(rewards) > len(acted):
-            self._refuse_strangers("observations", observations, len(acted))
-            self._refuse_strangers("rewards", rewards, len(acted))
+            self._refuse_strangers("observations", observations)
+            self._refuse_strangers("rewards", rewards)
         is_over = not self._acting
         infos = self._batched_infos(infos, joined) if infos or joined else {}
         return self._observed(), total, is_over and not is_cut, is_over and is_cut, infos
@@ -240,15 +243,13 @@ class GameEnv(gym.Env):
             self._free.sort(key=lambda seat: seat.k)
             self._left = []
 
-    def _refuse_strangers(self, what: str, found: Mapping[Any, Any], most: int) -> None:
+    def _refuse_strangers(self, what: str, found: Mapping[Any, Any]) -> None:
         """Raise for results of agents that the game has never declared."""
-        if len(found) > most:
-            for agent in found:
-                if agent not in self._seats and agent not in self._gone and agent != at.COMMON:
-                    raise ObservationError(
-                        f"returned {what} of {agent!r}, which is none of its agents "
-                        f"{list(self._seats)}"
-                    )
+        for agent in found:
+            if agent not in self._seats and agent not in self._gone and agent != at.COMMON:
+                raise ObservationError(
+                    f"returned {what} of {agent!r}, which is none of its agents {list(self._seats)}"
+                )
 
     def _observed(self) -> dict[str, Any]:
         if self._state is None:
@@ -359,12 +360,11 @@ class _Columns:
         members = self.members
         self.rows = rows
         self._leaves = leaves(rows.batch(), members.observation_space)
+        ones = np.eye(len(members.agents))
         self.action_fits = [fit_action(acted, members.action_space) for _, acted in self._spaces]
         self.mask_fits = [fit_mask(acted, members.action_space) for _, acted in self._spaces]
         self._obs_fits = [
-            _fit_with_indicator(members, observed, k)
-            if self._agent_indicator
-            else fit_obs(observed, members.observation_space)
+            fit_obs(observed, members.observation_space, ones[k] if self._agent_indicator else None)
             for k, (observed, _) in enumerate(self._spaces)
         ]
 
@@ -461,28 +461,6 @@ class _Columns:
 _RESULTS = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
-def _fit_with_indicator(members: Members, observed: Any, k: int) -> Callable[[Any], Any]:
-    """Return a function that pads an observation and appends the one-hot index of the agent."""
-    size, dtype = members.observation_space.shape[0], members.observation_space.dtype  # type: ignore[index]  # a padded Box (N,)
-    (length,) = observed.shape
-    indicator = np.zeros(len(members.agents), dtype)
-    indicator[k] = 1
-
-    def fit(obs: Any) -> np.ndarray:
-        values = np.asarray(obs)
-        if values.shape != (length,):
-            raise ObservationError(
-                f"returned an observation of shape {values.shape}, expected {(length,)} "
-                f"({observed}); correct the env or its observation_space"
-            )
-        row = np.zeros(size, dtype)
-        row[:length] = values
-        row[-len(indicator) :] = indicator
-        return row
-
-    return fit
-
-
 def _declared(
     game: Any, max_agents: int | None, agent_spaces: tuple[Space, Space] | None
 ) -> tuple[list[Any], dict[Any, Space], dict[Any, Space]]:
@@ -533,18 +511,11 @@ def _state_space(game: Any) -> gym.Space:
 
 
 def _incomplete(agent: Any, *dicts: Any) -> ObservationError:
-    for name, found in zip(("rewards", "terminations", "truncations"), dicts, strict=True):
-        if agent not in found:
-            return ObservationError(
-                f"agent {agent!r} acted and is not in the {name}, which has {_names(found)}"
-            )
-    raise AssertionError(agent)
-
-
-def _no_flags(agent: Any, terminated: Any, truncated: Any) -> ObservationError:
+    name, found = next(
+        pair for pair in zip(_RESULTS[1:4], dicts, strict=True) if agent not in pair[1]
+    )
     return ObservationError(
-        f"agent {agent!r} got the flags {short(terminated)} (terminated) and {short(truncated)} "
-        "(truncated), expected one bool each"
+        f"agent {agent!r} acted and is not in the {name}, which has {_names(found)}"
     )
 
 

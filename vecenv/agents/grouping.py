@@ -22,32 +22,13 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv.core.errors import ObservationError
 from vecenv.core.masks import mask_sizes
-from vecenv.core.spaces import ARRAY_SPACES, parts_of
+from vecenv.core.spaces import ARRAY_SPACES, leaf_by_leaf, parts_of
 
 __all__ = [
-    "ALIVE",
-    "COMMON",
-    "FINAL_STATE",
-    "OBS",
-    "REWARDS",
-    "STATE",
-    "TERMINATIONS",
-    "TRUNCATIONS",
-    "VALID",
-    "Grouping",
-    "Members",
-    "allowed_actions",
-    "columns_space",
-    "fit_action",
-    "fit_mask",
-    "fit_obs",
-    "group_agents",
-    "pad_action_space",
-    "pad_observation_space",
-    "repeat_infos",
-    "rows_of_infos",
-    "shelve",
-]
+    "ALIVE", "COMMON", "FINAL_STATE", "OBS", "REWARDS", "STATE", "TERMINATIONS", "TRUNCATIONS",
+    "VALID", "Grouping", "Members", "allowed_actions", "columns_space", "fit_action", "fit_mask",
+    "fit_obs", "group_agents", "is_arrays", "pad_space", "repeat_infos", "rows_of_infos", "shelve",
+]  # fmt: skip
 
 
 # Columns of a group, and the column of the game.
@@ -125,8 +106,8 @@ def group_agents(
         if pad:
             observed = {agent: observation_spaces[agent] for agent in members}
             acted = {agent: action_spaces[agent] for agent in members}
-            observation_space = pad_observation_space(observed)
-            action_space = pad_action_space(acted)
+            observation_space = pad_space(observed, is_action=False)
+            action_space = pad_space(acted, is_action=True)
             allowed = allowed_actions(list(acted.values()), action_space)
         else:
             _require_equal(name, members, observation_spaces, action_spaces)
@@ -161,17 +142,16 @@ def _equal_spaces(
     observation_spaces: Mapping[Any, Space],
     action_spaces: Mapping[Any, Space],
 ) -> dict[str, list[Any]]:
-    alike: list[list[Any]] = []
+    alike: list[tuple[tuple[Space, Space], list[Any]]] = []
     for agent in agents:
-        for members in alike:
-            same = observation_spaces[agent] == observation_spaces[members[0]]
-            if same and action_spaces[agent] == action_spaces[members[0]]:
-                members.append(agent)
-                break
+        spaces = observation_spaces[agent], action_spaces[agent]
+        members = next((members for own, members in alike if own == spaces), None)
+        if members is None:
+            alike.append((spaces, [agent]))
         else:
-            alike.append([agent])
+            members.append(agent)
     named: dict[str, list[Any]] = {}
-    for members in alike:
+    for _, members in alike:
         name = _stem(members)
         if name in named:  # agents of another group have the same name
             name = str(members[0])
@@ -246,7 +226,7 @@ def _chosen(agents: Sequence[Any], groups: Any) -> dict[str, list[Any]]:
 
 def _require_arrays(agent: Any, observation_space: Space, action_space: Space) -> None:
     """Raise for spaces without fixed shape: rows of agents are rows of arrays."""
-    if not _is_arrays(observation_space):
+    if not is_arrays(observation_space):
         raise ValueError(
             f"agent {agent!r} observes {observation_space}; expected Box, Discrete, MultiDiscrete, "
             "MultiBinary, or Dict and Tuple of these"
@@ -258,11 +238,11 @@ def _require_arrays(agent: Any, observation_space: Space, action_space: Space) -
         )
 
 
-def _is_arrays(space: Space) -> bool:
-    parts = parts_of(space)
-    return (
-        isinstance(space, ARRAY_SPACES) if parts is None else all(map(_is_arrays, parts.values()))
-    )
+def is_arrays(space: Space) -> bool:
+    """Whether all parts of a space have a fixed shape."""
+    if (parts := parts_of(space)) is not None:
+        return all(map(is_arrays, parts.values()))
+    return isinstance(space, ARRAY_SPACES)
 
 
 # -- infos ---------------------------------------------------------------------------------------
@@ -312,19 +292,13 @@ def rows_of_infos(infos: dict[str, Any]) -> dict[str, Any]:
 
 def repeat_infos(infos: dict[str, Any], num_agents: int) -> dict[str, Any]:
     """Return infos of games as infos of rows: each agent gets those of its game."""
-    return {
-        key: repeat_infos(value, num_agents)
-        if isinstance(value, dict)
-        else _repeated(value, num_agents)
-        for key, value in infos.items()
-    }
 
+    def repeated(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return np.repeat(value, num_agents, axis=0)
+        return value.repeat_interleave(num_agents, 0)  # a tensor of games on a device
 
-def _repeated(value: Any, count: int) -> Any:
-    """Repeat each row of an array, or of a tensor of games on a device."""
-    if isinstance(value, np.ndarray):
-        return np.repeat(value, count, axis=0)
-    return value.repeat_interleave(count, 0)
+    return leaf_by_leaf(repeated, infos)
 
 
 def _one_axis(array: np.ndarray) -> np.ndarray:
@@ -342,54 +316,62 @@ def _is_mask(key: Any, infos: dict[Any, Any]) -> bool:
     return isinstance(key, str) and key[:1] == "_" and key[1:] in infos
 
 
-def pad_observation_space(spaces: Mapping[Any, Space]) -> Space:
-    """Return the space that has room for the observations of all these agents.
+def pad_space(spaces: Mapping[Any, Any], *, is_action: bool) -> Space:
+    """Return the space that has room for the observations, or actions, of all these agents.
 
-    Vectors become as long as the longest one; Discrete spaces as large as the largest; parts of
-    Dict spaces are padded one by one. Arrays of more dimensions must have equal shapes.
+    Vectors become as long as the longest one, Discrete and MultiDiscrete spaces as large as the
+    largest; parts of Dict spaces are padded one by one. Arrays of more dimensions must have equal
+    shapes, and vectors of actions equal bounds.
 
     Raises:
         ValueError: The spaces can't be padded to one; names two agents.
     """
-    agents, all_spaces = list(spaces), list(spaces.values())
-    first = all_spaces[0]
-    if _are_same(spaces, "observes"):
+    (agent, first), every = next(iter(spaces.items())), list(spaces.values())
+    if all(space == first for space in every):
         return first
-    if isinstance(first, Box):
-        return _padded_box(all_spaces)
-    if isinstance(first, Discrete):
-        return Discrete(max(space.n for space in all_spaces), start=first.start)  # type: ignore[attr-defined]  # all are Discrete
+    for other, space in spaces.items():
+        if not _can_be_padded(space, first, is_action):
+            raise ValueError(
+                f"agent {other!r} {'acts in' if is_action else 'observes'} {space}, agent "
+                f"{agent!r} {first}, which can't be padded to one space: vectors are padded in "
+                "length and Discrete spaces in number, the rest has to be equal; choose other "
+                "groups, or take away pad=True"
+            )
     if isinstance(first, Dict):
-        return Dict({k: pad_observation_space(_part(spaces, k)) for k in first.spaces})
-    raise _unlike("observes", agents[0], first, agents[-1], all_spaces[-1])
-
-
-def pad_action_space(spaces: Mapping[Any, Space]) -> Space:
-    """Return the space that has room for the actions of all these agents.
-
-    Raises:
-        ValueError: The spaces can't be padded to one; names two agents.
-    """
-    agents, all_spaces = list(spaces), list(spaces.values())
-    first = all_spaces[0]
-    if _are_same(spaces, "acts in"):
-        return first
-    for agent, space in spaces.items():
-        if isinstance(space, Box) and isinstance(first, Box):
-            shared = min(len(space.low), len(first.low)) if len(first.shape) == 1 else None
-            if not (
-                np.array_equal(space.low[:shared], first.low[:shared])
-                and np.array_equal(space.high[:shared], first.high[:shared])
-            ):
-                raise _unlike("acts in", agent, space, agents[0], first)
-    if isinstance(first, Box):
-        return max(all_spaces, key=lambda space: space.shape or ())
+        parts = {key: {k: space[key] for k, space in spaces.items()} for key in first.spaces}
+        return Dict({key: pad_space(part, is_action=is_action) for key, part in parts.items()})
     if isinstance(first, Discrete):
-        return Discrete(max(space.n for space in all_spaces), start=first.start)  # type: ignore[attr-defined]  # all are Discrete
+        return Discrete(max(space.n for space in every), start=first.start)
     if isinstance(first, MultiDiscrete):
-        counts = np.max([space.nvec for space in all_spaces], axis=0)  # type: ignore[attr-defined]  # all are MultiDiscrete
+        counts = np.max([space.nvec for space in every], axis=0)
         return MultiDiscrete(counts, dtype=first.dtype.type, start=first.start)
-    raise _unlike("acts in", agents[0], first, agents[-1], all_spaces[-1])
+    longest = max(every, key=lambda space: space.shape)
+    return longest if is_action else _padded_box(every, longest.shape)
+
+
+def _can_be_padded(space: Any, first: Any, is_action: bool) -> bool:
+    """Whether two spaces differ only in what padding makes equal."""
+    if type(space) is not type(first) or space.dtype != first.dtype:
+        return False
+    if isinstance(first, Box):
+        is_vector = len(space.shape) == len(first.shape) == 1
+        part = tuple(map(slice, np.minimum(space.shape, first.shape))) if is_vector else ...
+        bounds = (space.low[part], space.high[part]), (first.low[part], first.high[part])
+        has_room = is_vector or space.shape == first.shape
+        return has_room and (not is_action or np.array_equal(*bounds))
+    if isinstance(first, Dict):
+        return space.spaces.keys() == first.spaces.keys()
+    if isinstance(first, Discrete | MultiDiscrete):
+        return space.shape == first.shape and np.array_equal(space.start, first.start)
+    return space == first
+
+
+def _padded_box(spaces: Sequence[Any], shape: tuple[int, ...]) -> Box:
+    """Return a Box with the lowest and highest bounds; those of padded entries include 0."""
+    bounds = np.zeros((2, len(spaces), *shape), spaces[0].dtype)
+    for k, space in enumerate(spaces):
+        bounds[:, k, *map(slice, space.shape)] = space.low, space.high
+    return Box(bounds[0].min(axis=0), bounds[1].max(axis=0), dtype=spaces[0].dtype.type)
 
 
 def allowed_actions(spaces: Sequence[Space], padded: Space) -> np.ndarray | None:
@@ -409,15 +391,18 @@ def allowed_actions(spaces: Sequence[Space], padded: Space) -> np.ndarray | None
     return None if allowed.all() else allowed
 
 
-def fit_obs(space: Space, padded: Space) -> Callable[[Any], Any] | None:
+def fit_obs(
+    space: Space, padded: Space, indicator: np.ndarray | None = None
+) -> Callable[[Any], Any] | None:
     """Return a function from observations of `space` to those of `padded`; None if equal.
 
-    It raises ObservationError for values outside `space`.
+    It raises ObservationError for values outside `space`. An `indicator` is written to the end.
     """
     if space == padded:
         return None
     if isinstance(space, Box) and isinstance(padded, Box) and space.shape != padded.shape:
         (length,), size, dtype = space.shape, padded.shape[0], padded.dtype
+        end = np.zeros(0) if indicator is None else indicator
 
         def fit(obs: Any) -> np.ndarray:
             values = np.asarray(obs)
@@ -429,6 +414,7 @@ def fit_obs(space: Space, padded: Space) -> Callable[[Any], Any] | None:
                 )
             row = np.zeros(size, dtype)
             row[:length] = values
+            row[size - len(end) :] = end
             return row
 
         return fit
@@ -468,54 +454,3 @@ def fit_mask(space: Space, padded: Space) -> Callable[[Any], Any] | None:
         return padded_mask
 
     return fit
-
-
-def _can_be_padded(space: Any, first: Any) -> bool:
-    """Whether two spaces of one type differ only in what padding makes equal."""
-    if isinstance(space, Box):
-        is_vector = len(space.shape) == len(first.shape) == 1
-        return space.dtype == first.dtype and (is_vector or space.shape == first.shape)
-    if isinstance(space, Discrete):
-        return space.start == first.start and space.dtype == first.dtype
-    if isinstance(space, Dict):
-        return space.spaces.keys() == first.spaces.keys()
-    if isinstance(space, MultiDiscrete):
-        same_start = np.array_equal(space.start, first.start)
-        return space.shape == first.shape and space.dtype == first.dtype and same_start
-    return space == first
-
-
-def _padded_box(spaces: Sequence[Any]) -> Box:
-    """Return a Box with the lowest and highest bounds; those of padded entries include 0."""
-    shape = max(space.shape for space in spaces)
-    lows, highs = [], []
-    for space in spaces:
-        low, high = np.zeros(shape, space.dtype), np.zeros(shape, space.dtype)
-        part = tuple(slice(n) for n in space.shape)
-        low[part], high[part] = space.low, space.high
-        lows.append(low)
-        highs.append(high)
-    return Box(np.min(lows, axis=0), np.max(highs, axis=0), dtype=spaces[0].dtype.type)
-
-
-def _part(spaces: Mapping[Any, Any], key: Any) -> dict[Any, Space]:
-    return {agent: space.spaces[key] for agent, space in spaces.items()}
-
-
-def _are_same(spaces: Mapping[Any, Space], verb: str) -> bool:
-    """Whether all spaces are equal; else check that each is of the first one's kind."""
-    first_agent, first = next(iter(spaces.items()))
-    if all(space == first for space in spaces.values()):
-        return True
-    for agent, space in spaces.items():
-        if type(space) is not type(first) or not _can_be_padded(space, first):
-            raise _unlike(verb, agent, space, first_agent, first)
-    return False
-
-
-def _unlike(verb: str, agent: Any, space: Space, first: Any, other: Space) -> ValueError:
-    return ValueError(
-        f"agent {agent!r} {verb} {space}, agent {first!r} {other}, which can't be padded to one "
-        "space: vectors are padded in length and Discrete spaces in number, the rest has to be "
-        "equal; choose other groups, or take away pad=True"
-    )

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 from gymnasium import Space
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import AutoresetMode
@@ -23,9 +22,10 @@ from vecenv.agents.game import GameEnv
 from vecenv.agents.grouping import Grouping, Members
 from vecenv.backends import is_for_compiled, is_on_device
 from vecenv.core.arguments import import_module, import_object, read_count
+from vecenv.core.spaces import is_same
 from vecenv.make import find_spec, has_compiled_envs, make_vec
 
-__all__ = ["check_name", "is_compiled_game", "make_game", "make_vec_agents"]
+__all__ = ["game_maker", "make_vec_agents"]
 
 
 def make_vec_agents(
@@ -175,32 +175,14 @@ def _named(env: Any) -> Any:
     return env
 
 
-def is_compiled_game(name: str) -> bool:
-    """Whether a name is that of a compiled game.
+def game_maker(name: str) -> Callable[..., GameEnv] | None:
+    """Return what makes a single game as an env of columns; None for a compiled game.
 
     Raises:
-        ValueError, ImportError: It is "module:name", and there is no such thing.
+        ValueError, ImportError, TypeError: There is no game of this name, see `make_vec_agents`.
     """
-    return _is_compiled(_named(name))
-
-
-def check_name(name: str) -> None:
-    """Raise unless there is a game of this name.
-
-    Raises:
-        ValueError, ModuleNotFoundError, TypeError: See `make_vec_agents`.
-    """
-    _factory(name, {})
-
-
-def make_game(env: Any, **env_kwargs: Any) -> GameEnv:
-    """Make a single game as an env of columns.
-
-    Args:
-        env: See `make_vec_agents`, but no list and no kernels.
-        **env_kwargs: For the game's constructor.
-    """
-    return _Maker(_factory(env, env_kwargs), 0, {})()
+    env = _named(name)
+    return None if _is_compiled(env) else _Maker(_factory(env, {}), 0, {})
 
 
 class _Maker:
@@ -212,8 +194,8 @@ class _Maker:
     def __repr__(self) -> str:
         return f"which makes game {self._index} by {self._factory!r}"
 
-    def __call__(self) -> GameEnv:
-        game = self._factory()
+    def __call__(self, **env_kwargs: Any) -> GameEnv:
+        game = self._factory(**env_kwargs)
         try:
             return GameEnv(_as_parallel(game), **self._options)
         except BaseException:
@@ -241,10 +223,7 @@ def _same_members(found: Sequence[Mapping[str, Members]]) -> Mapping[str, Member
     """Return the groups of the games, which must be equal."""
     first = found[0]
     for game, other in enumerate(found):
-        same = list(other) == list(first) and all(
-            _is_same(own, first[name]) for name, own in other.items()
-        )
-        if not same:
+        if list(other) != list(first) or not is_same(other, first):
             shown = [
                 {name: list(own.agents) for name, own in one.items()} for one in (other, first)
             ]
@@ -253,14 +232,6 @@ def _same_members(found: Sequence[Mapping[str, Members]]) -> Mapping[str, Member
                 "vector env have the same agents"
             )
     return first
-
-
-def _is_same(one: Members, other: Members) -> bool:
-    if one[:3] != other[:3]:
-        return False
-    if one.allowed is None or other.allowed is None:
-        return one.allowed is other.allowed
-    return np.array_equal(one.allowed, other.allowed)
 
 
 def _is_compiled(env: Any) -> bool:
@@ -312,19 +283,15 @@ def _read_factories(
         if not env:
             raise ValueError("env is an empty list, expected at least one factory")
         return [_factory(one, kwargs) for one in env]
-    return [_factory(env, kwargs)] * _num_games(num_games)
-
-
-def _num_games(given: Any) -> int:
-    return 1 if given is None else read_count("num_games", given)
+    return [_factory(env, kwargs)] * read_count("num_games", 1 if num_games is None else num_games)
 
 
 def _factory(env: Any, kwargs: dict[str, Any]) -> Callable[..., Any]:
     env = _named(env)
     if isinstance(env, str):
         if "/" in env:
-            _registry(env)  # raises
-            return functools.partial(_make_registered, env, **kwargs)
+            make = _registry(env).make
+            return functools.partial(make, "parallel", env, **kwargs)
         return functools.partial(_parallel_env(_module(env)), **kwargs)
     if isinstance(env, types.ModuleType):
         return functools.partial(_parallel_env(env), **kwargs)
@@ -383,7 +350,3 @@ def _registry(name: str) -> Any:
         )
     near = difflib.get_close_matches(name, known, 3, 0.5) or known
     raise ValueError(f"PettingZoo has no {name!r}; it has {', '.join(near)}")
-
-
-def _make_registered(name: str, **kwargs: Any) -> Any:
-    return _registry(name).make("parallel", name, **kwargs)

@@ -56,8 +56,7 @@ class CallChecks:
         if self._envs.has_action_masks:
             parts["action masks"] = self._check_masks
         for what, part in parts.items():
-            with self._found.attempt(what):
-                part()
+            self._found.attempt(what, part)
 
     def _check_seeds(self) -> None:
         seeds = [self._seed + i for i in range(self._envs.num_envs)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -76,12 +75,11 @@ class Findings:
             name=call.__name__, wanted=expected.__name__, came=came,
         )  # fmt: skip
 
-    @contextmanager
-    def attempt(self, what: str) -> Iterator[None]:
+    def attempt(self, what: str, part: Callable[..., Any], *args: Any) -> None:
         """Run a part of the check; an exception is a failure and ends this part."""
         self.where = what
         try:
-            yield
+            part(*args)
         except GiveUpError:
             pass
         except Exception as error:
@@ -315,18 +313,15 @@ def check_agents(
 ) -> None:
     """Play games twice with the same random actions; see `check_vector_env`."""
     games = envs.agents if isinstance(envs, AgentRowsVecEnv) else envs
-    with found.attempt("run with random actions"):
-        first = _play(games, num_steps, seed, found)
-        second = _play(games, num_steps, seed, Findings())
-        rule = "the same seed gives the same run"
-        for step, (results, others) in enumerate(zip(first, second, strict=True)):
-            found.where = f"step {step - 1}" if step else "reset"
-            for field, one, other in zip(_AGENT_FIELDS, results, others, strict=True):
-                message = "{field} were {a} in the first run and are {b} now"
-                if not found.require(
-                    rule, is_same(one, other), message, field=field, a=one, b=other
-                ):
-                    return
+    first = _play(games, num_steps, seed, found)
+    second = _play(games, num_steps, seed, Findings())
+    rule = "the same seed gives the same run"
+    message = "{name} were {a} in the first run and are {b} now"
+    for step, (results, others) in enumerate(zip(first, second, strict=True)):
+        found.where = f"step {step - 1}" if step else "reset"
+        for name, one, other in zip(_AGENT_FIELDS, results, others, strict=True):
+            if not found.require(rule, is_same(one, other), message, name=name, a=one, b=other):
+                return
 
 
 def _play(games: AgentsVecEnv, num_steps: int, seed: int, found: Findings) -> list[Any]:

@@ -27,6 +27,7 @@ from rich.console import Console
 from vecenv.backends import COMPARED
 from vecenv.command import progress
 from vecenv.files import require_writable
+from vecenv.source import GAMES, did_you_mean, read_env_kwargs, read_source
 
 __all__ = ["main"]
 
@@ -51,18 +52,29 @@ _COUNTS = "num_envs", "num_games", "num_steps", "num_epochs", "num_minibatches",
 _COUNTS += "batch_size", "hidden", "hold", "torch_threads", "eval_episodes"
 
 
-def demo() -> int:
-    """Train a defender for CAGE Challenge 2 for a minute, compare it with others, and film it."""
-    raise AssertionError("main has _demo for it, which takes these options")
+def demo(
+    *,
+    total_steps: int = 3_000_000,
+    num_envs: int = 64,
+    seed: int = 1,
+    episodes: int = 1000,
+    save: Path = Path("runs/cage2"),
+) -> int:
+    """Train a defender for CAGE 2 for a minute, compare it with simple ones, film it.
 
+    It learns as `vecenv train Cage2-v0` does. Ctrl-C ends the training early and keeps the policy.
 
-def _demo(words: Sequence[str]) -> int:
-    from vecenv.command import demo
+    Args:
+        total_steps: Env steps to train for.
+        num_envs: Envs stepped side by side.
+        seed: Seed of training, evaluation and the film.
+        episodes: Per cell of the table; the challenge plays 1000.
+        save: Folder for the policy, its learning curve and the film.
+    """
+    from vecenv.command.demo import run_demo
 
-    about = (demo.__doc__ or "").partition("\n")[0]
-    options = tyro.cli(demo.Options, prog="vecenv demo", description=about, args=words)
     print("loading torch ...", flush=True)
-    demo.main(options)
+    run_demo(total_steps, num_envs, seed, episodes, save)
     return 0
 
 
@@ -106,8 +118,7 @@ def _train(words: Sequence[str]) -> int:
     flags = [k for k, word in enumerate(own) if word == "--track" and _is_flag(own[k + 1 : k + 2])]
     own, flags = [w for k, w in enumerate(own) if k not in flags], [own[k] for k in flags]
     given, rest = tyro.cli(Train, prog="vecenv train", args=own, return_unknown_args=True)
-    rest = [*rest, *flags]
-    rest = list(_in_pairs(rest))
+    rest = list(_in_pairs([*rest, *flags]))
     from vecenv.command import trainers
 
     config, values = given.config, dict[str, Any]()
@@ -115,7 +126,7 @@ def _train(words: Sequence[str]) -> int:
         if config == Path("zoo") and not config.is_file():
             config = trainers.zoo_config(given.env)
         values = trainers.read_config(config)
-    env_kwargs = _env_kwargs_in(rest) or trainers.env_kwargs_of(values)
+    env_kwargs = _env_kwargs_in(rest) or values.get("env_kwargs", {})
     chosen = trainers.choose(given.env, given.algo or values.get("algo"), env_kwargs)
     if given.algo is None and "algo" in values:
         chosen = chosen._replace(reason=f"as --config {given.config} says")
@@ -153,10 +164,10 @@ def _in_pairs(words: Sequence[str]) -> Iterator[str]:
         yield from (name, value) if is_pair else (word,)
 
 
-def _env_kwargs_in(words: Sequence[str]) -> list[str]:
-    """Return the words after --env-kwargs: names and values in turn."""
+def _env_kwargs_in(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values after --env-kwargs."""
     found = words[words.index("--env-kwargs") + 1 :] if "--env-kwargs" in words else []
-    return list(itertools.takewhile(lambda word: not word.startswith("--"), found))
+    return read_env_kwargs(list(itertools.takewhile(lambda word: not word.startswith("--"), found)))
 
 
 def _options_of_training(
@@ -268,23 +279,21 @@ def play(
     if policy is None:
         there = f" ({', '.join(map(str, runs_of(env)))})" if runs_of(env) else ""
         raise ValueError(f"policy is missing: give --policy FOLDER, a run of vecenv train{there}")
-    from vecenv.command.playing import play, show_run
+    from vecenv.command.playing import Trained, play, show_run
     from vecenv.command.watching import Shown
-    from vecenv.compare.stepping import read_env_kwargs
 
     _check_shown(gif, html, fps)
-    options: dict[str, Any] = {"algorithm": algo, "env_kwargs": read_env_kwargs(env_kwargs)}
-    options |= {"seed": seed, "vecnormalize": vecnormalize, "sample": sample}
+    trained = Trained(env, policy, read_env_kwargs(env_kwargs), algo, vecnormalize, sample)
     _tell_statistics(policy, vecnormalize)
     modes = ["ansi"] * text + ["rgb_array"] * (gif is not None or html is not None)
-    results, name = play(env, policy, episodes, render_modes=modes, **options)
+    results, name = play(trained, episodes, seed, modes)
     for group, (result, drawn) in results.items():
         told = f"{result} (drawn as in the training: {drawn})" if drawn else f"{result}"
         print(f"{env}, {name} of {policy}{group and f', {group}'}: {told}")
     if text:
-        show_run(env, policy, Shown(str(policy), frames, fps=fps), **options)
+        show_run(trained, Shown(str(policy), frames, fps=fps), seed)
     if gif is not None or html is not None:
-        show_run(env, policy, Shown(f"{name} of {policy}", frames, gif, html, fps), **options)
+        show_run(trained, Shown(f"{name} of {policy}", frames, gif, html, fps), seed)
     return 0
 
 
@@ -370,8 +379,7 @@ def evaluate(
         green: For Challenge 2, with the green agent, which the challenge does not have.
         json: File to write the numbers to.
     """
-    from vecenv.command.scores import compare_policies
-    from vecenv.compare.stepping import read_env_kwargs
+    from vecenv.command.playing import compare_policies
 
     if json is not None:
         require_writable(json)
@@ -440,7 +448,6 @@ def _evaluate_cage(
 def _find_scenario(name: str) -> Any:
     """Return the scenario that "module:name" or a registered id names."""
     from vecenv.cage import Scenario
-    from vecenv.compare.stepping import read_source
     from vecenv.core.arguments import import_module
 
     module, _, attribute = name.rpartition(":")
@@ -489,7 +496,6 @@ def watch(
     """
     _check_shown(gif, html, fps)
     from vecenv.command import watching
-    from vecenv.compare.stepping import read_env_kwargs, read_source
 
     shown = watching.Shown(policy or "random", steps, gif, html, fps)
     source = read_source("Cage2-v0" if env == "Cage2" else env, read_env_kwargs(env_kwargs))
@@ -518,9 +524,10 @@ def _check_shown(gif: Path | None, html: Path | None, fps: float | None) -> None
     if fps is not None and not 0 < fps < float("inf"):
         raise ValueError(f"fps is {fps!r}, expected a positive number")
     if html is not None:
-        from vecenv.page.episode import require_html
-
-        require_html(html)
+        if html.suffix.lower() not in (".html", ".htm"):
+            told = f"the page's file is {str(html)!r}, expected a name that ends in .html"
+            raise ValueError(told)
+        require_writable(html)
     if gif is not None:
         from vecenv.cage.canvas import require_gif
 
@@ -575,16 +582,13 @@ def check(
         full: Name the rules that passed, too.
     """
     from vecenv.check import VectorEnvCheckError, check_vector_env
-    from vecenv.compare.stepping import GAMES, read_source
-    from vecenv.make import make_vec
 
     if env.startswith(GAMES):
         from vecenv.agents import make_vec_agents
 
         envs: Any = make_vec_agents(env.removeprefix(GAMES), num_envs)
     else:
-        source = read_source(env)
-        envs = make_vec(source.factory or source.kernels or env, num_envs)
+        envs = read_source(env).make(num_envs)
     try:
         report = check_vector_env(envs, num_steps=num_steps, seed=seed)
     except VectorEnvCheckError as error:
@@ -628,7 +632,6 @@ def compare(
     """
     from vecenv.compare import Options, run_comparison
     from vecenv.compare.result import check_picture
-    from vecenv.compare.stepping import read_env_kwargs
 
     try:
         counts = [int(part) for part in num_envs.split(",") if part.strip()]
@@ -704,39 +707,39 @@ def port(
         timeout: Seconds for one reset or step; one that does not return is a difference.
         json: File to write the report to.
     """
-    from vecenv.command import porting
-    from vecenv.compare.stepping import read_env_kwargs
-
     kwargs = read_env_kwargs(env_kwargs)
     if new:
-        print(porting.write_new(env, folder, kwargs))
+        from vecenv.port.skeleton import write_skeleton
+
+        written, test = write_skeleton(read_source(env, kwargs).env_fn(), env, folder)
+        told = f"fill the kernels in, and run: vecenv port {env} {written.stem}:KERNELS"
+        print(written, test, told, sep="\n")
         return 0
     if not kernels:
         raise ValueError("KERNELS is missing: give module:name, or --new to write a skeleton")
-    if minutes <= 0:
-        raise ValueError(f"minutes is {minutes}, expected a number above 0")
+    for name, value in {"minutes": minutes, "timeout": timeout}.items():
+        if value <= 0:
+            raise ValueError(f"{name} is {value}, expected a number above 0")
     if json is not None:
         require_writable(json)
-    if timeout <= 0:
-        raise ValueError(f"timeout is {timeout}, expected a number above 0")
-    options = {"max_episode_steps": max_episode_steps, "timeout": timeout}
-    prove = functools.partial(
-        porting.prove_port,
+    from vecenv.command.porting import run_port
+
+    return run_port(
         env,
         kernels,
         fields=fields,
         policies=policy,
         env_kwargs=kwargs,
+        report=json,
+        is_guarded=_is_program.get(),
+        say=functools.partial(print, flush=True),
         minutes=minutes,
         tolerance=tolerance,
         margin=margin,
+        max_episode_steps=max_episode_steps,
         seed=seed,
         debug=debug,
-        **options,
-    )
-    say = functools.partial(print, flush=True)
-    return porting.run_port(
-        env, kernels, prove, json, is_guarded=_is_program.get(), say=say, **options
+        timeout=timeout,
     )
 
 
@@ -764,34 +767,23 @@ def main(args: Sequence[str] | None = None) -> int:
     Args:
         args: Arguments; None for those of the process.
     """
-    commands: dict[str, Any] = {
-        "demo": demo,
-        "train": Train,
-        "play": play,
-        "envs": envs,
-        "bench": bench,
-        "evaluate": evaluate,
-        "watch": watch,
-        "replay": replay,
-        "check": check,
-        "compare": compare,
-        "port": port,
-    }
+    functions = play, envs, bench, evaluate, watch, replay, check, compare, port
+    commands: dict[str, Any] = {"demo": demo, "train": Train}
+    commands |= {function.__name__: function for function in functions}
     words = _words_of_process() if args is None else list(args)
     _is_program.set(args is None)
     _tell_sdl_of_no_display()
     if words == ["--version"]:
         print(f"vecenv {importlib.metadata.version('vecenv')}")
         return 0
-    from vecenv.compare.stepping import did_you_mean
 
     try:
         if words and not words[0].startswith("-") and words[0] not in commands:
-            told = did_you_mean(words[0].lower(), commands)
+            told = did_you_mean(words[0], commands)
             told = told or f"expected one of {', '.join(commands)}"
             raise ValueError(f"there is no command {words[0]!r}; {told} (--help describes them)")
-        if words[:1] in (["demo"], ["train"]):  # these take the options of an example
-            return (_demo if words[0] == "demo" else _train)(words[1:])
+        if words[:1] == ["train"]:  # it takes the options of a trainer, too
+            return _train(words[1:])
         return tyro.extras.subcommand_cli_from_dict(
             commands, prog="vecenv", description=_DESCRIPTION, args=words or ["--help"]
         )

@@ -1,14 +1,9 @@
-"""Train a defender for CAGE Challenge 2, compare it with simple ones, and film an episode.
-
-It learns as `vecenv train Cage2-v0` does, but for a minute or so. Ctrl-C ends the training early
-and keeps the policy.
-"""
+"""`vecenv demo`: train a defender for CAGE Challenge 2, compare it with simple ones, film it."""
 
 from __future__ import annotations
 
 import signal
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
@@ -22,20 +17,9 @@ from vecenv.cage import Evaluation, evaluate, save_episode_gif
 from vecenv.files import require_writable
 from vecenv.timing.report import new_table
 
-__all__ = ["Options", "compare", "main"]
+__all__ = ["compare", "run_demo"]
 
 RIVALS = ("sleep", "random", "react-restore")
-
-
-@dataclass
-class Options:
-    """Options of the demo."""
-
-    total_steps: int = 3_000_000  # env steps to train for
-    num_envs: int = 64  # envs stepped side by side
-    seed: int = 1  # of training, evaluation and the film
-    episodes: int = 1000  # per cell of the table; the challenge plays 1000
-    save: Path = Path("runs/cage2")  # folder for the policy, its learning curve and the film
 
 
 def _interval(mean: float, half_width: float) -> str:
@@ -58,31 +42,31 @@ def compare(scores: list[Evaluation]) -> Table:
     return table
 
 
-def main(options: Options) -> None:
-    """Train, compare, film, and say where everything is."""
+def run_demo(total_steps: int, num_envs: int, seed: int, episodes: int, save: Path) -> None:
+    """Train, compare, film, and say where everything is; see `vecenv.command.cli.demo`."""
     console = Console()
     if find_spec("PIL") is None or find_spec("matplotlib") is None:
         raise SystemExit("the demo draws and films: pip install 'vecenv[train]'")
     try:
-        options.save.mkdir(parents=True, exist_ok=True)
-        require_writable(options.save / "policy.npz")
+        save.mkdir(parents=True, exist_ok=True)
+        require_writable(save / "policy.npz")
     except OSError as error:
         told = f"{error.filename}: {error.strerror}; choose another folder with --save"
         raise SystemExit(told) from None
     from vecenv.train.cage2_defender import Cage2Defender  # torch
 
     settings = Cage2Defender.Options(
-        total_steps=options.total_steps,
-        num_envs=options.num_envs,
+        total_steps=total_steps,
+        num_envs=num_envs,
         num_epochs=3,
         learning_rate=2e-3,
         entropy_weight=0.03,  # with less, only some seeds find a better way to play
         compile="on",  # takes up to half a minute the first time; later runs load the code
-        seed=options.seed,
-        save=options.save,
+        seed=seed,
+        save=save,
         overwrite=True,
     )
-    given: Any = {"episodes": options.episodes, "seed": options.seed}
+    given: Any = {"episodes": episodes, "seed": seed}
     # Meanwhile, a separate process plays the others; this also caches their compiled rules for the
     # evaluation at the end. It ignores Ctrl-C, which is for the training.
     ignore = (signal.SIGINT, signal.SIG_IGN)
@@ -90,19 +74,17 @@ def main(options: Options) -> None:
         rivals = [pool.submit(evaluate, name, **given) for name in RIVALS]
         console.print("compiling the simulator; the first time ever this takes 20 s or more")
         Cage2Defender.make_envs(settings, 1).close()
-        console.print(
-            f"training {options.total_steps} steps against B_line and Meander (Ctrl-C ends it)"
-        )
+        console.print(f"training {total_steps} steps against B_line and Meander (Ctrl-C ends it)")
         Cage2Defender.run(settings)
         with console.status("waiting for the policies it is compared with"):
             scores = [rival.result(timeout=600) for rival in rivals]
-    trained = str(options.save / "policy.npz")
+    trained = str(save / "policy.npz")
     with console.status("evaluating the policy") as status:
         scores.insert(0, evaluate(trained, **given, name="trained"))
         status.update("filming an episode")
-        film = options.save / "episode.gif"
-        save_episode_gif(trained, film, red_agent="b_line", episode_length=30, seed=options.seed)
+        film = save / "episode.gif"
+        save_episode_gif(trained, film, red_agent="b_line", episode_length=30, seed=seed)
     console.print(compare(scores))
-    scores[0].to_json(options.save / "scores.json")
+    scores[0].to_json(save / "scores.json")
     for name in ("policy.npz", "curve.png", "scores.json", "episode.gif"):
-        console.print(f"{options.save / name}", soft_wrap=True)
+        console.print(f"{save / name}", soft_wrap=True)

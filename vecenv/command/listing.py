@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vecenv.make import COMPILED_TWINS, has_compiled_envs, make_vec
+from vecenv.source import is_ours
 
 __all__ = ["list_envs"]
 
@@ -27,7 +28,7 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
         has_all: Also list the newest versions of Gymnasium's and other registered envs.
     """
     specs = [gym.registry[name] for name in sorted(gym.registry)]
-    specs = [spec for spec in specs if _is_ours(spec) or (has_all and _is_newest(spec))]
+    specs = [spec for spec in specs if is_ours(spec) or (has_all and _is_newest(spec))]
     specs = [s for s in specs if not words or any(word.lower() in s.id.lower() for word in words)]
     if not specs:
         hint = "" if has_all else "; --all lists Gymnasium's, too"
@@ -38,14 +39,9 @@ def list_envs(words: Sequence[str] = (), *, has_all: bool = False) -> Table:
     table.add_column("observations", min_width=13 if has_all else 19, overflow="fold")
     table.add_column("actions", min_width=16, overflow="fold")
     table.add_column("", overflow="fold")
-    for spec in sorted(specs, key=lambda spec: (not _is_ours(spec), spec.id)):
+    for spec in sorted(specs, key=lambda spec: (not is_ours(spec), spec.id)):
         table.add_row(*map(Text, (spec.id, *_cells(spec))))  # no markup: "gymnasium[mujoco]"
     return table
-
-
-def _is_ours(spec: EnvSpec) -> bool:
-    points = (spec.entry_point, spec.vector_entry_point)
-    return any(str(point).startswith("vecenv.") for point in points)
 
 
 def _is_newest(spec: EnvSpec) -> bool:

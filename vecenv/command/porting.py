@@ -1,4 +1,4 @@
-"""`vecenv port`: prove that kernels behave like a Python env, or write a skeleton of kernels."""
+"""`vecenv port`: prove that kernels behave like a Python env."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vecenv.compare.stepping import read_source
 from vecenv.core.arguments import import_module, import_object
 from vecenv.jit.kernels import EnvKernels
 from vecenv.port import Difference, Proof, prove
 from vecenv.port.deadline import INTERRUPTED, guarded, time_limit
 from vecenv.port.sides import call_again, read_kernels
-from vecenv.port.skeleton import write_skeleton
+from vecenv.source import read_source
 
-__all__ = ["prove_port", "python_env", "run_port", "write_new"]
-
-
-def python_env(name: str, kwargs: Mapping[str, Any] | None = None) -> Callable[[], Any]:
-    """Return a function that makes the Python env of a registered id or "module:factory"."""
-    return read_source(name, kwargs).env_fn()
+__all__ = ["run_port"]
 
 
 def _kernels(name: str) -> Any:
@@ -36,8 +30,8 @@ def _kernels(name: str) -> Any:
         raise TypeError(f"kernels {name!r} is {told}; EnvKernels in {module}: {there}")
     from vecenv.make import make_vec
 
-    def make(num_envs: int = 1, **options: Any) -> Any:
-        limit = {"max_episode_steps": options.pop("max_episode_steps", None)}
+    def make(num_envs: int = 1, *, max_episode_steps: int | None = None, **options: Any) -> Any:
+        limit: dict[str, Any] = {"max_episode_steps": max_episode_steps}
         limit = {key: value for key, value in limit.items() if value is not None}
         return make_vec(name, num_envs, vector_kwargs=options, **limit)
 
@@ -57,41 +51,14 @@ def _policy(text: str) -> Callable[[Any], Any]:
     return found
 
 
-def prove_port(
+def run_port(
     env: str,
     kernels: str,
     *,
     fields: str | None,
     policies: Sequence[str],
     env_kwargs: Mapping[str, Any],
-    **options: Any,
-) -> Proof:
-    """Prove a port, given the names of its two sides.
-
-    Args:
-        env: Registered id or "module:factory" of the Python env.
-        kernels: "module:name" of EnvKernels, or the id of compiled envs.
-        fields: "module:name" of the paths of fields; None for FIELDS beside the kernels, if there.
-        policies: Names, each "module:function" or a run folder.
-        env_kwargs: For the Python env.
-        **options: For `vecenv.port.prove`.
-    """
-    make, found = python_env(env, env_kwargs), _kernels(kernels)
-    paths = None
-    if fields is not None:
-        paths = import_object("fields", fields)
-    elif isinstance(found, EnvKernels):
-        paths = getattr(import_module(kernels.partition(":")[0]), "FIELDS", None)
-    players = [_policy(text) for text in policies]
-    return prove(make, found, fields=paths, policies=players, names=(env, kernels), **options)
-
-
-def run_port(
-    env: str,
-    kernels: str,
-    prove: Callable[..., Proof],
     report: Path | None,
-    *,
     is_guarded: bool,
     say: Callable[[str], Any],
     **options: Any,
@@ -99,13 +66,15 @@ def run_port(
     """Prove a port and report; return the exit status.
 
     Args:
-        env: Name of the Python env.
-        kernels: Name of the kernels.
-        prove: `prove_port` with all arguments but `say`.
+        env: Registered id or "module:factory" of the Python env.
+        kernels: "module:name" of EnvKernels, or the id of compiled envs.
+        fields: "module:name" of the paths of fields; None for FIELDS beside the kernels, if there.
+        policies: Names, each "module:function" or a run folder.
+        env_kwargs: For the Python env.
         report: File for the report as JSON, or None.
         is_guarded: Whether to do so in another process, which is ended if it does not return.
         say: Prints a text.
-        **options: `max_episode_steps` and `timeout`, to repeat a call.
+        **options: For `vecenv.port.prove`; `max_episode_steps` and `timeout` also to repeat a call.
     """
 
     def tell(proof: Proof) -> int:
@@ -130,13 +99,14 @@ def run_port(
         return tell(Proof(env, kernels, Difference("deadline", *values)))
 
     def work() -> int:
-        return tell(prove(say=lambda text: say(f"{text} ...")))
+        make, found = read_source(env, env_kwargs).env_fn(), _kernels(kernels)
+        paths = None
+        if fields is not None:
+            paths = import_object("fields", fields)
+        elif isinstance(found, EnvKernels):
+            paths = getattr(import_module(kernels.partition(":")[0]), "FIELDS", None)
+        given: dict[str, Any] = {"fields": paths, "policies": [_policy(text) for text in policies]}
+        given |= {"names": (env, kernels), "say": lambda text: say(f"{text} ..."), **options}
+        return tell(prove(make, found, **given))
 
     return guarded(work, on_end) if is_guarded and hasattr(os, "fork") else work()
-
-
-def write_new(env: str, folder: Path, env_kwargs: Mapping[str, Any]) -> str:
-    """Write a skeleton of kernels and a test; return what to do next."""
-    kernels, test = write_skeleton(python_env(env, env_kwargs), env, folder)
-    module = kernels.stem
-    return f"{kernels}\n{test}\nfill the kernels in, and run: vecenv port {env} {module}:KERNELS"

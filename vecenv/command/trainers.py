@@ -23,8 +23,8 @@ import json
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -33,30 +33,13 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 from gymnasium.spaces import Box, Discrete
 
-from vecenv.compare.stepping import GAMES, EnvSource, did_you_mean, read_source, read_value
 from vecenv.files import write_text
-from vecenv.make import has_compiled_envs, make_vec
+from vecenv.source import GAMES, EnvSource, did_you_mean, is_ours, read_source
 
 __all__ = [
-    "ALGORITHMS",
-    "OF_ENVS",
-    "OPTIONS_FILE",
-    "Chosen",
-    "arguments_of",
-    "choose",
-    "eject",
-    "env_id_of",
-    "env_kwargs_of",
-    "folder",
-    "load",
-    "name_of",
-    "read_config",
-    "require_tracker",
-    "run_folder",
-    "runs_of",
-    "sent_to",
-    "zoo_config",
-    "zoo_policy",
+    "ALGORITHMS", "OF_ENVS", "OPTIONS_FILE", "Chosen", "arguments_of", "choose", "eject",
+    "env_id_of", "folder", "load", "name_of", "read_config", "require_tracker", "run_folder",
+    "runs_of", "sent_to", "zoo_config", "zoo_policy",
 ]  # fmt: skip
 
 # Names for `--algo`; others are files. In this order, the trainer of a run folder is recognised.
@@ -97,7 +80,7 @@ def path_of(algorithm: str) -> Path:
             raise FileNotFoundError(f"algo is {algorithm!r}, but there is no such file")
         return path
     if algorithm not in ALGORITHMS:
-        told = did_you_mean(algorithm.lower(), ALGORITHMS) or "of your own it is a file, my.py"
+        told = did_you_mean(algorithm, ALGORITHMS) or "of your own it is a file, my.py"
         raise ValueError(f"algo is {algorithm!r}, expected one of {', '.join(ALGORITHMS)}; {told}")
     return folder() / f"{_EXAMPLES.get(algorithm, algorithm)}.py"
 
@@ -152,25 +135,21 @@ def env_id_of(source: EnvSource) -> str:
         return source.name
     module, colon, _ = source.name.rpartition(":")
     # Another module may have registered one of our envs under its own id.
-    if module in ("", "vecenv") and _is_ours(source.spec.id):
+    if module in ("", "vecenv") and is_ours(gym.registry.get(source.spec.id)):
         return f"vecenv:{source.spec.id}"
     return f"{module}{colon}{source.spec.id}"
 
 
-def _is_ours(env_id: str) -> bool:
-    entry = gym.registry.get(env_id)
-    points = () if entry is None else (entry.entry_point, entry.vector_entry_point)
-    return any(isinstance(point, str) and point.startswith("vecenv.") for point in points)
-
-
-def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = ()) -> Chosen:
+def choose(
+    env: str, algorithm: str | None = None, env_kwargs: Mapping[str, Any] | None = None
+) -> Chosen:
     """Choose a trainer that fits the spaces of an env.
 
     Args:
         env: Registered id, also "module:id", "module:name" of a factory or of `EnvKernels`, or
             "agents:NAME".
         algorithm: One of `ALGORITHMS`, or a file; None chooses.
-        env_kwargs: The words after `--env-kwargs` on the command line: names and values in turn.
+        env_kwargs: For the env.
     """
     if algorithm is not None:
         path_of(algorithm)
@@ -184,14 +163,8 @@ def choose(env: str, algorithm: str | None = None, env_kwargs: Sequence[str] = (
         return Chosen(algorithm, env_id, "given by --algo")
     if (own := OF_ENVS.get(env_id.rpartition(":")[2])) is not None:
         return Chosen(own, env_id, "the env has a trainer of its own")
-    given = zip(env_kwargs[::2], env_kwargs[1::2], strict=False)
-    kwargs = {**source.kwargs, **{name: read_value(word) for name, word in given}}
-    backend = "jit" if has_compiled_envs(env_id) else "sync"
-    envs = make_vec(env_id, 1, backend=backend, **kwargs)
-    try:
+    with closing(source.make(1, **(env_kwargs or {}))) as envs:
         obs_space, action_space = envs.single_observation_space, envs.single_action_space
-    finally:
-        envs.close()
     is_bounded = False
     if isinstance(action_space, Box) and len(action_space.shape) == 1:
         is_bounded = action_space.dtype.kind == "f" and action_space.is_bounded()
@@ -239,6 +212,7 @@ def read_config(config: Path) -> dict[str, Any]:
         values = tomllib.loads(text) if config.suffix == ".toml" else json.loads(text)
         if not isinstance(values, dict) or not isinstance(values.get("algo", ""), str):
             raise ValueError("expected names and values, of algo a name")
+        values = {name.replace("-", "_"): value for name, value in values.items()}
     except (OSError, ValueError) as error:
         told = getattr(error, "strerror", None) or f"{error!s:.200}"
         raise (type(error) if isinstance(error, OSError) else ValueError)(
@@ -246,12 +220,6 @@ def read_config(config: Path) -> dict[str, Any]:
             '(.toml) or JSON, or "zoo" for the bundled ones'
         ) from None
     return values
-
-
-def env_kwargs_of(values: Mapping[str, Any]) -> list[str]:
-    """Return the env kwargs in a result of `read_config`, in the form for `choose`."""
-    found = values.get("env_kwargs", values.get("env-kwargs"))
-    return _as_arguments("env-kwargs", found)[1:] if isinstance(found, Mapping) else []
 
 
 def arguments_of(values: Mapping[str, Any], kind: type, config: Path) -> list[str]:
@@ -265,7 +233,6 @@ def arguments_of(values: Mapping[str, Any], kind: type, config: Path) -> list[st
     names = [field.name for field in dataclasses.fields(kind)]
     found: list[str] = []
     for name, value in values.items():
-        name = name.replace("-", "_")
         if name == "algo":
             continue
         if name not in names:

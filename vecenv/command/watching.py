@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,13 +21,11 @@ from rich.text import Text
 
 from vecenv.agents import AgentsVecEnv
 from vecenv.command import progress
-from vecenv.compare.stepping import EnvSource
 from vecenv.core.arguments import import_object
-from vecenv.core.base import VecEnv
 from vecenv.core.masks import RandomActions
-from vecenv.make import COMPILED_TWINS, has_compiled_envs, make_vec
-from vecenv.page.episode import EpisodePage, check_frame, record, takes_report
-from vecenv.page.names import action_names
+from vecenv.make import COMPILED_TWINS
+from vecenv.page import EpisodePage, action_names, check_frame, record
+from vecenv.source import EnvSource
 
 __all__ = [
     "Shown", "check_draws", "show", "watch", "watch_cage",
@@ -112,11 +111,11 @@ def show(
     Args:
         envs: A vector env of one env, or an `AgentsVecEnv` of one game.
         env: Its name, as the user gave it.
-        act: See `vecenv.page.episode.record`.
+        act: See `vecenv.page.record`.
         shown: How to show it.
         seed: Seed of the episode.
-        see: See `vecenv.page.episode.record`.
-        tell: See `vecenv.page.episode.record`.
+        see: See `vecenv.page.record`.
+        tell: See `vecenv.page.record`.
         num_parts: Number of parts of an action that are named; None for all.
         **about: Further facts of the episode for the page.
     """
@@ -190,8 +189,10 @@ def watch(source: EnvSource, shown: Shown, seed: int) -> None:
         )
     if policy != "random" and ":" not in policy:
         raise ValueError(f"policy is {policy!r}, expected 'random' or 'module:function'")
-    envs = _make_drawn(source, shown.render_mode)
-    try:
+    with warnings.catch_warnings():  # `frame_of` raises if it does not draw
+        warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)
+        envs = source.make(1, render_mode=shown.render_mode)
+    with closing(envs):
         if policy == "random":
             draw = RandomActions(envs, seed)
             chosen, see = (lambda obs: draw()), draw.see
@@ -199,14 +200,14 @@ def watch(source: EnvSource, shown: Shown, seed: int) -> None:
             chosen = import_object("policy", policy)
         if not callable(chosen):
             raise ValueError(f"policy {policy!r} is {chosen!r}, expected a function")
-        gives = takes_report(chosen)
+        gives = False
+        with suppress(ValueError):  # some functions written in C have no signature
+            gives = policy != "random" and "report" in inspect.signature(chosen).parameters
 
         def act(obs: Any, is_first: bool, report: dict[str, Any]) -> Any:
             return chosen(obs, report=report) if gives else chosen(obs)
 
         show(envs, env, act, shown, seed=seed, see=see)
-    finally:
-        envs.close()
 
 
 def save_page(page: EpisodePage, path: Path) -> None:
@@ -235,20 +236,6 @@ def show_live(frames: Iterable[Any], fps: float) -> None:
             live.update(frame, refresh=True)
             time.sleep(1 / fps)
     console.print()
-
-
-def _make_drawn(source: EnvSource, render_mode: str) -> VecEnv:
-    """Make a vector env of one env in a render mode; `frame_of` raises if it does not draw."""
-    kwargs = {**source.kwargs, "render_mode": render_mode}
-    if source.kernels is not None:
-        return make_vec(source.kernels, backend="jit", **kwargs)
-    if source.spec is None:
-        assert source.factory is not None
-        return make_vec(functools.partial(source.factory, **kwargs), backend="sync")
-    backend = "jit" if has_compiled_envs(source.spec) else "sync"
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*not in the possible render_modes", UserWarning)
-        return make_vec(source.spec, backend=backend, **kwargs)
 
 
 def check_draws(envs: Any, name: str, render_mode: str) -> None:

@@ -5,70 +5,21 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vecenv.backends import COMPARED
 from vecenv.compare.result import Case, Comparison
-from vecenv.compare.serving import FAILED, UNAVAILABLE, RunnerError, RunnerProcess, Setting
-from vecenv.compare.stepping import read_source
+from vecenv.compare.serving import FAILED, UNAVAILABLE, Options, RunnerError, RunnerProcess
 from vecenv.machine import OthersLoad, usable_cores
+from vecenv.source import read_source
 
 __all__ = ["Options", "run_comparison"]
 
 Progress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What is compared, and how.
-
-    Attributes:
-        env: Registered id, also "module:id", or "module:factory".
-        env_kwargs: For the env's constructor, or the factory.
-        num_envs: Numbers of envs to compare.
-        backends: Names in `vecenv.backends.COMPARED`.
-        seed: Seed of envs and actions.
-        rounds: Number of rounds; each backend runs once per round.
-        round_s: Least number of seconds per backend and round; if resets take long, the round goes
-            on until every env has ended two episodes.
-        warm_up_s: Seconds of stepping before the rounds.
-        timed_s: Seconds of stepping with timing on.
-        timeout: Most seconds for any request to a backend.
-        num_workers: Most workers of the async backends, at most one per env; None as in `Setting`.
-    """
-
-    env: str
-    env_kwargs: dict[str, Any] = field(default_factory=dict)
-    num_envs: Sequence[int] = (1, 8, 64)
-    backends: Sequence[str] = COMPARED
-    seed: int = 0
-    rounds: int = 5
-    round_s: float = 0.15
-    warm_up_s: float = 0.3
-    timed_s: float = 0.4
-    timeout: float = 60.0
-    num_workers: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the values; `run_comparison` looks for the env."""
-        unknown = [name for name in self.backends if name not in COMPARED]
-        if unknown or not self.backends:
-            what = f"has {unknown[0]!r}" if unknown else "is empty"
-            raise ValueError(f"backends {what}, expected some of {', '.join(COMPARED)}")
-        if not self.num_envs or min(self.num_envs) < 1:
-            raise ValueError(f"num_envs is {list(self.num_envs)}, expected integers of at least 1")
-        for name, least in {"rounds": 1, "seed": 0, "num_workers": 1}.items():
-            if (value := getattr(self, name)) is not None and value < least:
-                raise ValueError(f"{name} is {value}, expected at least {least}")
-        for name in ("round_s", "warm_up_s", "timed_s", "timeout"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected seconds above 0")
 
 
 def run_comparison(
@@ -99,7 +50,7 @@ def run_comparison(
             session.open(cases)
             busy.append(session.alternate(loop, cases))
             for case in cases:
-                session.note(f"{case.name}: where the time goes", options.timed_s / options.round_s)
+                session.note(f"{case.name}: where the time goes")
                 case.report = session.ask(case, "take_time", options.timed_s)
             session.close(cases)
         session.close(loop)
@@ -115,10 +66,10 @@ class _Session:
         self._processes: dict[int, RunnerProcess] = {}
         num_groups = len({case.num_envs for case in cases if not case.is_loop})
         num_loops = sum(case.is_loop for case in cases)
-        # Duration of each case in rounds: opening and warming up, the rounds, timing.
-        per_case = options.rounds + (2 * options.warm_up_s + options.timed_s) / options.round_s
-        self._total = per_case * len(cases) + options.rounds * num_loops * max(0, num_groups - 1)
-        self._done = 0.0
+        # Notes of each case: making, warming up, the rounds, timing.
+        self._total = (options.rounds + 3) * len(cases)
+        self._total += options.rounds * num_loops * max(0, num_groups - 1)
+        self._done = 0
 
     def __enter__(self) -> _Session:
         return self
@@ -132,16 +83,14 @@ class _Session:
         for case in cases:
             self._processes[id(case)] = RunnerProcess()
         o = self._options
-        warm_up_s, round_s = o.warm_up_s, o.round_s
         for case in cases:
-            self.note(f"{case.name}: making envs", 0)
-            own = case.backend, case.num_envs, o.seed, o.num_workers
-            opened = self.ask(case, "open", Setting(o.env, o.env_kwargs, *own))
+            self.note(f"{case.name}: making envs")
+            opened = self.ask(case, "open", o, case.backend, case.num_envs)
             if opened is not None:
                 made_s, case.reset_s, case.num_workers = opened
                 case.start_s = made_s + case.reset_s
-            self.note(f"{case.name}: warming up", 2 * warm_up_s / round_s)
-            case.memory_bytes = self.ask(case, "warm_up", warm_up_s)
+            self.note(f"{case.name}: warming up")
+            case.memory_bytes = self.ask(case, "warm_up", o.warm_up_s)
 
     def alternate(self, loop: Sequence[Case], cases: Sequence[Case]) -> float | None:
         """Run all cases in turn, round by round; return how many cores other programs used."""
@@ -149,7 +98,7 @@ class _Session:
         for number in range(self._options.rounds):
             base = None
             for case in [*loop, *cases]:
-                self.note(f"{case.name}: round {number + 1} of {self._options.rounds}", 1)
+                self.note(f"{case.name}: round {number + 1} of {self._options.rounds}")
                 found = self.ask(case, "measure", self._options.round_s)
                 if found is None:
                     continue
@@ -176,10 +125,10 @@ class _Session:
             case.reason = str(error)
             return None
 
-    def note(self, what: str, rounds: float) -> None:
-        """Report the work that begins, and its expected duration in rounds."""
+    def note(self, what: str) -> None:
+        """Report the work that begins."""
         self._on_progress(what, min(self._done / self._total, 1.0))
-        self._done += rounds
+        self._done += 1
 
 
 def _machine() -> str:

@@ -8,43 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from time import monotonic, perf_counter
 from typing import Any, NamedTuple
 
-from vecenv.backends import BACKENDS, TIMED, Backend
-from vecenv.compare.stepping import (
-    BackendUnavailableError,
-    BatchStepper,
-    EnvSource,
-    FirstReadyStepper,
-    LoopStepper,
-    read_source,
-)
+from vecenv.backends import BACKENDS, COMPARED, TIMED, Backend
+from vecenv.compare.stepping import BatchStepper, FirstReadyStepper, LoopStepper
 from vecenv.core.ending import Watcher
 from vecenv.core.errors import describe_exit
 from vecenv.core.masks import METHOD, MaskInfos, can_be_masked
 from vecenv.machine import tree_memory_bytes
+from vecenv.source import BackendUnavailableError, EnvSource, read_source
 from vecenv.timing.report import TimingReport
 
 __all__ = [
-    "FAILED",
-    "OK",
-    "UNAVAILABLE",
-    "Round",
-    "Runner",
-    "RunnerError",
-    "RunnerProcess",
-    "Setting",
+    "FAILED", "OK", "UNAVAILABLE", "Options", "Round", "Runner", "RunnerError", "RunnerProcess",
     "serve",
-]
+]  # fmt: skip
 
 
 OK, UNAVAILABLE, FAILED = "ok", "unavailable", "failed"
@@ -57,25 +46,52 @@ _RESETS = 10
 _PROBE_S = 10.0  # time to find out whether envs wait
 
 
-class Setting(NamedTuple):
-    """What to run.
+@dataclass(frozen=True)
+class Options:
+    """What is compared, and how.
 
     Attributes:
-        env: Id, or "module:factory".
-        env_kwargs: For its constructor.
-        backend: One of `COMPARED`.
-        num_envs: Number of envs; "loop" always steps one.
+        env: Registered id, also "module:id", or "module:factory".
+        env_kwargs: For the env's constructor, or the factory.
+        num_envs: Numbers of envs to compare.
+        backends: Names in `vecenv.backends.COMPARED`.
         seed: Seed of envs and actions.
-        num_workers: Most workers of the async backends; None for one per core, or, if envs wait,
-            one per env.
+        rounds: Number of rounds; each backend runs once per round.
+        round_s: Least number of seconds per backend and round; if resets take long, the round goes
+            on until every env has ended two episodes.
+        warm_up_s: Seconds of stepping before the rounds.
+        timed_s: Seconds of stepping with timing on.
+        timeout: Most seconds for any request to a backend.
+        num_workers: Most workers of the async backends, at most one per env; None for
+            one per core, or, if envs wait, one per env.
     """
 
     env: str
-    env_kwargs: dict[str, Any]
-    backend: str
-    num_envs: int
-    seed: int
+    env_kwargs: dict[str, Any] = field(default_factory=dict)
+    num_envs: Sequence[int] = (1, 8, 64)
+    backends: Sequence[str] = COMPARED
+    seed: int = 0
+    rounds: int = 5
+    round_s: float = 0.15
+    warm_up_s: float = 0.3
+    timed_s: float = 0.4
+    timeout: float = 60.0
     num_workers: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values; `run_comparison` looks for the env."""
+        unknown = [name for name in self.backends if name not in COMPARED]
+        if unknown or not self.backends:
+            what = f"has {unknown[0]!r}" if unknown else "is empty"
+            raise ValueError(f"backends {what}, expected some of {', '.join(COMPARED)}")
+        if not self.num_envs or min(self.num_envs) < 1:
+            raise ValueError(f"num_envs is {list(self.num_envs)}, expected integers of at least 1")
+        for name, least in {"rounds": 1, "seed": 0, "num_workers": 1}.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{name} is {value}, expected at least {least}")
+        for name in ("round_s", "warm_up_s", "timed_s", "timeout"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected seconds above 0")
 
 
 class Round(NamedTuple):
@@ -102,29 +118,30 @@ class Runner:
 
     def __init__(self) -> None:
         self._stepper: Any = None  # a `Stepper`, once there are envs
-        self._setting: Any = None
+        self._is_timed = False
         self._call_s = 0.0  # seconds of one call in the latest run
 
-    def open(self, setting: Setting) -> tuple[float, float, int | None]:
-        """Make the envs and reset them; return the seconds of each, and the number of workers.
+    def open(self, options: Options, name: str, num_envs: int) -> tuple[float, float, int | None]:
+        """Make the envs of a backend and reset them.
+
+        Returns the seconds of each, and the number of workers.
 
         Imports are not timed. The number is None without workers, or if the envs don't tell it.
 
         Raises:
             BackendUnavailableError: The backend does not support this env.
         """
-        source = read_source(setting.env, setting.env_kwargs)
-        self._setting = setting
-        backend = BACKENDS[setting.backend]
-        for name in backend.imports:
-            importlib.import_module(name)
+        source = read_source(options.env, options.env_kwargs)
+        backend, self._is_timed = BACKENDS[name], name in TIMED
+        for module in backend.imports:
+            importlib.import_module(module)
         is_async = backend.makes == BACKENDS["async"].makes
-        options = _workers_for(source, setting) if is_async else {}
+        workers = _workers_for(source, num_envs, options.num_workers) if is_async else {}
         begin = perf_counter()
-        envs = _make_envs(source, backend, setting.num_envs, options)
+        envs = _make_envs(source, backend, num_envs, workers)
         made_s = perf_counter() - begin
         steppers = {"loop": LoopStepper, "step": BatchStepper, "first-ready": FirstReadyStepper}
-        self._stepper = steppers[backend.stepping or "step"](envs, setting.seed)
+        self._stepper = steppers[backend.stepping or "step"](envs, options.seed)
         return made_s, self._stepper.reset_s, getattr(envs, "num_workers", None)
 
     def warm_up(self, seconds: float) -> int | None:
@@ -148,7 +165,7 @@ class Runner:
 
     def take_time(self, seconds: float) -> TimingReport | None:
         """Step for about this long with timing on; None for backends without timing."""
-        if self._setting.backend not in TIMED:
+        if not self._is_timed:
             return None
         stepper = self._stepper
         timing, act = stepper.envs.timing, stepper.act
@@ -174,9 +191,6 @@ class Runner:
         if self._stepper is not None:
             self._stepper.envs.close()
 
-    def _calls_in(self, seconds: float) -> int:
-        return max(1, min(round(seconds / self._call_s), _MOST_CALLS))
-
     def _step_for(self, seconds: float, episodes: int) -> Round:
         """Step for `seconds`, then until each env has ended `episodes` episodes, see `measure`."""
         stepper = self._stepper
@@ -184,7 +198,7 @@ class Runner:
         before, enough_s = stepper.episodes.copy(), max(seconds, _RESETS * stepper.reset_s)
         done, spent, ended = 0, 0.0, 0
         while spent < seconds or (spent < enough_s and ended < episodes):
-            steps, last_s = self._run(self._calls_in(_AT_A_TIME_S))
+            steps, last_s = self._run(max(1, min(round(_AT_A_TIME_S / self._call_s), _MOST_CALLS)))
             done, spent = done + steps, spent + last_s
             ended = int((stepper.episodes - before).min())
         return Round(done, spent, ended)
@@ -195,13 +209,12 @@ class Runner:
         return steps, seconds
 
 
-def _workers_for(source: EnvSource, setting: Setting) -> dict[str, Any]:
+def _workers_for(source: EnvSource, num_envs: int, most: int | None) -> dict[str, Any]:
     """Return the number of workers as an option: one per env if envs wait, which is tried out."""
     from vecenv.choose import try_out  # needed by some backends only
 
-    num_envs = setting.num_envs
-    if setting.num_workers is not None:
-        return {"num_workers": min(setting.num_workers, num_envs)}
+    if most is not None:
+        return {"num_workers": min(most, num_envs)}
     with contextlib.suppress(Exception):  # the later construction reports what is wrong
         if try_out(source.env_fn(), _PROBE_S).is_waiting:
             return {"num_workers": num_envs}

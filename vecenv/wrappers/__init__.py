@@ -1,9 +1,8 @@
 """Wrappers of vector envs; `out=`, `send` and `recv`, timing and all autoreset modes still work."""
 
-from vecenv.wrappers.atari import make_atari_vec
 from vecenv.wrappers.base import Part, VecWrapper
 from vecenv.wrappers.normalize import NormalizeObservation, NormalizeReward, RunningMoments
-from vecenv.wrappers.stack import FrameStack
+from vecenv.wrappers.stack import FrameStack, make_atari_vec
 from vecenv.wrappers.statistics import RecordEpisodeStatistics, RecordInfos
 from vecenv.wrappers.transform import (
     ClipAction,

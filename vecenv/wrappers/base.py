@@ -12,16 +12,16 @@ changed ones to `out`, or to other new memory. So no memory that the caller sees
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from vecenv.agents.env import forwarding
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.arguments import Seed
 from vecenv.core.base import StepBatch, StepResult, VecEnv
@@ -31,8 +31,6 @@ from vecenv.core.rows import ObservationRows, slot_rows
 from vecenv.core.spaces import batch_thinly, by_space, stack_rows, take_row
 
 __all__ = ["Part", "VecWrapper"]
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 EVERY = slice(None)
 _STATE = "vecenv wrapper 1"
@@ -66,14 +64,7 @@ class Part(NamedTuple):
     is_dead: np.ndarray | None
 
 
-def _by_env(method: Method) -> Method:
-    """Return a method of wrappers that calls the env's method of the same name."""
-
-    @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.env, method.__name__)(*args, **kwargs)
-
-    return call  # type: ignore[return-value]  # it has the method's signature
+_by_env = forwarding("env")
 
 
 def _of_env(name: str, doc: str) -> Any:
@@ -189,6 +180,12 @@ class VecWrapper(VecEnv):
         """Write the changed observations of a reset, also of envs that it left out."""
         self.observations(obs, part, out)
 
+    def restart(self, rows: np.ndarray) -> None:
+        """Forget what is kept of the episodes of these envs, bool (num_envs,): `reset` was called.
+
+        It comes before `reset_observations`.
+        """
+
     def final_observations(self, obs: Any, rows: np.ndarray) -> Any:
         """Return changed final observations (SAME_STEP); called before `observations`.
 
@@ -217,10 +214,14 @@ class VecWrapper(VecEnv):
         """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
         obs, infos = self.env.reset(seed=seed, options=options)
         with self.timing.phase(self._phase):
-            rows = self._reset_rows(options)
+            mask = None if options is None else options.get("reset_mask")
+            rows = np.ones(self.num_envs, np.bool_)
+            if mask is not None:
+                rows = np.repeat(mask, self.num_envs // len(mask))  # of games, if there are agents
             if rows.all():
                 self._fault = None
             part = self._begin(rows)
+            self.restart(rows)
             if self.changes_obs:
                 raw, obs = obs, new_batch(self.single_observation_space, self.num_envs)
                 self.reset_observations(raw, part, obs)
@@ -353,13 +354,6 @@ class VecWrapper(VecEnv):
         return {**infos, "final_obs": finals}
 
     # -- where episodes stand --------------------------------------------------------------------
-
-    def _reset_rows(self, options: dict[str, Any] | None) -> np.ndarray:
-        """Return the rows that a reset with these options has reset, bool (num_envs,)."""
-        mask = None if options is None else options.get("reset_mask")
-        if mask is None:
-            return np.ones(self.num_envs, np.bool_)
-        return np.repeat(mask, self.num_envs // len(mask))  # of games, if there are agents
 
     def _begin(self, is_reset: np.ndarray) -> Part:
         """Record that these rows, bool (num_envs,), begin an episode."""

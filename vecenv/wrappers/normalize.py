@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import numpy as np
 from gymnasium.spaces import Box
 
-from vecenv.core.arguments import Seed
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import EnvStateError, ObservationError
 from vecenv.core.moments import joined
@@ -144,15 +143,11 @@ class NormalizeObservation(VecWrapper):
         super().__init__(env, single_observation_space=space)
         self.update_running_mean = True
         self.moments = RunningMoments(given.shape)
-        self._is_partial = False  # whether a reset has left envs out
+        self._is_partial = False  # whether the reset has left envs out
 
-    def reset(
-        self, *, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
-        mask = None if options is None else options.get("reset_mask")
-        self._is_partial = mask is not None and not np.all(mask)
-        return super().reset(seed=seed, options=options)
+    def restart(self, rows: np.ndarray) -> None:
+        """Note whether the reset has left envs out."""
+        self._is_partial = not rows.all()
 
     def reset_observations(self, obs: Any, part: Part, out: Any) -> None:
         """Write the observations normalised; those of a reset by mask count from the next step."""
@@ -250,13 +245,9 @@ class NormalizeReward(VecWrapper):
         found = rewards / np.sqrt(self.moments.variance + self.epsilon)
         return np.clip(found, -self.clip, self.clip, out=found)
 
-    def reset(
-        self, *, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
-        result = super().reset(seed=seed, options=options)
-        self._returns[self._reset_rows(options)] = 0.0
-        return result
+    def restart(self, rows: np.ndarray) -> None:
+        """Begin the returns of these envs anew."""
+        self._returns[rows] = 0.0
 
     def own_state(self) -> dict[str, Any]:
         """Return the moments, and the returns of unfinished episodes."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from vecenv.core.arguments import Seed
 from vecenv.core.base import VecEnv
 from vecenv.wrappers.base import Part, VecWrapper
 
@@ -51,15 +50,8 @@ class RecordEpisodeStatistics(VecWrapper):
         self._lengths = np.zeros(self.num_envs, np.int64)
         self._begun_s = np.zeros(self.num_envs)
 
-    def reset(
-        self, *, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
-        result = super().reset(seed=seed, options=options)
-        self._clear(self._reset_rows(options))
-        return result
-
-    def _clear(self, rows: np.ndarray) -> None:
+    def restart(self, rows: np.ndarray) -> None:
+        """Begin the episodes of these rows."""
         self.episode_returns[rows] = 0.0
         self._lengths[rows] = 0
         self._begun_s[rows] = time.perf_counter()
@@ -73,7 +65,7 @@ class RecordEpisodeStatistics(VecWrapper):
             infos = self._reported(infos, part)
         if part.begins.any():
             every = np.arange(self.num_envs)[rows]
-            self._clear(every[part.begins])
+            self.restart(every[part.begins])
         return infos
 
     def _reported(self, infos: dict[str, Any], part: Part) -> dict[str, Any]:
@@ -105,7 +97,7 @@ class RecordEpisodeStatistics(VecWrapper):
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `own_state` returned; seconds count from now."""
-        self._clear(np.ones(self.num_envs, np.bool_))
+        self.restart(np.ones(self.num_envs, np.bool_))
         self.episode_returns[...], self._lengths[...] = state["returns"], state["lengths"]
 
 

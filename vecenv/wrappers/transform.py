@@ -9,9 +9,10 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box
 
+from vecenv.agents.grouping import is_arrays
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import ObservationError
-from vecenv.core.spaces import ARRAY_SPACES, leaves, parts_of
+from vecenv.core.spaces import leaves
 from vecenv.wrappers.base import Part, VecWrapper, new_batch
 
 __all__ = [
@@ -125,7 +126,7 @@ class TransformReward(VecWrapper):
         return np.array(found, np.float64)
 
 
-class ClipReward(VecWrapper):
+class ClipReward(TransformReward):
     """Clips rewards.
 
     Args:
@@ -137,8 +138,6 @@ class ClipReward(VecWrapper):
         ValueError: There is no bound, one is NaN, or the lowest is above the highest.
     """
 
-    changes_rewards = True
-
     def __init__(
         self, env: VecEnv, min_reward: float | None = None, max_reward: float | None = None
     ) -> None:
@@ -149,13 +148,9 @@ class ClipReward(VecWrapper):
                 f"ClipReward: min_reward is {min_reward} and max_reward {max_reward}, expected at "
                 "least one number, and min_reward <= max_reward"
             )
-        super().__init__(env)
+        # It takes a third of the time of `np.clip`.
+        super().__init__(env, lambda rewards: np.minimum(np.maximum(rewards, low), high))
         self.min_reward, self.max_reward = low, high
-
-    def rewards(self, rewards: np.ndarray, part: Part) -> np.ndarray:
-        """Return the rewards clipped."""
-        found = np.maximum(rewards, self.min_reward)  # takes a third of the time of `np.clip`
-        return np.minimum(found, self.max_reward, out=found)
 
 
 class TransformAction(VecWrapper):
@@ -249,10 +244,7 @@ def _require_callable(func: Any, name: str) -> None:
 
 def require_arrays(space: Space, name: str) -> None:
     """Raise for observations without a fixed shape."""
-    if (parts := parts_of(space)) is not None:
-        for part in parts.values():
-            require_arrays(part, name)
-    elif not isinstance(space, ARRAY_SPACES):
+    if not is_arrays(space):
         raise TypeError(
             f"{name} returns arrays, and {space} has no fixed shape; give the space of what it "
             "returns as single_observation_space, or wrap the single envs "

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError
 
-from vecenv.core.arguments import Seed, read_count
+from vecenv.core.arguments import read_count
 from vecenv.core.base import VecEnv
 from vecenv.wrappers.base import Part, VecWrapper
 
@@ -84,15 +84,11 @@ class RecordVideo(VecWrapper):
         self.paths: list[Path] = []
         self.num_missed = 0
 
-    def reset(
-        self, *, seed: Seed = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset all envs, or those of `options["reset_mask"]`; see `VecEnv.reset`."""
-        result = super().reset(seed=seed, options=options)
-        if self._reset_rows(options)[self._env_id]:
+    def restart(self, rows: np.ndarray) -> None:
+        """Begin an episode, if the filmed env is among the rows."""
+        if rows[self._env_id]:
             self._begin_episode()
             self._take_frame()
-        return result
 
     def infos(self, infos: dict[str, Any], rewards: np.ndarray, part: Part) -> dict[str, Any]:
         """Take a frame, if the filmed env is among the rows."""
@@ -118,7 +114,7 @@ class RecordVideo(VecWrapper):
         except AlreadyPendingCallError:
             self.num_missed += 1
             return
-        from vecenv.page.episode import check_frame
+        from vecenv.page import check_frame
 
         frame = frames[
             self._env_id * len(frames) // self.num_envs
@@ -131,7 +127,9 @@ class RecordVideo(VecWrapper):
         """Write the current recording, if there is one."""
         frames, self._frames, path, self._file = self._frames, [], self._file, None
         if frames and path is not None:
-            _write(frames, path, self._fps)
+            from vecenv.cage.canvas import save_gif
+
+            save_gif(frames, path, fps=min(self._fps, 50.0))  # viewers slow down faster ones
             self.paths.append(path)
 
     def close(self, **kwargs: Any) -> None:
@@ -145,9 +143,3 @@ class RecordVideo(VecWrapper):
 def _is_cube(episode: int) -> bool:
     """Whether an episode is filmed by default."""
     return episode % 1000 == 0 if episode >= 1000 else round(episode ** (1 / 3)) ** 3 == episode
-
-
-def _write(frames: list[np.ndarray], path: Path, fps: float) -> None:
-    from vecenv.cage.canvas import save_gif
-
-    save_gif(frames, path, fps=min(fps, 50.0))  # viewers slow down faster ones

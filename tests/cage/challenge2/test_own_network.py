@@ -14,7 +14,7 @@ import vecenv
 from vecenv.cage import evaluate
 from vecenv.command.cli import main
 from vecenv.command.trainers import choose, env_id_of
-from vecenv.compare.stepping import read_source
+from vecenv.source import read_source
 
 MODULE = """
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """Pages of episodes of CAGE 2: what both sides did in each step, as text."""
 
 from vecenv.cage.challenge2.playing import seated
-from vecenv.page.episode import EpisodePage, record
-from vecenv.page.names import action_names
+from vecenv.page import EpisodePage, action_names, record
 
 
 def test_a_page_tells_the_deeds_of_both_sides_and_what_came_of_them():

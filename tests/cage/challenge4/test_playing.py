@@ -25,8 +25,7 @@ from vecenv.cage.challenge4.play import player as player_module
 from vecenv.cage.challenge4.playing import find_policy, play_episodes, seated
 from vecenv.cage.challenge4.rules import codes
 from vecenv.command.cli import main
-from vecenv.page.episode import EpisodePage, record
-from vecenv.page.names import action_names
+from vecenv.page import EpisodePage, action_names, record
 
 PLAYER = Path(player_module.__file__)
 

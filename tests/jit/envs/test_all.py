@@ -21,7 +21,7 @@ from vecenv.jit.envs.minatar.freeway import FreewayVectorEnv
 from vecenv.jit.envs.minatar.seaquest import SeaquestVectorEnv
 from vecenv.jit.envs.minatar.space_invaders import SpaceInvadersVectorEnv
 from vecenv.make import COMPILED_TWINS
-from vecenv.page.names import action_names
+from vecenv.page import action_names
 
 TABLE = Path(__file__).parents[3] / "docs" / "compiled_envs.md"
 NAMES = bundled_ids("vecenv.jit.")
