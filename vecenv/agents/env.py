@@ -9,9 +9,8 @@ memory. So workers and kernels write a group's rows directly to where the caller
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from gymnasium import Space
@@ -20,7 +19,7 @@ from vecenv.agents import grouping as at
 from vecenv.agents.grouping import Members, repeat_infos, rows_of_infos
 from vecenv.core.actions import ActionBatcher, as_array
 from vecenv.core.arguments import Seed
-from vecenv.core.base import StepBatch, VecEnv
+from vecenv.core.base import StepBatch, VecEnv, forwarding
 from vecenv.core.errors import (
     ActionError,
     ActionTypeError,
@@ -50,7 +49,6 @@ __all__ = [
     "AgentBatch", "AgentGroup", "AgentRowsVecEnv", "AgentSlot", "AgentsVecEnv", "valid_action",
 ]  # fmt: skip
 
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 _NONE = np.empty(0, np.int64)  # of games
 _OF_STEP = (at.REWARDS, at.TERMINATIONS, at.TRUNCATIONS, at.VALID)
@@ -679,19 +677,6 @@ class AgentsVecEnv:
             elif key[1:] not in self.groups and key != "_final_info":
                 found[key] = value
         return found
-
-
-def forwarding(attribute: str) -> Callable[[Method], Method]:
-    """Return a function that makes, of a method, one that calls it of the object's attribute."""
-
-    def forward(method: Method) -> Method:
-        @functools.wraps(method)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return getattr(getattr(self, attribute), method.__name__)(*args, **kwargs)
-
-        return call  # type: ignore[return-value]  # it has the method's signature
-
-    return forward
 
 
 _by_agents = forwarding("agents")

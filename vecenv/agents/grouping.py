@@ -22,12 +22,12 @@ from gymnasium.vector.utils import batch_space
 
 from vecenv.core.errors import ObservationError
 from vecenv.core.masks import mask_sizes
-from vecenv.core.spaces import ARRAY_SPACES, leaf_by_leaf, parts_of
+from vecenv.core.spaces import ARRAY_SPACES, is_arrays, leaf_by_leaf
 
 __all__ = [
     "ALIVE", "COMMON", "FINAL_STATE", "OBS", "REWARDS", "STATE", "TERMINATIONS", "TRUNCATIONS",
     "VALID", "Grouping", "Members", "allowed_actions", "columns_space", "fit_action", "fit_mask",
-    "fit_obs", "group_agents", "is_arrays", "pad_space", "repeat_infos", "rows_of_infos", "shelve",
+    "fit_obs", "group_agents", "pad_space", "repeat_infos", "rows_of_infos", "shelve",
 ]  # fmt: skip
 
 
@@ -236,13 +236,6 @@ def _require_arrays(agent: Any, observation_space: Space, action_space: Space) -
             f"agent {agent!r} acts in {action_space}; expected Box, Discrete, MultiDiscrete or "
             "MultiBinary"
         )
-
-
-def is_arrays(space: Space) -> bool:
-    """Whether all parts of a space have a fixed shape."""
-    if (parts := parts_of(space)) is not None:
-        return all(map(is_arrays, parts.values()))
-    return isinstance(space, ARRAY_SPACES)
 
 
 # -- infos ---------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from gymnasium.error import AlreadyPendingCallError, ResetNeeded
@@ -40,12 +40,13 @@ from vecenv.timing import Timing
 from vecenv.timing.calls import RECV, RESET, SEND, STEP, CallLog
 from vecenv.timing.stamps import EnvStamps, WorkerProcess
 
-__all__ = ["GymVecEnv", "StepBatch", "StepResult", "StepSlot", "VecEnv"]
+__all__ = ["GymVecEnv", "StepBatch", "StepResult", "StepSlot", "VecEnv", "forwarding"]
 
 _NOT_LOGGED: AbstractContextManager[None] = nullcontext()
 _ALL = slice(None)
 _MASK_DTYPES = (np.dtype(np.int8), np.dtype(np.bool_))
 
+Method = TypeVar("Method", bound=Callable[..., Any])
 StepResult = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
@@ -536,3 +537,16 @@ class GymVecEnv(VecEnv):
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Return an attribute of every env."""
         return self.call(name)
+
+
+def forwarding(attribute: str) -> Callable[[Method], Method]:
+    """Return a function that makes, of a method, one that calls it of the object's attribute."""
+
+    def forward(method: Method) -> Method:
+        @wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return getattr(getattr(self, attribute), method.__name__)(*args, **kwargs)
+
+        return call  # type: ignore[return-value]  # it has the method's signature
+
+    return forward

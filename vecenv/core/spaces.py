@@ -12,26 +12,11 @@ from gymnasium.spaces.utils import is_space_dtype_shape_equiv
 from gymnasium.vector.utils import batch_differing_spaces, batch_space
 
 __all__ = [
-    "ARRAY_SPACES",
-    "BatchedSpaces",
-    "ObservationMode",
-    "batch_env_spaces",
-    "batch_thinly",
-    "by_space",
-    "chunk_bounds",
-    "is_same",
-    "leaf_by_leaf",
-    "leaves",
-    "merge_rows",
-    "parts_of",
-    "require_new_env",
-    "require_spaces",
-    "short",
-    "stack_rows",
-    "take_row",
-    "take_rows",
+    "ARRAY_SPACES", "BatchedSpaces", "ObservationMode", "batch_env_spaces", "batch_thinly",
+    "by_space", "chunk_bounds", "is_arrays", "is_same", "leaf_by_leaf", "leaves", "merge_rows",
+    "parts_of", "require_new_env", "require_spaces", "short", "stack_rows", "take_row", "take_rows",
     "why_outside",
-]
+]  # fmt: skip
 
 ObservationMode = str | tuple[Space, Space]
 
@@ -47,6 +32,13 @@ def parts_of(space: Space) -> dict[Any, Space] | None:
     if isinstance(space, Dict):
         return dict(space.spaces)
     return dict(enumerate(space.spaces)) if isinstance(space, Tuple) else None
+
+
+def is_arrays(space: Space) -> bool:
+    """Whether all parts of a space have a fixed shape."""
+    if (parts := parts_of(space)) is not None:
+        return all(map(is_arrays, parts.values()))
+    return isinstance(space, ARRAY_SPACES)
 
 
 def by_space(function: Callable[..., Any], space: Space, *batches: Any) -> Any:

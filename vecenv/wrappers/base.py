@@ -21,10 +21,9 @@ from gymnasium import Space
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from vecenv.agents.env import forwarding
 from vecenv.core.actions import ActionBatcher
 from vecenv.core.arguments import Seed
-from vecenv.core.base import StepBatch, StepResult, VecEnv
+from vecenv.core.base import StepBatch, StepResult, VecEnv, forwarding
 from vecenv.core.errors import ActionError, EnvStateError, NoActionMaskError
 from vecenv.core.protocol import told
 from vecenv.core.rows import ObservationRows, slot_rows

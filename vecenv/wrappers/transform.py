@@ -9,10 +9,9 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.spaces import Box
 
-from vecenv.agents.grouping import is_arrays
 from vecenv.core.base import VecEnv
 from vecenv.core.errors import ObservationError
-from vecenv.core.spaces import leaves
+from vecenv.core.spaces import is_arrays, leaves
 from vecenv.wrappers.base import Part, VecWrapper, new_batch
 
 __all__ = [
