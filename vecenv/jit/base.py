@@ -372,7 +372,6 @@ class CompiledVecEnv(VecEnv):
         if self.render_mode is None:
             logger.warn("render_mode is None: make the vector env with 'rgb_array' or 'ansi'")
             return None
-        self._calls.require_ready("render")
         return tuple(self._frames())
 
     def _frames(self) -> Iterator[Any]:
@@ -382,6 +381,7 @@ class CompiledVecEnv(VecEnv):
                 f"{self.kernels.name} can't be drawn: give EnvKernels a `render` function, or a "
                 "subclass of JitVectorEnv a method of its own"
             )
+        self._calls.require_ready("render")
         names = [name for name in ("states", "params") if name in self._rows]
         each = zip(*(self._read(name).view(np.recarray) for name in names), strict=True)
         return (draw(self.kernels, str(self.render_mode), *one) for one in each)
