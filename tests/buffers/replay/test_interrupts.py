@@ -54,10 +54,12 @@ def test_rows_of_an_interrupted_add_belong_to_the_episode_before_a_cut(monkeypat
     assert steps == {0: 0, 1: 1, 2: 2, 3: 0, 4: 1, 5: 2}
 
 
+@pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("call", range(2))
-def test_no_row_follows_one_that_was_lost_between(call, monkeypatch):
+def test_no_row_follows_one_that_was_lost_between(call, staged, monkeypatch):
     """The sum of each row's rewards, powers of two, is that of consecutive steps."""
-    buffer = SharedReplayBuffer(16, WIDE, Discrete(2), num_envs=1, n_step=3, gamma=1.0)
+    options = {"n_step": 3, "gamma": 1.0, "staged": staged}
+    buffer = SharedReplayBuffer(16, WIDE, Discrete(2), num_envs=1, **options)
     calls, convert = [], buffer._table._int32
 
     def interrupted(array):
@@ -76,6 +78,7 @@ def test_no_row_follows_one_that_was_lost_between(call, monkeypatch):
         add(3)
     for step in range(4, 8):
         add(step)
+    assert len(buffer) == 7 + call  # the second call comes behind the commit
     batch = buffer.get(buffer.order())
     for first, total in zip(
         batch.obs[:, 0].int().tolist(), batch.rewards.int().tolist(), strict=True
