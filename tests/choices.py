@@ -4,6 +4,10 @@ import itertools
 
 import pytest
 
+from vecenv.core.compiling import is_jit_off
+
+needs_jit = pytest.mark.skipif(is_jit_off(), reason="needs compiled code")
+
 
 def fast_are(fast, cases):
     """Return all cases of a parametrisation, each a tuple or one value; those not in `fast` slow.

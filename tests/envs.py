@@ -75,6 +75,12 @@ class CounterEnv(gym.Env):
         self.is_closed = True
 
 
+def begun(envs, seed=0):
+    """An env, or a vector env, after a reset."""
+    envs.reset(seed=seed)
+    return envs
+
+
 def counters(lengths, **kwargs):
     """One factory of a counter env per episode length."""
     return [

@@ -35,19 +35,10 @@ class Tag(Game):
     metadata = {"name": "tag", "render_modes": ["ansi"]}
     render_mode = "ansi"
 
-    def __init__(
-        self,
-        num_runners=3,
-        length=9,
-        with_catcher=True,
-        late=True,
-        infos=True,
-        leaves=True,
-        forgets=False,
-    ):
+    def __init__(self, num_runners=3, length=9, with_catcher=True, late=True, forgets=False):
         self.runners = [f"runner_{k}" for k in range(num_runners)]
         self.possible_agents = self.runners + (["catcher_0"] if with_catcher else [])
-        self.length, self.late, self.with_infos, self.leaves = length, late, infos, leaves
+        self.length, self.late = length, late
         self.forgets = forgets  # so that a seed alone says what comes
         self.num_games = 0
         self.agents = []
@@ -80,8 +71,6 @@ class Tag(Game):
         return np.array([[self.count, drawn], [x, y]], np.float32)
 
     def _infos(self, agents):
-        if not self.with_infos:
-            return {}
         infos = {agent: {} for agent in agents}
         for agent in agents[::2]:
             infos[agent] = {"drawn": self.rng.random(), "place": np.arange(2) + self.count}
@@ -98,8 +87,6 @@ class Tag(Game):
         is_over = self.count >= self.length
         acted, dead = self.agents, {a for a in self.agents if self.rng.random() < 0.15}
         leavers = {a for a in self.agents if a not in dead and self.rng.random() < 0.05}
-        if not self.leaves:
-            leavers = set()
         if self.waiting and self.rng.random() < 0.4:
             acted, self.waiting = [*acted, *self.waiting], []
             acted = [agent for agent in self.possible_agents if agent in acted]

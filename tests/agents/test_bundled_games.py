@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from agents.fed_draws import hunt
 from agents.record_games import CASES, GOLDEN, SEED
+from envs import begun
 
 from vecenv import make_vec_agents
 from vecenv.page.names import action_names
@@ -52,7 +53,6 @@ def test_games_are_as_recorded(name, debug):
     assert arrays["rewards"].any()
     for row in range(1, len(arrays["actions"])):
         assert_as_recorded(name, arrays, row, envs.step(arrays["actions"][row])[:4])
-    envs.close()
 
 
 def test_central_states_show_the_whole_map():
@@ -69,7 +69,6 @@ def test_central_states_show_the_whole_map():
     padded = np.pad(states[1], ((3, 3), (3, 3), (0, 0)))
     padded[..., 0] = np.pad(states[1, ..., 0], 3, constant_values=1)
     np.testing.assert_array_equal(obs[8 + 5], padded[y - 3 : y + 4, x - 3 : x + 4])
-    envs.close()
 
 
 @pytest.mark.parametrize(
@@ -86,13 +85,11 @@ def test_options_that_make_no_game_are_refused(name, options, message):
 
 
 def test_saved_states_with_agents_outside_the_map_are_refused():
-    envs = make("pursuit", 2, {}, debug=True)
-    envs.reset(seed=0)
+    envs = begun(make("pursuit", 2, {}, debug=True))
     saved = envs.state_dict()
     saved["games"]["states"]["evader"][1, 3] = 0
     with pytest.raises(ValueError, match="evaders outside the map"):
         envs.load_state_dict(saved)
-    envs.close()
 
 
 @pytest.mark.parametrize(

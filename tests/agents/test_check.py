@@ -15,8 +15,6 @@ from vecenv.agents import AgentsVecEnv
 
 TAG = functools.partial(Tag, forgets=True)
 RUNNERS = functools.partial(runners, forgets=True)
-
-
 GAMES = TAG, RUNNERS, ForbiddingPair
 
 

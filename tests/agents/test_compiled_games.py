@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from agents.toy_games import CHASE, NUM_CATS, WALK, PythonGame, mask
 from agents.twins import play
+from envs import begun
 from gymnasium.spaces import Box, Discrete
 
 from vecenv import ActionError, ObservationError, make_vec, make_vec_agents
@@ -56,8 +57,7 @@ def test_masks_are_those_of_the_agents(debug):
 
 
 def test_an_impossible_action_names_game_and_agent_and_steps_nothing():
-    envs = make(CHASE)
-    envs.reset(seed=2)
+    envs = begun(make(CHASE), seed=2)
     before = envs.games.states.copy()
     cats, mice = np.zeros(6, int), np.ones((9, 2), int)
     mice[7, 1] = 5
@@ -121,12 +121,10 @@ def observe_a_misspelt_field(state, agent, out):
     out[0, 0] = state.plce[agent, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [
-        pytest.param({"reset": reset_a_misspelt_field}, marks=pytest.mark.slow),
-        pytest.param({"observe": observe_a_misspelt_field}, marks=pytest.mark.slow),
-    ],
+    [{"reset": reset_a_misspelt_field}, {"observe": observe_a_misspelt_field}],
     ids=["reset", "observe"],
 )
 def test_a_kernel_that_cannot_be_compiled_is_named_with_its_line(changes):

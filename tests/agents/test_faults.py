@@ -18,6 +18,7 @@ from agents.games import (
     Tag,
     Turns,
 )
+from envs import begun
 from equality import assert_same
 
 from buffers import BufferMisuseError, RolloutBuffer
@@ -61,8 +62,7 @@ def actions(game, k, action, num_games=4):
     ],
 )
 def test_nonsense_names_game_and_agent(make, action, message):
-    envs = make(backend="async" if action in (LACK, GROW) else "sync")
-    envs.reset(seed=0)
+    envs = begun(make(backend="async" if action in (LACK, GROW) else "sync"))
     envs.step(np.zeros(8, int))
     with pytest.raises(ObservationError, match=f"^{message}") as raised:
         envs.step(actions(3, 1, action))
@@ -96,8 +96,7 @@ def test_nan_of_a_game_stays_in_its_row_and_is_refused_by_buffers(make, backend,
 
 @pytest.mark.parametrize(("backend", "by"), [("sync", "send"), ("async", "step")])
 def test_a_game_that_raises_is_named(make, backend, by):
-    envs = make(backend=backend)
-    envs.reset(seed=0)
+    envs = begun(make(backend=backend))
     with pytest.raises(KeyError, match="bot_1 has no such arm") as raised:
         if by == "step":
             envs.step(actions(2, 1, RAISE))
@@ -123,8 +122,7 @@ def test_others_go_on_and_the_game_that_failed_is_truncated(make, action, mode):
     options = {**TWO, "on_error": "restart"}
     if action == HANG:
         options["timeout"] = 1.0
-    envs = make(vector_kwargs=options, autoreset_mode=mode)
-    envs.reset(seed=0)
+    envs = begun(make(vector_kwargs=options, autoreset_mode=mode))
     for _ in range(3):
         obs, rewards, *_ = envs.step(np.zeros(8, int))
         assert (rewards == 1).all()
@@ -237,11 +235,9 @@ def agents_are(make):
     ],
 )
 def test_odd_results_name_game_and_agent(change, message):
-    envs = make_vec_agents(functools.partial(Odd, change), 2, backend="sync")
-    envs.reset(seed=0)
+    envs = begun(make_vec_agents(functools.partial(Odd, change), 2, backend="sync"))
     with pytest.raises(ObservationError, match=message):
         envs.step(np.zeros(4, int))
-    envs.close()
 
 
 def test_agents_that_have_ended_are_gone_although_the_game_still_lists_them():
@@ -255,8 +251,7 @@ def test_agents_that_have_ended_are_gone_although_the_game_still_lists_them():
             result[0] = {**result[0], "bot_0": np.zeros(2, np.float32)}
         return tuple(result)
 
-    envs = make_vec_agents(functools.partial(Odd, change), 1, backend="sync")
-    envs.reset(seed=0)
+    envs = begun(make_vec_agents(functools.partial(Odd, change), 1, backend="sync"))
     alive, valid = [], []
     for _ in range(6):
         _, _, terminations, _, _ = envs.step(np.zeros(2, int))
@@ -266,16 +261,13 @@ def test_agents_that_have_ended_are_gone_although_the_game_still_lists_them():
         assert envs.valid[1] and envs.alive[1]
     assert alive == [True, False, False, False, True, True]  # away in the fourth step
     assert valid == [True, True, False, False, False, True]
-    envs.close()
 
 
 def test_nan_actions_are_refused_before_a_send_too():
-    envs = make_vec_agents(functools.partial(Tag, late=False), 3, backend="sync")
-    envs.reset(seed=0)
+    envs = begun(make_vec_agents(functools.partial(Tag, late=False), 3, backend="sync"))
     good = {"runner": np.zeros(6, int), "catcher": np.zeros((2, 2), np.float32)}
     nan = {**good, "catcher": np.array([[0, 0], [np.nan, 0]], np.float32)}
     with pytest.raises(ActionError, match=r"game 0, agent 'catcher_0' is \[nan\s+0\.?\]"):
         envs.send(nan, [2, 0])
     envs.send(good, [2, 0])  # nothing was sent
     assert sorted(envs.recv().game_ids) == [0, 2]
-    envs.close()

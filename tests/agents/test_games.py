@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from agents.games import Crowd, Reusing, Tag, runners
 from agents.twins import as_agents, play, random_actions
-from envs import MODES, mode_id
+from envs import MODES, begun, mode_id
 from equality import assert_same
 from gymnasium.spaces import Box, Discrete
 from masked_envs import ForbiddingPair
@@ -20,27 +20,38 @@ WORKERS = {
     "async 1": {"backend": "async", "vector_kwargs": {"num_workers": 1}},
     "async 3": {"backend": "async", "vector_kwargs": {"num_workers": 3}},
 }
-
-
 NEXT_STEP, SAME_STEP, DISABLED = MODES
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("where", "by", "mode"),
+    ("central_state", "where", "by", "mode"),
     [
-        ("sync", "step", DISABLED),
-        ("sync", "out", SAME_STEP),
-        ("sync", "send", NEXT_STEP),
-        pytest.param("sync", "send", DISABLED, marks=pytest.mark.slow),
-        pytest.param("async 3", "step", DISABLED, marks=pytest.mark.slow),
-        ("async 3", "out", NEXT_STEP),
-        pytest.param("async 3", "out", SAME_STEP, marks=pytest.mark.slow),
-        pytest.param("async 3", "send", NEXT_STEP, marks=pytest.mark.slow),
-        ("async 3", "send", SAME_STEP),
+        (False, "sync", "step", DISABLED),
+        (False, "sync", "out", SAME_STEP),
+        (False, "sync", "send", NEXT_STEP),
+        slow(False, "sync", "send", DISABLED),
+        slow(False, "async 3", "step", DISABLED),
+        (False, "async 3", "out", NEXT_STEP),
+        slow(False, "async 3", "out", SAME_STEP),
+        slow(False, "async 3", "send", NEXT_STEP),
+        (False, "async 3", "send", SAME_STEP),
+        (True, "sync", "step", NEXT_STEP),
+        (True, "sync", "out", SAME_STEP),
+        slow(True, "sync", "send", SAME_STEP),
+        (True, "sync", "out", DISABLED),
+        slow(True, "async 3", "step", SAME_STEP),
+        (True, "async 3", "send", NEXT_STEP),
     ],
 )
-def test_two_groups_that_come_and_go_do_as_bare_games(where, by, mode):
-    num_ends, num_early = play(Tag, 3, 25, by=by, autoreset_mode=mode, **WORKERS[where])
+def test_two_groups_that_come_and_go_and_their_central_states_are_those_of_bare_games(
+    central_state, where, by, mode
+):
+    options = {"autoreset_mode": mode, "central_state": central_state, **WORKERS[where]}
+    num_ends, num_early = play(Tag, 3, 25, by=by, **options)
     assert num_ends > 3
     assert num_early > 10
 
@@ -77,13 +88,10 @@ def test_one_group_is_a_vec_env_and_several_are_dicts():
     assert several.groups["catcher"].row(1, "catcher_0") == 1
     with pytest.raises(ValueError, match="has no agent 'runner_0'"):
         several.groups["catcher"].row(1, "runner_0")
-    one.close()
-    several.close()
 
 
 def test_a_reset_mask_has_entries_for_games_or_equal_ones_for_their_rows():
-    envs = make_vec_agents(functools.partial(runners, late=False), 2, backend="sync")
-    envs.reset(seed=0)
+    envs = begun(make_vec_agents(functools.partial(runners, late=False), 2, backend="sync"))
     stepped = envs.step(np.zeros(6, int))[0]
     mask = np.array([False, True])
     now, _ = envs.reset(options={"reset_mask": mask})
@@ -94,7 +102,6 @@ def test_a_reset_mask_has_entries_for_games_or_equal_ones_for_their_rows():
     np.testing.assert_array_equal(again[:3], stepped[:3])
     with pytest.raises(ValueError, match="some agents of game 1 and not others"):
         envs.reset(options={"reset_mask": np.arange(6) == 4})
-    envs.close()
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
@@ -120,27 +127,12 @@ def test_a_saved_state_goes_on_bit_for_bit(backend):
     other.close()
 
 
-@pytest.mark.parametrize(
-    ("where", "by", "mode"),
-    [
-        ("sync", "step", NEXT_STEP),
-        ("sync", "out", SAME_STEP),
-        pytest.param("sync", "send", SAME_STEP, marks=pytest.mark.slow),
-        ("sync", "out", DISABLED),
-        pytest.param("async 3", "step", SAME_STEP, marks=pytest.mark.slow),
-        ("async 3", "send", NEXT_STEP),
-    ],
-)
-def test_central_states_are_those_of_bare_games(where, by, mode):
-    num_ends, _ = play(Tag, 3, 25, by=by, autoreset_mode=mode, central_state=True, **WORKERS[where])
-    assert num_ends > 3
-
-
 def test_rows_have_the_final_states_of_their_games():
     """`count, num_games` of each."""
     game = functools.partial(runners, length=4)
-    envs = make_vec_agents(game, 3, backend="sync", central_state=True, autoreset_mode="SameStep")
-    envs.reset(seed=0)
+    envs = begun(
+        make_vec_agents(game, 3, backend="sync", central_state=True, autoreset_mode="SameStep")
+    )
     num_finals = 0
     for _ in range(9):
         before, infos = envs.state(), envs.step(np.zeros(9, int))[4]
@@ -152,7 +144,6 @@ def test_rows_have_the_final_states_of_their_games():
         is_last = infos.get("_final_obs", np.zeros(9, bool))
         assert not (is_last & ~infos.get("_final_state", is_last)).any()
     assert num_finals >= 12 and num_finals % 3 == 0
-    envs.close()
 
 
 @pytest.mark.parametrize("backend", ["sync", "async"])
@@ -183,7 +174,6 @@ def test_agents_without_declared_names_take_seats():
             assert obs[row, 0] == int(names[row].rpartition("-")[2])
         assert_same(obs[:4], obs[4:])
         assert not (terminations & envs.alive).any()
-    envs.close()
 
 
 def test_more_agents_than_seats_are_refused():
@@ -193,7 +183,6 @@ def test_more_agents_than_seats_are_refused():
     with pytest.raises(ValueError, match=r"^game 0 has the agent 'walker-2' beside .*max_agents=2"):
         for _ in range(3):
             envs.step(np.zeros(4, int))
-    envs.close()
     with pytest.raises(EnvCreationError, match=r"no `possible_agents`.*max_agents=.*agent_spaces="):
         make_vec_agents(Crowd, 2, backend="sync")
     with pytest.raises(EnvCreationError, match="max_agents and agent_spaces are for games without"):
@@ -217,8 +206,6 @@ def test_groups_are_chosen_by_names_or_a_function():
         functools.partial(runners, 4), backend="sync", groups=lambda agent: f"team {agent[-1]}"
     )
     assert list(by_rule.groups) == ["team 0", "team 1", "team 2", "team 3"]
-    by_name.close()
-    by_rule.close()
 
 
 @pytest.mark.parametrize(
@@ -254,8 +241,7 @@ def test_games_of_different_agents_are_refused():
 
 
 def test_actions_are_checked_by_game_and_agent():
-    envs = make_vec_agents(functools.partial(Tag, late=False), 2, backend="sync")
-    envs.reset(seed=0)
+    envs = begun(make_vec_agents(functools.partial(Tag, late=False), 2, backend="sync"))
     good = {"runner": np.zeros(6, int), "catcher": np.zeros((2, 2), np.float32)}
     nan = {**good, "catcher": np.array([[0, 0], [0, np.nan]], np.float32)}
     for actions, message in [
@@ -269,12 +255,10 @@ def test_actions_are_checked_by_game_and_agent():
         with pytest.raises(ActionError, match=message):
             envs.step(actions)
     assert envs.step(good)[1]["runner"].shape == (6,)
-    envs.close()
 
 
 def test_slots_are_checked():
-    envs = make_vec_agents(runners, 2, backend="sync")
-    envs.reset(seed=0)
+    envs = begun(make_vec_agents(runners, 2, backend="sync"))
     flags = [np.zeros(6, bool) for _ in range(2)]
     slot = AgentSlot(np.zeros((6, 3), np.float32), np.zeros(6), *flags, np.zeros(6, np.int8))
     with pytest.raises(SlotError, match=r"out.valid has shape \(6,\) and dtype int8"):
@@ -284,7 +268,6 @@ def test_slots_are_checked():
     dicts = as_agents(envs)
     with pytest.raises(SlotError, match=r"out has the groups \['runners'\]"):
         dicts.step({"runner": np.zeros(6, int)}, out={"runners": slot})
-    envs.close()
 
 
 def test_masks_of_observations_and_infos_are_rows_and_dead_agents_may_do_anything():
@@ -330,26 +313,21 @@ def test_masks_are_in_the_infos_if_asked_for():
         assert_same(infos["action_mask"], envs.action_masks())
         assert infos["_action_mask"].all()
         infos = envs.step(envs.action_masks().argmax(1))[4]
-    envs.close()
 
 
 def test_masks_that_are_missing_or_allow_nothing_name_game_and_agent():
     from vecenv import ActionMaskError, NoActionMaskError
 
-    envs = make_vec_agents(functools.partial(ForbiddingPair, None), 2, backend="sync")
-    envs.reset(seed=0)
+    envs = begun(make_vec_agents(functools.partial(ForbiddingPair, None), 2, backend="sync"))
     assert not envs.has_action_masks
     with pytest.raises(NoActionMaskError, match=r"info\['action_mask'\].*array of 4 times 0 or 1"):
         envs.action_masks()
-    envs.close()
     for where in ("obs", "info"):
         factories = [functools.partial(ForbiddingPair, where, empty_at=k) for k in (None, 1)]
-        envs = make_vec_agents(factories, backend="sync")
-        envs.reset(seed=0)
+        envs = begun(make_vec_agents(factories, backend="sync"))
         envs.step(envs.action_masks().argmax(1))
         with pytest.raises(ActionMaskError, match=r"game 1, agent 'player_0'.*allows no action"):
             envs.action_masks()
-        envs.close()
 
 
 def test_a_game_with_the_methods_that_the_documentation_names_is_enough():
@@ -370,7 +348,5 @@ def test_a_game_with_the_methods_that_the_documentation_names_is_enough():
             over, obs = dict.fromkeys(actions, False), dict.fromkeys(actions, 1)
             return obs, actions, over, over, {agent: {} for agent in actions}
 
-    envs = make_vec_agents(Bare, 2, backend="sync")
-    envs.reset(seed=1)
+    envs = begun(make_vec_agents(Bare, 2, backend="sync"), seed=1)
     assert envs.step(np.array([0, 1, 1, 0]))[1].tolist() == [0, 1, 1, 0]
-    envs.close()

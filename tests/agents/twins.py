@@ -64,7 +64,7 @@ def assert_infos(infos, expected, group, name, rows=None):
             assert final[place] is None
 
 
-def random_actions(groups, rng, valid_everywhere=False):
+def random_actions(groups, rng):
     """Actions for all rows; nonsense for agents that are not alive, as they are ignored."""
     actions = {}
     for name, group in groups.items():
@@ -205,12 +205,6 @@ def step_by_sends(envs, actions, rng, expected, path):
         for name, group in envs.groups.items():
             rows = group.rows(batch.game_ids)
             np.testing.assert_array_equal(batch.env_ids[name], rows)
-            got = (
-                batch.obs[name],
-                batch.rewards[name],
-                batch.terminations[name],
-                batch.truncations[name],
-                batch.valid[name],
-            )
+            got = [getattr(batch, field)[name] for field in ("obs", *FIELDS)]
             assert_alike(group, name, got, expected, rows, path)
             assert_infos(batch.infos, expected, group, name, rows)

@@ -370,6 +370,17 @@ def test_a_step_that_does_not_fit_the_devices_path_is_written_all_the_same(chang
     assert [torch.is_tensor(row["obs"][0]) for row in shelf.rows] == [True, False, False]
 
 
+def test_a_reset_of_some_envs_keeps_the_observations_of_the_others_on_a_device():
+    shelf = Shelf()
+    writer = on_a_device(shelf)
+    writer.reset(torch.zeros(3, 2))
+    writer.step(*a_step(1))
+    writer.reset(torch.full((3, 2), 8.0), [2])
+    writer.step(*a_step(2))
+    assert [row["obs"][1][:, 0].tolist() for row in shelf.rows] == [[0, 0, 0], [1, 1, 8]]
+    assert torch.is_tensor(shelf.rows[1]["obs"][0])
+
+
 def test_tensors_are_read_for_a_buffer_that_takes_none():
     recorder = Recorder()
     writer = on_a_device(recorder)

@@ -53,17 +53,9 @@ def test_what_ppo_saves_can_be_evaluated(tmp_path, normalize, capsys):
     """Train for a moment; the mean return of the example and of the table must agree."""
     from vecenv.train import ppo
 
-    options = ppo.Options(
-        env_id="vecenv:Cage2-v0",
-        total_steps=2000,
-        num_envs=8,
-        eval_episodes=300,
-        normalize=normalize,
-        compile="off",
-        masks=False,
-        save=tmp_path,
-    )
-    result = ppo.main(options)
+    given = {"total_steps": 2000, "num_envs": 8, "eval_episodes": 300, "compile": "off"}
+    given |= {"normalize": normalize, "masks": False, "save": tmp_path}
+    result = ppo.main(ppo.Options("vecenv:Cage2-v0", **given))
 
     table = {"episodes": 300, "red_agents": ["b_line"], "episode_lengths": [100]}
     (cell,) = evaluate(vecenv.load_policy(tmp_path), **table).cells

@@ -29,13 +29,9 @@ def as_text(result, width=120):
     return captured.get()
 
 
-def compared(backends, **options):
-    seen = []
-    result = run_comparison(
-        Options("CartPole-v1", num_envs=(3,), backends=backends, **QUICK, **options),
-        on_progress=lambda what, share: seen.append((what, share)),
-    )
-    return result, seen
+def compared(backends, env="CartPole-v1", num_envs=(3,), **options):
+    given = {**QUICK, "num_envs": num_envs, "backends": backends, **options}
+    return run_comparison(Options(env, **given), on_progress=lambda what, share: None)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +42,7 @@ def cartpole():
 
 @pytest.mark.slow
 def test_every_backend_is_measured():
-    result, _ = compared(COMPARED)
+    result = compared(COMPARED)
     assert [case.backend for case in result.cases] == list(COMPARED)
     for case in result.cases:
         assert case.is_measured, case.reason
@@ -62,17 +58,16 @@ def test_every_backend_is_measured():
 
 @pytest.mark.usefixtures("forked")
 def test_the_number_of_workers_can_be_given():
-    one = compared(["async"], num_workers=1)[0]
+    one = compared(["async"], num_workers=1)
     assert [case.num_workers for case in one.cases] == [1]
     assert json.loads(one.to_json())["cases"][0]["num_workers"] == 1
 
 
 def test_the_tables_name_everything(cartpole):
-    text = as_text(cartpole[0])
+    text = as_text(cartpole)
     for words in (*SOME, "x loop", "hand-", "strag", "MiB"):
         assert words in text
-    verdict = cartpole[0].verdict
-    assert verdict and verdict in " ".join(text.split())
+    assert (verdict := cartpole.verdict) and verdict in " ".join(text.split())
 
 
 def rows_of_tables(text):
@@ -81,18 +76,11 @@ def rows_of_tables(text):
 
 def test_the_tables_fit_80_columns_without_a_wrapped_cell(cartpole):
     """With the largest numbers that are likely, and a name that would be markup."""
-    result = deepcopy(cartpole[0])
+    result = deepcopy(cartpole)
     result.env = "shop:[red]:bug:[/red]"
-    result.cases = [
-        replace(
-            case,
-            num_envs=16_384,
-            rounds=rounds(123_456_789.0) * 2,
-            start_s=12.34,
-            memory_bytes=2**33,
-        )
-        for case in result.cases
-    ]
+    large = {"num_envs": 16_384, "rounds": rounds(123_456_789.0) * 2}
+    large |= {"start_s": 12.34, "memory_bytes": 2**33}
+    result.cases = [replace(case, **large) for case in result.cases]
     result.cases += [
         Case("jit", count, "unavailable", "not [b]compiled[/b] " * 99) for count in (1, 8, 64)
     ]
@@ -105,7 +93,7 @@ def test_the_tables_fit_80_columns_without_a_wrapped_cell(cartpole):
 
 
 def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
-    result = cartpole[0]
+    result = cartpole
     result.to_json(tmp_path / "compare.json")
     numbers = json.loads((tmp_path / "compare.json").read_text())
     assert numbers["verdict"] == result.verdict
@@ -120,10 +108,7 @@ def test_json_and_picture_hold_the_numbers(cartpole, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_an_env_that_raises_is_reported_and_the_others_finish():
-    options = Options(
-        f"{TOYS}:OnlyInMainProcess", num_envs=(2,), backends=("sync", "async"), **QUICK
-    )
-    result = run_comparison(options)
+    result = compared(("sync", "async"), f"{TOYS}:OnlyInMainProcess", num_envs=(2,))
     assert [case.status for case in result.cases] == ["ok", "failed"]
     assert result.cases[1].reason.startswith("RuntimeError: not in a worker; Raised by env ")
     text = as_text(result)
@@ -133,9 +118,7 @@ def test_an_env_that_raises_is_reported_and_the_others_finish():
 
 @pytest.mark.usefixtures("forked")
 def test_a_process_that_is_killed_is_reported():
-    options = {"backends": ("sync",), "num_envs": (2,), **QUICK}
-    kwargs = {"how": "kill", "after": 5}
-    result = run_comparison(Options(f"{TOYS}:Breaking", env_kwargs=kwargs, **options))
+    result = compared(["sync"], f"{TOYS}:Breaking", env_kwargs={"how": "kill", "after": 5})
     assert result.cases[0].reason == "its process was killed by signal SIGKILL (last words)"
     assert result.verdict.startswith("nothing could be run: its process was killed")
 
@@ -143,21 +126,17 @@ def test_a_process_that_is_killed_is_reported():
 @pytest.mark.slow
 @pytest.mark.usefixtures("forked")
 def test_a_process_that_hangs_is_reported():
-    options = {"backends": ("sync",), "num_envs": (2,), **QUICK}
+    options = {"env_kwargs": {"how": "hang", "after": 5}}
     options["timeout"] = 5.0  # on a busy machine an env takes a second to be made
-    kwargs = {"how": "hang", "after": 5}
     begin = time.monotonic()
-    result = run_comparison(Options(f"{TOYS}:Breaking", env_kwargs=kwargs, **options))
+    result = compared(["sync"], f"{TOYS}:Breaking", **options)
     assert "no answer within 5 s while warming up" in result.cases[0].reason
     assert time.monotonic() - begin < 60
 
 
 @pytest.mark.usefixtures("forked")
 def test_envs_without_single_envs_run_compiled_only():
-    backends = ("loop", "jit")
-    result = run_comparison(
-        Options("vecenv.jit.cartpole:CARTPOLE", num_envs=(4,), backends=backends, **QUICK)
-    )
+    result = compared(("loop", "jit"), "vecenv.jit.cartpole:CARTPOLE", num_envs=(4,))
     assert [case.status for case in result.cases] == ["unavailable", "ok"]
     assert result.cases[1].speed_up is None
     assert "x one env in a loop" not in result.verdict
@@ -273,10 +252,7 @@ def test_rounds_that_overlap_are_a_tie(first, second, words):
 @pytest.mark.usefixtures("forked")
 def test_slow_resets_are_in_the_rates():
     """An episode is 10 steps of 1 ms and a reset of 20: 333 steps/s, however it is stepped here."""
-    options = {**QUICK, "rounds": 2, "round_s": 0.02}
-    result = run_comparison(
-        Options(f"{TOYS}:SlowResets", num_envs=(4,), backends=("loop", "sync"), **options)
-    )
+    result = compared(("loop", "sync"), f"{TOYS}:SlowResets", num_envs=(4,), round_s=0.02)
     for case in result.measured:
         assert min(one.episodes for one in case.rounds) >= 2
         per_episode = case.rounds[0].steps / case.rounds[0].episodes / case.num_envs

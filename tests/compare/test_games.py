@@ -3,7 +3,7 @@
 import pytest
 from agents.games import runners
 from agents.toy_games import WALK
-from compare.test_comparison import as_text
+from compare.test_comparison import as_text, compared
 
 from vecenv import make_vec_agents
 from vecenv.compare import Options, run_comparison
@@ -12,17 +12,9 @@ from vecenv.compare.stepping import read_source
 
 @pytest.mark.slow
 def test_steps_of_games_are_counted():
-    options = Options(
-        "agents:agents.parallel_tag",
-        {"late": False},
-        num_envs=(2,),
-        backends=("loop", "sync", "gymnasium-sync", "jit"),
-        rounds=1,
-        round_s=0.02,
-        warm_up_s=0.01,
-        timed_s=0.05,
-    )
-    result = run_comparison(options)
+    backends = ("loop", "sync", "gymnasium-sync", "jit")
+    game = {"env": "agents:agents.parallel_tag", "env_kwargs": {"late": False}, "num_envs": (2,)}
+    result = compared(backends, **game, rounds=1, round_s=0.02, warm_up_s=0.01, timed_s=0.05)
     assert [case.backend for case in result.measured] == ["loop", "sync", "gymnasium-sync"]
     assert "agents:agents.parallel_tag: env steps per second" in as_text(result)
 

@@ -16,7 +16,6 @@ def test_ids_are_found_with_module_and_without_version():
         source = read_source(name)
         env = source.env_fn()()
         assert isinstance(env, gym.Env)
-        env.close()
 
 
 def test_keyword_arguments_reach_the_env():
@@ -33,7 +32,6 @@ def test_what_makes_envs_can_be_pickled():
 def test_cartpole_has_a_compiled_twin_and_other_envs_say_that_they_have_none():
     envs = read_source("CartPole-v1").make_compiled(3)
     assert (type(envs).__name__, envs.num_envs) == ("CartPoleVectorEnv", 3)
-    envs.close()
     with pytest.raises(BackendUnavailableError, match="Blackjack-v1 is not compiled"):
         read_source("Blackjack-v1").make_compiled(3)
     with pytest.raises(BackendUnavailableError, match="is a factory of single envs"):

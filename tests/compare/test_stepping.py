@@ -39,7 +39,6 @@ def test_resets_are_not_counted_as_steps(kind, count, monkeypatch):
         [expected / len(stepper.episodes) / 3] * len(stepper.episodes), abs=1
     )
     stepper.settle()
-    envs.close()
 
 
 def test_first_ready_counts_what_it_receives(monkeypatch):
@@ -50,7 +49,6 @@ def test_first_ready_counts_what_it_receives(monkeypatch):
     stepper.settle()
     stepper.settle()
     envs.step(np.zeros(8, int))  # nothing is in flight any more
-    envs.close()
 
 
 @pytest.mark.parametrize("stepper_class", [BatchStepper, FirstReadyStepper])
@@ -69,4 +67,3 @@ def test_the_policy_is_the_same_for_the_same_seed():
     for _ in range(5):
         np.testing.assert_array_equal(first.act(), again.act())
         np.testing.assert_array_equal(first.act(np.arange(3)), again.act(np.arange(3)))
-    envs.close()

@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import gymnasium as gym
 import numpy as np
-from envs import ARRAY_SPACES, MODES, SPACES
+from envs import MODES, SPACES
 from equality import assert_same
 from gymnasium import spaces
 from gymnasium.wrappers import vector as vector_wrappers
@@ -218,17 +218,15 @@ OUTER = {
 class Case:
     """Everything that a number decides."""
 
-    def __init__(self, number, fixed_shape=False):
+    def __init__(self, number):
         rng = self.rng = np.random.default_rng(number)
         self.number = number
         self.mode = MODES[rng.integers(3)]
         self.num_envs = int(rng.integers(1, MOST_ENVS + 1))
         self.num_steps = int(rng.choice([8, 40, 200]))
-        simple = {k: v for k, v in ARRAY_SPACES.items() if v.shape is None or np.prod(v.shape)}
-        choices = simple if fixed_shape else SPACES
-        self.observation_space = random_space(rng, choices)
-        action_choices = {k: v for k, v in SPACES.items() if k not in ("custom",)}
-        is_plain = rng.random() < 0.6 or fixed_shape
+        self.observation_space = random_space(rng, SPACES)
+        action_choices = {k: v for k, v in SPACES.items() if k != "custom"}
+        is_plain = rng.random() < 0.6
         self.action_space = spaces.Discrete(4) if is_plain else random_space(rng, action_choices, 1)
         level = int(rng.choice([0, 1, 2, 2, 2]))
         chance = float(rng.choice([0.1, 0.5, 0.9]))
@@ -257,7 +255,7 @@ class Case:
     def env_fns(self):
         return [functools.partial(make_env, self.options)] * self.num_envs
 
-    def make_async(self, rng, **options):
+    def make_async(self, rng):
         num_workers = int(rng.integers(1, min(3, self.num_envs) + 1))
         starts = ["fork"] * 60 + ["forkserver", "spawn"]
         context = os.environ.get("VECENV_FUZZ_CONTEXT") or starts[rng.integers(len(starts))]
@@ -268,7 +266,7 @@ class Case:
             "caller_steps": bool(rng.random() < 0.25) and self.num_envs > num_workers,
             "on_error": ["raise", "restart"][int(rng.random() < 0.2)],
             "autoreset_mode": self.mode,
-        } | options
+        }
         return AsyncVectorEnv(self.env_fns(), **kwargs), kwargs
 
 

@@ -41,17 +41,7 @@ def observe(state, out):
         out[8 + k] = state.reals[k]
 
 
-DRAWN = EnvKernels(
-    [
-        ("numbers", np.int64, (3,)),
-        ("order", np.int8, (5,)),
-        ("weights", np.float32, (3,)),
-        ("reals", np.float64, (2,)),
-    ],
-    Box(-np.inf, np.inf, (10,), np.float64),
-    Discrete(2),
-    reset,
-    step,
-    observe,
-    name="drawn",
-)
+FIELDS = [("numbers", np.int64, (3,)), ("order", np.int8, (5,))]
+FIELDS += [("weights", np.float32, (3,)), ("reals", np.float64, (2,))]
+SPACES = Box(-np.inf, np.inf, (10,), np.float64), Discrete(2)
+DRAWN = EnvKernels(FIELDS, *SPACES, reset, step, observe, name="drawn")

@@ -7,14 +7,14 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from choices import needs_jit
+from jit.toy_env import observe_x, small_kernels
 
 import vecenv
 from vecenv.core import compiling
-from vecenv.core.compiling import announced, is_jit_off
-from vecenv.jit import EnvKernels, JitVectorEnv, binding
+from vecenv.core.compiling import announced
+from vecenv.jit import JitVectorEnv, binding
 
 ROOT = Path(vecenv.__file__).parents[1]
 
@@ -24,23 +24,19 @@ def lines_of(caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
+@needs_jit
 def test_what_is_compiled_is_announced_and_what_is_loaded_is_not(monkeypatch, caplog):
     monkeypatch.setattr(compiling, "_SILENT_SECONDS", 0.05)
     salt = int.from_bytes(os.urandom(4))  # so that there is none on disk
 
     def reset(state, rng):
-        state.count = salt
+        state.x = salt
 
     def step(state, action, rng):
-        state.count += salt
+        state.x += salt
         return 0.0, False, False
 
-    def observe(state, out):
-        out[0] = state.count
-
-    spaces = Box(-np.inf, np.inf, (1,)), Discrete(2)
-    kernels = EnvKernels([("count", "i8")], *spaces, reset, step, observe, name="Salted")
+    kernels = small_kernels([("x", "i8")], reset, step, observe_x, name="Salted")
     for _ in range(2):
         binding._loops.clear()  # the second one is loaded
         JitVectorEnv(kernels, dry_run=False).close()

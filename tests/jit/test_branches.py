@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from envs import begun
 from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from jit.toy_env import PARAMS, TOY
-from jit.toy_rolls import assert_same, make
+from jit.toy_rolls import assert_same, assert_same_states, make
 
 from vecenv import make_vec, make_vec_agents
 from vecenv.jit import JitVectorEnv
@@ -70,8 +71,7 @@ def test_random_copies_do_what_their_sources_would_have_done(mode, sampler):
 
 def test_fresh_luck_differs_between_copies_and_depends_on_nothing_else():
     def copies():
-        envs = make(6)
-        envs.reset(seed=4)
+        envs = begun(make(6), seed=4)
         envs.step(np.zeros(6, np.int64))
         envs.copy_rows(0, [1, 2, 3], luck="fresh")
         return envs
@@ -111,8 +111,7 @@ def test_what_is_no_branch_is_refused_and_nothing_changes():
             call()
     envs.reset(seed=1)
     branch, before = envs.snapshot([0]), envs.state_dict()
-    other = make_vec("JitCartPole-v1", 2)
-    other.reset(seed=1)
+    other = begun(make_vec("JitCartPole-v1", 2), seed=1)
     for call, error, message in (
         (lambda: envs.copy_rows([0, 1], [2]), ValueError, "2 sources for 1 targets"),
         (lambda: envs.copy_rows(0, [1, 1]), ValueError, "repeated ids"),
@@ -127,10 +126,7 @@ def test_what_is_no_branch_is_refused_and_nothing_changes():
     ):
         with pytest.raises(error, match=message):
             call()
-    after = envs.state_dict()
-    for name, records in before.items():
-        for field in records.dtype.names:
-            np.testing.assert_array_equal(after[name][field], records[field])
+    assert_same_states(envs.state_dict(), before)
     envs.send(np.zeros(1, np.int64), [2])
     for source, target in ((2, 0), (0, 2)):
         with pytest.raises(AlreadyPendingCallError):

@@ -57,17 +57,22 @@ def moved(x):
 """
 
 
-def run_script(folder, **environment):
-    """Run kernels.py of a folder; return the observation after a step, and the cache hits."""
+def printed(folder, *words, **environment):
+    """Run a program in a folder with some arguments; return what it prints."""
     paths = os.pathsep.join([str(folder), str(Path(vecenv.__file__).parents[1])])
     inherited = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
     environment = {**inherited, "PYTHONPATH": paths, "PYTHONWARNINGS": "error", **environment}
-    script = str(folder / "kernels.py")
     done = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    value, hits = done.stdout.split()
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True,
+        check=False, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    return done.stdout
+
+
+def run_script(folder, **environment):
+    """Run kernels.py of a folder; return the observation after a step, and the cache hits."""
+    value, hits = printed(folder, "kernels.py", **environment).split()
     return float(value), int(hits)
 
 
@@ -172,24 +177,11 @@ for name in sys.argv[1:]:
 """
 
 
-def run_variants(folder, names, *, script=VARIANTS, **environment):
+def run_variants(folder, names, **environment):
     """Run envs of one factory in a child process; return what came of each, by name."""
-    (folder / "variants.py").write_text(script)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(folder), str(Path(vecenv.__file__).parents[1])]),
-        **environment,
-    }
-    done = subprocess.run(
-        [sys.executable, str(folder / "variants.py"), *names],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
-    )
-    assert done.returncode == 0, (done.returncode, done.stderr)
-    return dict(line.split() for line in done.stdout.splitlines())
+    (folder / "variants.py").write_text(VARIANTS)
+    lines = printed(folder, "variants.py", *names, **environment).splitlines()
+    return dict(line.split() for line in lines)
 
 
 NAMES = ("5:int64", "9:int64", "9:int16")

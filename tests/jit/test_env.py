@@ -2,11 +2,21 @@ import copy
 
 import numpy as np
 import pytest
+from choices import needs_jit
+from envs import begun
 from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import batch_space
 from jit.toy_env import TOY
-from jit.toy_rolls import assert_same, make, random_actions, roll, slot_for, split_jobs
+from jit.toy_rolls import (
+    assert_same,
+    assert_same_states,
+    make,
+    random_actions,
+    roll,
+    slot_for,
+    split_jobs,
+)
 
 from vecenv import ActionError
 from vecenv.check import check_vector_env
@@ -73,39 +83,26 @@ def test_seeds_by_list_by_integer_and_by_none():
 
 
 @pytest.mark.parametrize(
-    ("seed", "error"),
+    ("given", "error", "message"),
     [
-        (-1, ValueError),
-        (2**64 - 1, ValueError),
-        ("abc", TypeError),
-        ([5, -1], ValueError),
+        *(({"seed": seed}, ValueError, None) for seed in (-1, 2**64 - 1, [5, -1])),
+        ({"seed": "abc"}, TypeError, None),
+        *(({"reset_mask": x}, TypeError, "reset_mask") for x in ([True, False], np.ones(2))),
+        *(({"reset_mask": x}, ValueError, "reset_mask") for x in (np.ones(3) > 0, np.zeros(2) > 0)),
+        ({"low": 0.1}, ValueError, "low"),
     ],
 )
-def test_wrong_seeds_are_refused(seed, error):
+def test_wrong_seeds_masks_and_options_are_refused(given, error, message):
     envs = make(2)
     before = envs.reset(seed=0)[0]
-    with pytest.raises(error):
-        envs.reset(seed=seed)
+    with pytest.raises(error, match=message):
+        envs.reset(**(given if "seed" in given else {"options": given}))
     np.testing.assert_array_equal(envs.observe(), before)
-
-
-@pytest.mark.parametrize(
-    ("mask", "error"),
-    [([True, False], TypeError), (np.ones(2), TypeError), (np.ones(3, bool), ValueError),
-     (np.zeros(2, bool), ValueError)],
-)  # fmt: skip
-def test_wrong_masks_are_refused(mask, error):
-    envs = make(2)
-    envs.reset(seed=0)
-    with pytest.raises(error, match="reset_mask"):
-        envs.reset(options={"reset_mask": mask})
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, ">i8"])
 def test_actions_of_any_integer_dtype_and_layout(dtype):
-    envs, twin = make(4), make(4)
-    envs.reset(seed=0)
-    twin.reset(seed=0)
+    envs, twin = begun(make(4)), begun(make(4))
     for row in random_actions(4):
         twice = np.repeat(row, 2).astype(dtype)[::2]
         twice.flags.writeable = False
@@ -131,14 +128,11 @@ def test_wrong_actions_are_refused_before_anything_runs(actions, message):
     with pytest.raises(ActionError, match=message):
         envs.send(actions)
     np.testing.assert_array_equal(envs.observe(), before)
-    for name, now in envs.state_dict().items():
-        for field in now.dtype.names:
-            np.testing.assert_array_equal(now[field], state[name][field])
+    assert_same_states(envs.state_dict(), state)
 
 
 def test_disabled_autoreset_refuses_to_step_ended_envs():
-    envs = make(3, autoreset_mode="Disabled", max_episode_steps=1)
-    envs.reset(seed=0)
+    envs = begun(make(3, autoreset_mode="Disabled", max_episode_steps=1))
     obs = envs.step([0, 0, 0])[0]
     with pytest.raises(ResetNeeded, match=r"\[0, 1, 2\]"):
         envs.step([0, 0, 0])
@@ -154,8 +148,7 @@ def test_disabled_autoreset_refuses_to_step_ended_envs():
 
 @pytest.mark.parametrize("mode", MODES[:2])
 def test_statistics_of_episodes(mode):
-    envs = make(7, autoreset_mode=mode, episode_infos=True, max_episode_steps=12)
-    envs.reset(seed=0)
+    envs = begun(make(7, autoreset_mode=mode, episode_infos=True, max_episode_steps=12))
     assert np.isnan(envs.last_returns).all() and not envs.last_lengths.any()
     returns, lengths, counts = np.zeros(7), np.zeros(7, int), np.zeros(7, int)
     was_over = np.zeros(7, bool)
@@ -203,7 +196,7 @@ def test_spaces_are_gymnasiums_without_their_memory():
     assert envs.action_space.nvec.strides == (0,)
 
 
-@pytest.mark.skipif(is_jit_off(), reason="needs compiled code")
+@needs_jit
 def test_a_step_with_out_allocates_no_arrays():
     import tracemalloc
 
@@ -220,13 +213,7 @@ def test_a_step_with_out_allocates_no_arrays():
     assert peak_bytes < 50_000, "less than the smallest array of one value per env"
 
 
-def test_unknown_options_are_refused():
-    with pytest.raises(ValueError, match="low"):
-        make(2).reset(options={"low": 0.1})
-
-
 def test_send_names_the_env_of_a_wrong_action():
-    envs = make(4)
-    envs.reset(seed=0)
+    envs = begun(make(4))
     with pytest.raises(ActionError, match=r"actions\[1\] \(env 3\) is 5"):
         envs.send([0, 5], [1, 3])

@@ -3,27 +3,20 @@
 Two kernels that differ in such a thing only ran each other's code, in one process and from disk.
 """
 
-import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from choices import fast_are
+from jit.toy_env import observe_x, small_kernels
+from jit.toy_rolls import bundled_ids
 from numba import njit, vectorize
 from numba.extending import overload
 
 import vecenv
-from vecenv.core.compiling import (
-    _Walk,
-    cached_njit,
-    is_jit_off,
-)
-from vecenv.jit import EnvKernels, JitVectorEnv, binding, driver
+from vecenv.core.compiling import _Walk, cached_njit, is_jit_off
+from vecenv.jit import JitVectorEnv, binding, driver
 
 if is_jit_off():
     pytest.skip("nothing is compiled", allow_module_level=True)
-
-NAMES = sorted(
-    name for name, spec in gym.registry.items() if str(spec.vector_entry_point).startswith("vecenv")
-)
 
 
 def ufunc(number):
@@ -48,12 +41,6 @@ def overloaded(number):
     return moved
 
 
-MAKERS = {
-    ufunc: (3.0, 4.0),
-    overloaded: (3.0, 4.0),
-}
-
-
 def kernels_with(moved):
     def reset(state, rng):
         state.x = 2.0
@@ -61,18 +48,10 @@ def kernels_with(moved):
     def step(state, action, rng):
         return moved(state.x), False, False
 
-    def observe(state, out):
-        out[0] = state.x
-
-    space = Box(-9, 9, (1,), np.float64)
-    return EnvKernels([("x", np.float64)], space, Discrete(2), reset, step, observe)
+    return small_kernels([("x", np.float64)], reset, step, observe_x)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [make if make is ufunc else pytest.param(make, marks=pytest.mark.slow) for make in MAKERS],
-    ids=lambda make: make.__name__,
-)
+@pytest.mark.parametrize("make", fast_are([ufunc], [ufunc, overloaded]))
 @pytest.mark.filterwarnings("ignore:Cannot cache compiled function")
 def test_kernels_that_differ_in_what_they_call_only_run_their_own_code(make):
     rewards = []
@@ -80,7 +59,7 @@ def test_kernels_that_differ_in_what_they_call_only_run_their_own_code(make):
         envs = JitVectorEnv(kernels_with(make(number)), dry_run=False)
         envs.reset(seed=0)
         rewards.append(envs.step([0])[1][0])
-    assert rewards == pytest.approx(MAKERS[make])
+    assert rewards == pytest.approx((3.0, 4.0))
 
 
 def closing_over(value):
@@ -119,7 +98,7 @@ class _NotCompiledError(Exception):
     pass
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", bundled_ids("vecenv"))
 def test_all_code_of_bundled_envs_is_kept(name, monkeypatch):
     walks = []
 

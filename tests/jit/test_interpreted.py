@@ -4,23 +4,16 @@ import dataclasses
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
-from jit.toy_env import PARAMS, TOY
+from choices import needs_jit
+from envs import begun
+from gymnasium.spaces import Box
+from jit.toy_env import PARAMS, TOY, small_kernels
 from jit.toy_rolls import assert_same, make, random_actions, roll
 from numba import njit
 
-from vecenv.core.compiling import is_jit_off
-from vecenv.jit import (
-    EnvKernels,
-    JitVectorEnv,
-    KernelIndexError,
-    KernelResultError,
-    binding,
-    pack_record,
-)
+from vecenv.jit import JitVectorEnv, KernelIndexError, KernelResultError, binding, pack_record
 from vecenv.jit.random import integers
 
-needs_jit = pytest.mark.skipif(is_jit_off(), reason="everything is interpreted anyway")
 SIZE = 5
 TABLE = np.array([3, -1, 2], dtype=np.int8)
 
@@ -45,15 +38,8 @@ def observe(state, out):
     out[0] = state.cell
 
 
-WALK = EnvKernels(
-    name="walk",
-    state_dtype=[("cell", np.uint8), ("visits", np.int8, (SIZE,))],
-    observation_space=Box(-9, 9, (1,), np.float32),
-    action_space=Discrete(2),
-    reset=reset,
-    step=step,
-    observe=observe,
-)
+FIELDS = [("cell", np.uint8), ("visits", np.int8, (SIZE,))]
+WALK = small_kernels(FIELDS, reset, step, observe, name="walk")
 
 
 def assert_refused(changes, line, message, **options):
@@ -122,7 +108,7 @@ def wide_observe(state, out):
 WIDE = dataclasses.replace(
     WALK,
     name="wide",
-    state_dtype=[*WALK.state_dtype.descr, ("flag", np.bool_), ("share", np.float64)],
+    state_dtype=[*FIELDS, ("flag", np.bool_), ("share", np.float64)],
     observation_space=Box(-999, 999, (SIZE,), np.int16),
     step=wide_step,
     observe=wide_observe,
@@ -143,8 +129,7 @@ def test_debugging_runs_everything_in_python_with_equal_results():
     assert_same(roll(make(5), actions), roll(debugged, actions))
     np.testing.assert_array_equal(debugged.action_masks().shape, (5, 3))
     with pytest.raises(IndexError):
-        envs = JitVectorEnv(WALK, 2, debug=True)
-        envs.reset(seed=0)
+        envs = begun(JitVectorEnv(WALK, 2, debug=True))
         for _ in range(SIZE):
             envs.step([1, 1])
 
@@ -185,11 +170,8 @@ def observe_one(state, out, params):
 @pytest.mark.slow
 @needs_jit
 def test_other_parameters_are_tried_too():
-    kernels = dataclasses.replace(
-        WALK,
-        reset=lambda state, rng, params: None,
-        step=step_to_param,
-        observe=observe_one,
+    kernels = small_kernels(
+        FIELDS, lambda state, rng, params: None, step_to_param, observe_one, name="walk"
     )
     JitVectorEnv(kernels, params=pack_record(last=4))
     with pytest.raises(KernelIndexError, match="index 6 is out of bounds"):
@@ -208,8 +190,7 @@ def test_debugging_tells_what_a_step_must_return():
     )
     with pytest.raises(KernelResultError, match=told):
         JitVectorEnv(kernels, debug=True)
-    envs = JitVectorEnv(kernels, debug=True, dry_run=False)
-    envs.reset(seed=0)
+    envs = begun(JitVectorEnv(kernels, debug=True, dry_run=False))
     with pytest.raises(KernelResultError, match=told):
         envs.step([0])
 

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from envs import begun
 from gymnasium.error import NoAsyncCallError, ResetNeeded
 from jit.test_threads import split_all, wait_for_no_helpers  # noqa: F401  # a fixture
 
@@ -36,8 +37,7 @@ def interrupting(function, *, before=False):
 
 
 def ready_envs(**options):
-    envs = CartPoleVectorEnv(NUM_ENVS, **{"num_threads": 3, **options})
-    envs.reset(seed=0)
+    envs = begun(CartPoleVectorEnv(NUM_ENVS, **{"num_threads": 3, **options}))
     for _ in range(3):
         envs.step(FIRST)
     return envs
@@ -86,8 +86,7 @@ def test_a_recv_that_was_interrupted_asks_for_a_reset(instant, monkeypatch):
 
 def test_episodes_longer_than_32_bits_count_are_truncated():
     limit = 2**31 + 1
-    envs = CartPoleVectorEnv(2, max_episode_steps=limit)
-    envs.reset(seed=0)
+    envs = begun(CartPoleVectorEnv(2, max_episode_steps=limit))
     envs.episode_lengths[:] = limit - 2, 5
     assert not envs.step([0, 0])[3].any()
     assert envs.step([0, 0])[3].tolist() == [True, False]

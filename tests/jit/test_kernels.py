@@ -3,16 +3,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from choices import needs_jit
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
+from jit.toy_env import small_kernels
 from numba import njit
 
 from vecenv import ActionError
 from vecenv.check import check_vector_env
-from vecenv.core.compiling import is_jit_off
 from vecenv.jit import EnvKernels, JitVectorEnv, KernelCompileError, pack_record
 from vecenv.jit.driver import element_bounds
-
-needs_jit = pytest.mark.skipif(is_jit_off(), reason="nothing is compiled")
 
 
 def reset(state, rng):
@@ -28,15 +27,7 @@ def observe(state, out):
     out[0] = state.total
 
 
-COUNTER = EnvKernels(
-    name="counter",
-    state_dtype=[("total", np.float64)],
-    observation_space=Box(0, 3, (1,), np.float32),
-    action_space=Discrete(2),
-    reset=reset,
-    step=step,
-    observe=observe,
-)
+COUNTER = small_kernels([("total", np.float64)], reset, step, observe, name="counter")
 
 
 def count(**changes):
@@ -187,14 +178,9 @@ def board_observe(state, out):
     out[0, 1], out[1, 0] = 0, 0
 
 
-BOARD = EnvKernels(
-    state_dtype={"names": ["last"], "formats": [(np.int64, (2,))]},
-    observation_space=MultiDiscrete([[9, 9], [9, 9]], dtype=np.int16),
-    action_space=MultiDiscrete([2, 4], dtype=np.int32),
-    reset=board_reset,
-    step=board_step,
-    observe=board_observe,
-)
+LAST = {"names": ["last"], "formats": [(np.int64, (2,))]}
+BOARD_SPACES = MultiDiscrete([[9, 9]] * 2, dtype=np.int16), MultiDiscrete([2, 4], dtype=np.int32)
+BOARD = EnvKernels(LAST, *BOARD_SPACES, board_reset, board_step, board_observe)
 
 
 @njit
@@ -213,16 +199,8 @@ def level_observe(state, out):
     out[0] = state.level
 
 
-LEVEL = EnvKernels(
-    state_dtype=[("level", np.int16)],
-    observation_space=Discrete(7, start=2),
-    action_space=Box(-3, 3, (1, 1), np.float32),
-    reset=level_reset,
-    step=level_step,
-    observe=level_observe,
-)
-
-
+LEVEL_SPACES = Discrete(7, start=2), Box(-3, 3, (1, 1), np.float32)
+LEVEL = EnvKernels([("level", np.int16)], *LEVEL_SPACES, level_reset, level_step, level_observe)
 BITS = dataclasses.replace(
     BOARD, observation_space=MultiBinary((2, 2)), action_space=MultiBinary(2)
 )

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete, MultiDiscrete
+from choices import needs_jit
+from gymnasium.spaces import Box, MultiDiscrete
+from jit.toy_env import small_kernels
 
-from vecenv.core.compiling import is_jit_off
 from vecenv.jit import (
     AgentsOf,
     EnvKernels,
@@ -18,8 +19,6 @@ from vecenv.jit import (
     KernelResultError,
     binding,
 )
-
-needs_jit = pytest.mark.skipif(is_jit_off(), reason="there are no trials")
 
 
 def reset(state, rng):
@@ -37,15 +36,8 @@ def observe(state, out):
     out[1] = state.hand[1]
 
 
-CARDS = EnvKernels(
-    name="cards",
-    state_dtype=[("total", np.float64), ("hand", np.int8, (3,))],
-    observation_space=Box(0, 9, (2,), np.float32),
-    action_space=Discrete(2),
-    reset=reset,
-    step=step,
-    observe=observe,
-)
+CARD_FIELDS = [("total", np.float64), ("hand", np.int8, (3,))]
+CARDS = small_kernels(CARD_FIELDS, reset, step, observe, size=2, name="cards")
 
 
 def branch_without_return(state, action, rng):
@@ -102,8 +94,6 @@ def zeros(state, out):
             "return False, 1.0, False",
             r"step returns \(bool, float, bool\) here; expected a tuple \(reward, terminated",
         ),
-
-
         (
             {"observe": observe_that_returns},
             "return np.array([state.total, 1.0])",
@@ -130,7 +120,6 @@ def zeros(state, out):
             "def empty_reset(state, rng):",
             r"reset does not set all of state\.hand, and the reward of step 1 depends on it",
         ),
-
     ],
 )  # fmt: skip
 def test_a_trial_names_file_line_kernel_and_field(changes, line, message):

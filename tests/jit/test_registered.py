@@ -40,16 +40,9 @@ def draw(state):
     picture[:, 8 * state.cell : 8 * state.cell + 8] = 255
     return picture
 
-KERNELS = EnvKernels(
-    name="Warehouse",
-    state_dtype=[("cell", np.int32)],
-    observation_space=Box(0, SIZE, (1,), np.float32),
-    action_space=Discrete(2),
-    reset=reset,
-    step=step,
-    observe=observe,
-    render=draw,
-)
+SPACES = Box(0, SIZE, (1,), np.float32), Discrete(2)
+FUNCTIONS = {"reset": reset, "step": step, "observe": observe, "render": draw}
+KERNELS = EnvKernels([("cell", np.int32)], *SPACES, **FUNCTIONS, name="Warehouse")
 
 def make_vec(num_envs, **options):
     return JitVectorEnv(KERNELS, num_envs, **options)
@@ -191,7 +184,5 @@ def test_commands_run_a_users_compiled_env(beside, capsys):
     few = ["--rounds", "1", "--round-s", "0.02", "--json", "numbers.json"]
     assert main([*compare, *few]) == 0
     cases = json.loads(Path("numbers.json").read_text())["cases"]
-    assert {case["backend"]: case["status"] for case in cases} == {
-        "jit": "ok",
-        "sync": "unavailable",
-    }
+    found = {case["backend"]: case["status"] for case in cases}
+    assert found == {"jit": "ok", "sync": "unavailable"}

@@ -7,18 +7,16 @@ import re
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import begun
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
+from jit.toy_rolls import bundled_ids
 
 import vecenv
 from vecenv import ActionError, make_vec
 from vecenv.jit import JitEnv, JitVectorEnv
 
-NAMES = sorted(
-    name
-    for name, spec in gym.registry.items()
-    if str(spec.vector_entry_point).startswith("vecenv.") and not name.startswith("Cage")
-)
+NAMES = bundled_ids("vecenv.jit.", "vecenv.agents.")
 # Of spaces without bounds, as Gymnasium's own have.
 UNBOUNDED = ("ignore:.*(infinity|symmetric and normalized space)",)
 
@@ -62,8 +60,7 @@ def test_a_single_env_has_the_infos_of_a_vector_env():
 
 
 def test_single_envs_draw_and_refuse_what_the_vector_env_has_not():
-    env = gym.make("JitFrozenLake8x8-v1", debug=True, render_mode="rgb_array")
-    env.reset(seed=0)
+    env = begun(gym.make("JitFrozenLake8x8-v1", debug=True, render_mode="rgb_array"))
     assert env.render().dtype == np.uint8 and env.render().ndim == 3
     with pytest.raises(ActionError, match=re.escape("action is 4, expected an integer from 0 to")):
         env.step(4)
@@ -91,8 +88,7 @@ def test_ids_are_made_as_before_by_vector_and_by_single_envs_where_asked():
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
 def test_copies_of_a_single_env_go_on_from_where_it_was(again):
-    env = gym.make("JitTaxi-v4", debug=True)
-    env.reset(seed=2)
+    env = begun(gym.make("JitTaxi-v4", debug=True), seed=2)
     env.step(1)
     other = again(env)
     for action in (0, 3, 1, 2):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from envs import begun
 from gymnasium.error import AlreadyPendingCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode
 from jit.toy_rolls import assert_same, make, random_actions, roll
@@ -26,8 +27,7 @@ def test_goes_on_bit_for_bit_from_a_saved_state(mode, tmp_path):
 
 
 def test_entries_of_archives_that_do_not_fit_are_refused(tmp_path):
-    envs = make(2)
-    envs.reset(seed=0)
+    envs = begun(make(2))
     state = envs.state_dict()
     wrong = {"states": np.zeros(9, state["states"].dtype), "runs": np.zeros(9)}
     for name, array in wrong.items():
@@ -59,8 +59,7 @@ def test_saved_states_of_other_envs_are_refused():
 
 
 def test_states_are_live():
-    envs = make(3)
-    envs.reset(seed=0)
+    envs = begun(make(3))
     envs.states.position[1] = 40
     envs.states.trail[2] = (7, 8, 9)
     out = np.zeros((3, 3), np.float32)
@@ -71,8 +70,7 @@ def test_states_are_live():
 
 
 def test_action_masks():
-    envs = make(3)
-    envs.reset(seed=0)
+    envs = begun(make(3))
     envs.states.position = [0, 3, 6]
     expected = [[False, True, True], [True, True, True], [True, True, False]]
     np.testing.assert_array_equal(envs.action_masks(), expected)

@@ -6,11 +6,12 @@ import warnings
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
-from jit.toy_rolls import split_jobs
+from envs import begun
+from jit.toy_env import small_kernels
+from jit.toy_rolls import assert_same, split_jobs
 
 from vecenv.core.compiling import is_jit_off
-from vecenv.jit import EnvKernels, JitVectorEnv, runner
+from vecenv.jit import JitVectorEnv, runner
 from vecenv.jit.cartpole import CartPoleVectorEnv
 
 pytestmark = pytest.mark.skipif(is_jit_off(), reason="without compiled code there are no threads")
@@ -44,8 +45,7 @@ def actions_for(num_steps, num_envs=NUM_ENVS):
 
 
 def test_a_handful_of_envs_starts_no_threads():
-    envs = CartPoleVectorEnv(64, num_threads=2)
-    envs.reset(seed=0)
+    envs = begun(CartPoleVectorEnv(64, num_threads=2))
     for row in actions_for(50, 64):
         envs.step(row)
     assert helper_threads() == []
@@ -63,8 +63,7 @@ def test_helpers_asleep_awake_and_late_change_nothing(split_all):
     pauses = np.random.default_rng(1).integers(0, 40, 600)
     assert (threaded.reset(seed=0)[0] == alone.reset(seed=0)[0]).all()
     for row, pause in zip(actions_for(600), pauses, strict=True):
-        for one, other in zip(threaded.step(row)[:4], alone.step(row)[:4], strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert_same(threaded.step(row)[:4], alone.step(row)[:4])
         if pause < 3:
             time.sleep(pause * 1e-3)  # longer than helpers stay awake
     assert len(helper_threads()) == 2
@@ -73,8 +72,7 @@ def test_helpers_asleep_awake_and_late_change_nothing(split_all):
 
 
 def test_works_in_a_forked_child(split_all):
-    envs = CartPoleVectorEnv(NUM_ENVS, num_threads=2)
-    envs.reset(seed=0)
+    envs = begun(CartPoleVectorEnv(NUM_ENVS, num_threads=2))
     actions = actions_for(20)
     for row in actions[:10]:
         envs.step(row)
@@ -88,8 +86,7 @@ def test_works_in_a_forked_child(split_all):
         code = 1
         try:
             is_same = [(envs.step(row)[0]) for row in actions[10:]][-1] == expected
-            fresh = CartPoleVectorEnv(NUM_ENVS, num_threads=2)
-            fresh.reset(seed=0)
+            fresh = begun(CartPoleVectorEnv(NUM_ENVS, num_threads=2))
             for row in actions[:10]:
                 fresh.step(row)
             is_alike = fresh.state_dict()["states"] == state["states"]
@@ -115,20 +112,12 @@ def failing_observe(state, out):
     out[0] = state.countdown
 
 
-FAILING = EnvKernels(
-    state_dtype=[("countdown", np.int64)],
-    observation_space=Box(-np.inf, np.inf, (1,), np.float32),
-    action_space=Discrete(2),
-    reset=failing_reset,
-    step=failing_step,
-    observe=failing_observe,
-)
+FAILING = small_kernels([("countdown", np.int64)], failing_reset, failing_step, failing_observe)
 
 
 @pytest.mark.parametrize("row", [0, NUM_ENVS - 1])  # in the caller's part, in the helper's
 def test_an_exception_of_a_kernel_reaches_the_caller(row, split_all):
-    envs = JitVectorEnv(FAILING, NUM_ENVS, num_threads=2)
-    envs.reset(seed=0)
+    envs = begun(JitVectorEnv(FAILING, NUM_ENVS, num_threads=2))
     actions = np.zeros(NUM_ENVS, dtype=np.int64)
     actions[row] = 1
     envs.step(actions)

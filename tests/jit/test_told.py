@@ -5,14 +5,13 @@ import dataclasses
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from choices import needs_jit
+from envs import begun
+from jit.toy_env import small_kernels
 
 from vecenv import SyncVectorEnv, check_vector_env, make_vec
 from vecenv.check import VectorEnvCheckError
-from vecenv.core.compiling import is_jit_off
-from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv, KernelCompileError, pack_record
-
-needs_jit = pytest.mark.skipif(is_jit_off(), reason="there are no trials, and nothing is compiled")
+from vecenv.jit import JitEnv, JitVectorEnv, KernelCompileError, pack_record
 
 
 def reset(state, rng, params):
@@ -33,20 +32,9 @@ def observe(state, out, params):
     out[0] = state.battery
 
 
-PATROL = EnvKernels(
-    name="Patrol",
-    state_dtype=[
-        ("t", np.int32),
-        ("battery", np.float64),
-        ("draws", np.float64, (8,)),
-        ("end", np.int32),  # padding follows
-    ],
-    observation_space=Box(-1e3, 1e3, (1,), np.float32),
-    action_space=Discrete(2),
-    reset=reset,
-    step=step,
-    observe=observe,
-)
+FIELDS = [("t", np.int32), ("battery", np.float64), ("draws", np.float64, (8,))]
+FIELDS += [("end", np.int32)]  # padding follows
+PATROL = small_kernels(FIELDS, reset, step, observe, name="Patrol")
 
 
 def params(drain=0.2, is_bad=False):
@@ -72,7 +60,6 @@ def patrol_id():
 def test_an_annotated_entry_point_is_taken_beside_one_of_single_envs(patrol_id):
     envs = make_vec(patrol_id, 2)
     assert type(envs) is JitVectorEnv
-    envs.close()
 
 
 def test_compiled_envs_that_are_stepped_one_by_one_are_checked_in_python(patrol_id):
@@ -83,8 +70,7 @@ def test_compiled_envs_that_are_stepped_one_by_one_are_checked_in_python(patrol_
 
 
 def test_parameters_are_a_live_view():
-    envs = make_annotated(3, debug=True)
-    envs.reset(seed=0)
+    envs = begun(make_annotated(3, debug=True))
     envs.params.drain = 5.0
     obs, *_ = envs.step(np.zeros(3, np.int64))
     assert obs[:, 0].tolist() == [15.0] * 3
@@ -138,7 +124,6 @@ def count_up(state, action, rng, params):
 @needs_jit
 def test_where_a_trial_was_stopped_is_told(monkeypatch, caplog):
     monkeypatch.setattr("vecenv.jit.interpreted._LIMIT_SECONDS", 0.05)
-    envs = JitVectorEnv(dataclasses.replace(PATROL, step=count_up), 1, params=params())
-    envs.reset(seed=0)
+    envs = begun(JitVectorEnv(dataclasses.replace(PATROL, step=count_up), 1, params=params()))
     assert "test_told.py" in caplog.text and "in count_up" in caplog.text
     assert envs.step(np.zeros(1, int))[2].all()

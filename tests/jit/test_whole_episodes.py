@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from jit.toy_env import small_kernels
 
 from vecenv import make_vec_agents
 from vecenv.check import VectorEnvCheckError, check_vector_env
@@ -44,15 +44,8 @@ def observe(state, out):
     out[0] = state.time
 
 
-WALK = EnvKernels(
-    name="walk",
-    state_dtype=[("time", np.int32), ("visits", np.int32, (3,))],
-    observation_space=Box(0, LENGTH, (1,), np.float32),
-    action_space=Discrete(2),
-    reset=reset,
-    step=step,
-    observe=observe,
-)
+FIELDS = [("time", np.int32), ("visits", np.int32, (3,))]
+WALK = small_kernels(FIELDS, reset, step, observe, name="walk")
 
 
 def failures_of(envs):

@@ -2,22 +2,17 @@
 
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from choices import needs_jit
+from envs import begun
 from gymnasium.vector import AutoresetMode
-from jit.toy_env import PARAMS, TOY
+from jit.toy_env import PARAMS, TOY, observe_x, small_kernels
+from jit.toy_rolls import assert_same
 
 from vecenv import make_vec
 from vecenv.cage.challenge2.env import Cage2VectorEnv
 from vecenv.cage.challenge4.env import Cage4VectorEnv
 from vecenv.core.compiling import is_jit_off
-from vecenv.jit import (
-    EnvKernels,
-    JitEnv,
-    JitVectorEnv,
-    KernelCompileError,
-    KernelResultError,
-    pack_record,
-)
+from vecenv.jit import JitEnv, JitVectorEnv, KernelCompileError, KernelResultError, pack_record
 from vecenv.jit.cartpole import CARTPOLE, CartPoleVectorEnv
 from vecenv.jit.envs.acrobot import AcrobotVectorEnv
 from vecenv.jit.envs.pendulum import PendulumVectorEnv
@@ -68,14 +63,12 @@ def test_a_row_does_what_an_env_with_its_parameters_does(mode, num_threads):
         ),
         actions_of(envs),
     )
-    for mine, theirs in zip(play(envs), singles, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_same(play(envs), singles)
     records = np.zeros(NUM_ENVS, PARAMS.dtype)
     records["cost"], records["jumps"] = COSTS, JUMPS
     given = JitVectorEnv(TOY, NUM_ENVS, params=records, **options)
     records["cost"] = -1.0  # which were copied
-    for mine, theirs in zip(play(given), singles, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_same(play(given), singles)
 
 
 VARIED = {
@@ -92,8 +85,7 @@ VARIED = {
 @pytest.mark.parametrize("make", VARIED, ids=lambda kind: kind.__name__)
 def test_bundled_envs_name_what_may_differ(make):
     debug = make is not CartPoleVectorEnv  # each is compiled for itself
-    envs = make(NUM_ENVS, sampler=VARIED[make], debug=debug)
-    envs.reset(seed=1)
+    envs = begun(make(NUM_ENVS, sampler=VARIED[make], debug=debug), seed=1)
     first = envs.params_of()
     names = envs.params.dtype.names
     assert first.shape == (NUM_ENVS, len(names)) and first.dtype == np.float32
@@ -145,10 +137,7 @@ def test_integers_are_drawn_with_both_ends():
     def observe(state, out, params):
         out[0] = state.x
 
-    kernels = EnvKernels(
-        [("x", np.int64)], Box(-9, 9, (1,), np.float64), Discrete(2), reset, step, observe,
-        params=pack_record(k=0),
-    )  # fmt: skip
+    kernels = small_kernels([("x", np.int64)], reset, step, observe, params=pack_record(k=0))
     envs = JitVectorEnv(kernels, 200, sampler={"k": (-1, 2)})
     assert set(envs.reset(seed=1)[0][:, 0]) == {-1.0, 0.0, 1.0, 2.0}
     with pytest.raises(ValueError, match=r"sampler\['k'\] is \(0.5, 2\).*two finite integers"):
@@ -169,8 +158,7 @@ def test_parameters_are_set_by_rows_and_count_from_the_next_step_on():
     np.testing.assert_array_equal(envs.params.cost, [0.3, 9, 9, 0.3, 9, 0.3])
     envs.set_params(None, {"cost": np.arange(6.0)})
     np.testing.assert_array_equal(envs.params.cost, np.arange(6.0))
-    single = JitEnv(lambda **options: JitVectorEnv(OWN, **options))
-    single.reset(seed=1)
+    single = begun(JitEnv(lambda **options: JitVectorEnv(OWN, **options)), seed=1)
     single._envs.set_params(0, {"cost": 5.0})
     assert "params" in single.state_dict()
 
@@ -183,11 +171,10 @@ def test_states_have_the_parameters_of_each_env():
     for row in actions[:7]:
         envs.step(row)
     state = envs.state_dict()
-    for other in (JitVectorEnv(OWN, 3, sampler=ranges, max_episode_steps=5),):
-        other.load_state_dict(state)
-        for row in actions[7:]:
-            for mine, theirs in zip(envs.step(row)[:4], other.step(row)[:4], strict=True):
-                np.testing.assert_array_equal(mine, theirs)
+    other = JitVectorEnv(OWN, 3, sampler=ranges, max_episode_steps=5)
+    other.load_state_dict(state)
+    for row in actions[7:]:
+        assert_same(envs.step(row)[:4], other.step(row)[:4])
     shared = JitVectorEnv(OWN, 3, max_episode_steps=5)
     shared.load_state_dict(state)
     np.testing.assert_array_equal(shared.params, state["params"])
@@ -229,8 +216,7 @@ def test_maps_reds_and_rates_may_differ_between_envs():
     lakes = [{"desc": maps[row % 2], "is_slippery": row < 2} for row in range(4)]
     envs = FrozenLakeVectorEnv(4, params=[world(**lake) for lake in lakes])
     singles = one_by_one(lambda row: FrozenLakeVectorEnv(1, **lakes[row]), actions_of(envs))
-    for mine, theirs in zip(play(envs), singles, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    assert_same(play(envs), singles)
     for make, changed in (
         (
             lambda **options: Cage2VectorEnv(4, episode_length=12, **options),
@@ -253,8 +239,9 @@ def test_maps_reds_and_rates_may_differ_between_envs():
 def test_envs_are_made_with_parameters_by_id():
     envs = make_vec("JitCartPole-v1", 3, debug=True, params={"pole_length": [0.3, 1.0, 1.5]})
     np.testing.assert_array_equal(envs.params.pole_length, [0.3, 1.0, 1.5])
-    drawn = make_vec("JitCartPole-v1", 3, debug=True, sampler={"pole_length": (0.3, 1.5)})
-    drawn.reset(seed=1)
+    drawn = begun(
+        make_vec("JitCartPole-v1", 3, debug=True, sampler={"pole_length": (0.3, 1.5)}), seed=1
+    )
     assert len(np.unique(drawn.params.pole_length)) == 3
 
 
@@ -297,9 +284,9 @@ def test_what_does_not_fit_is_refused_with_what_there_is():
     with pytest.raises(TypeError, match=r"kernel sampler\(params\) must take \(params, rng\)"):
         JitVectorEnv(OWN, sampler=without)
     with pytest.raises(TypeError, match="has a sampler, but no params"):
-        JitVectorEnv(EnvKernels(
-            [("x", np.int64)], Box(0, 1, (1,), np.float32), Discrete(2), lambda s, r: None,
-            lambda s, a, r: (0.0, True, False), lambda s, o: None, sampler=lambda p, r: None,
+        JitVectorEnv(small_kernels(
+            [("x", np.int64)], lambda s, r: None, lambda s, a, r: (0.0, True, False),
+            lambda s, o: None, sampler=lambda p, r: None,
         ))  # fmt: skip
 
     if is_jit_off():
@@ -318,11 +305,9 @@ def test_parameters_that_are_given_are_not_drawn():
 
     drawn = OWN.having(sampler=sampler)
     for options in ({"params": {"cost": 0.5}}, {"params": PARAMS}, {"sampler": False}):
-        envs = JitVectorEnv(drawn, 2, debug=True, **options)
-        envs.reset(seed=1)
+        envs = begun(JitVectorEnv(drawn, 2, debug=True, **options), seed=1)
         assert len(np.unique(envs.params.cost)) == 1
-    kept = JitVectorEnv(drawn, 2, debug=True, params=PARAMS, sampler=sampler)
-    kept.reset(seed=1)
+    kept = begun(JitVectorEnv(drawn, 2, debug=True, params=PARAMS, sampler=sampler), seed=1)
     assert len(np.unique(kept.params.cost)) == 2
     kept.set_params(None, {"cost": 0.25})
     assert (kept.params.cost == 0.25).all()
@@ -341,15 +326,13 @@ def test_kernels_that_write_parameters_are_refused():
     def observe(state, out, params):
         out[0] = state.x
 
-    space = Box(-1, 1, (1,), np.float32)
-    kernels = EnvKernels(
-        [("x", np.float64)], space, Discrete(2), reset, step, observe, params=pack_record(speed=1.0)
-    )
+    params = pack_record(speed=1.0)
+    kernels = small_kernels([("x", np.float64)], reset, step, observe, params=params)
     with pytest.raises(KernelResultError, match=r"(?s)in step.*only a sampler may"):
         JitVectorEnv(kernels)
 
 
-@pytest.mark.skipif(is_jit_off(), reason="needs the compiler")
+@needs_jit
 def test_habits_of_numpy_in_draws_are_answered():
     def reset(state, rng):
         state.x = normal(rng, 0.0, 0.3)
@@ -357,10 +340,6 @@ def test_habits_of_numpy_in_draws_are_answered():
     def step(state, action, rng):
         return 0.0, False, False
 
-    def observe(state, out):
-        out[0] = state.x
-
-    space = Box(-1, 1, (1,), np.float32)
-    kernels = EnvKernels([("x", np.float64)], space, Discrete(2), reset, step, observe)
+    kernels = small_kernels([("x", np.float64)], reset, step, observe_x)
     with pytest.raises(KernelCompileError, match=r"normal of vecenv.jit.random takes \(rng\)"):
         JitVectorEnv(kernels)

@@ -49,16 +49,24 @@ def action_mask(state, out, params):
     out[2] = state.position < 6
 
 
-TOY = EnvKernels(
-    name="toy",
-    state_dtype=[("position", np.int32), ("energy", np.float64), ("trail", np.int16, (3,))],
-    observation_space=Box(-np.inf, np.inf, (3,), np.float32),
-    action_space=Discrete(3, start=-1),
-    reset=reset,
-    step=step,
-    observe=observe,
-    action_mask=action_mask,
-)
+FIELDS = [("position", np.int32), ("energy", np.float64), ("trail", np.int16, (3,))]
+SPACES = Box(-np.inf, np.inf, (3,), np.float32), Discrete(3, start=-1)
+TOY = EnvKernels(FIELDS, *SPACES, reset, step, observe, action_mask, name="toy")
+
+
+def small_kernels(state_dtype, reset, step, observe, *, size=1, **changes):
+    """Kernels of envs that observe a few numbers and have two actions."""
+    seen = Box(-np.inf, np.inf, (size,), np.float32)
+    return EnvKernels(state_dtype, seen, Discrete(2), reset, step, observe, **changes)
+
+
+def reset_x(state, rng):
+    state.x = 0.0
+
+
+def observe_x(state, out):
+    out[0] = state.x
+
 
 WORD = 2**64 - 1
 

@@ -1,5 +1,6 @@
 """Toy envs, how they share their work, random actions, and what comes of these."""
 
+import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode
 from jit.toy_env import PARAMS, TOY
@@ -8,6 +9,12 @@ from vecenv import StepSlot
 from vecenv.jit import JitVectorEnv, runner
 
 NUM_STEPS = 40
+
+
+def bundled_ids(*packages):
+    """Names of the envs whose vector envs are in some packages, in order."""
+    points = {name: str(spec.vector_entry_point) for name, spec in gym.registry.items()}
+    return sorted(name for name, point in points.items() if point.startswith(packages))
 
 
 def make(num_envs=5, **options):
@@ -48,6 +55,13 @@ def roll(envs, actions, seed=3):
 
 
 def assert_same(frames, others):
-    assert len(frames) == len(others)
     for frame, other in zip(frames, others, strict=True):
         np.testing.assert_array_equal(frame, other)
+
+
+def assert_same_states(states, others):
+    """Compare what `state_dict` returned, but for the bytes between fields."""
+    assert states.keys() == others.keys()
+    for name, records in others.items():
+        for field in records.dtype.names or ():
+            np.testing.assert_array_equal(states[name][field], records[field], field)

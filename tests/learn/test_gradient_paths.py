@@ -251,9 +251,8 @@ def test_buffers_and_targets_that_change_are_inputs():
         if seed == 2:
             module.scale = module.scale * 3  # another tensor in its place
         with torch.no_grad():
-            for slow, quick in zip(
-                module.target.parameters(), module.layers.parameters(), strict=True
-            ):
+            pairs = zip(module.target.parameters(), module.layers.parameters(), strict=True)
+            for slow, quick in pairs:
                 slow.lerp_(quick, 0.5)
     assert gradient.path == "compiled" and len(said) <= 2, said
     module.scale = module.scale.double()
@@ -328,18 +327,8 @@ def test_what_a_loss_reads_beside_the_batch_may_change(monkeypatch):
         assert_equal(gradient, make_batch(seed=3))
     factor = 3.0
     assert_equal(gradient, make_batch(seed=4))
-    names = (
-        "module.entropy_weight",
-        "settings.clip",
-        "settings.more",
-        "settings.scale",
-        "CLIP",
-        "SCALE",
-        "NAMESPACE.weight",
-        "MEMBERS",
-        "factor",
-    )
-    for name in names:
+    names = "module.entropy_weight settings.clip settings.more settings.scale NAMESPACE.weight"
+    for name in (*names.split(), "CLIP", "SCALE", "MEMBERS", "factor"):
         assert any(f"{name} is not what it was" in line for line in said), (name, said)
     assert gradient.path == "compiled"
 
@@ -474,10 +463,8 @@ def test_options_follow_sizes(monkeypatch):
     assert gradient_options("auto", **small) == {"compile": False, "threads": 1}
     assert gradient_options("on", **small) == {"compile": True, "threads": 1}
     wide = {**small, "num_weights": 62_500}
-    assert gradient_options("auto", **wide | {"num_calls": 15_625}) == {
-        "compile": True,
-        "threads": 2,
-    }
+    found = gradient_options("auto", **wide | {"num_calls": 15_625})
+    assert found == {"compile": True, "threads": 2}
     assert gradient_options("off", **wide, may_split=False) == {"compile": False, "threads": 1}
     monkeypatch.setattr(gradient_module, "usable_cores", lambda: 1)
     assert gradient_options("on", **wide) == {"compile": True, "threads": 1}

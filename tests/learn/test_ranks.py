@@ -112,16 +112,10 @@ def test_two_ranks_learn_as_one_process_with_all_rows_and_notice_that_one_is_gon
     assert found["bits"] == other["bits"]  # ranks never drift apart
     assert found["sizes"] == [10, 11] and found["first"] == other["first"] == "of rank 0"
     assert found["moments"][2] == alone["moments"][2] == 9
-    own = torch.tensor(found["y"] + other["y"])
-    torch.testing.assert_close(own, torch.tensor(alone["y"]))
-    for got, expected in zip(found["grads"], alone["grads"], strict=True):
-        for one, other in zip(got, expected, strict=True):
-            torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-5, atol=1e-6)
-    for name in ("losses", "weights", "variance"):
-        close = torch.testing.assert_close
-        close(torch.tensor(found[name]), torch.tensor(alone[name]), rtol=1e-5, atol=1e-6)
-    for got, expected in zip(found["moments"][:2], alone["moments"][:2], strict=True):
-        torch.testing.assert_close(torch.tensor(got), torch.tensor(expected))
+    torch.testing.assert_close(found["y"] + other["y"], alone["y"], rtol=1.3e-6, atol=1e-5)
+    for name in ("grads", "losses", "weights", "variance"):
+        torch.testing.assert_close(found[name], alone[name], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found["moments"], alone["moments"], rtol=1.3e-6, atol=1e-5)
     assert message.startswith("rank 0 of 2: gathering failed; another one has ended")
 
 

@@ -40,11 +40,11 @@ def options(tmp_path):
 
 
 def begin(options, **kwargs):
-    return Run(options.folder, options, options.resume, **kwargs)
+    return Run(options.folder, options, **kwargs)
 
 
 def resume(options, **kwargs):
-    return Run(options.folder, options, resume=True, **kwargs)
+    return begin(options, resume=True, **kwargs)
 
 
 def lines(options):

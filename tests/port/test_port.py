@@ -42,6 +42,13 @@ def line_of(text):
     return f"toys.py:{1 + next(k for k, line in enumerate(lines) if line.strip().startswith(text))}"
 
 
+def difference(env, kernels, minutes=0.1, **options):
+    """What a proof finds, which there must be."""
+    proof = prove(env, kernels, **BRIEF | {"minutes": minutes, **options})
+    assert proof.difference is not None and not proof.is_proven, str(proof)
+    return proof.difference
+
+
 def test_every_distribution_replays():
     proof = prove(toys.Luck, toys.LUCK_KERNELS, **BRIEF)
     assert proof.is_proven, str(proof)
@@ -74,9 +81,8 @@ def test_masks_and_fields_are_compared():
 )
 def test_a_difference_is_told_with_its_lines(changed, what, python_line, kernel_line):
     kernels = dataclasses.replace(toys.WALK, **changed)
-    proof = prove(toys.Walk, kernels, minutes=0.1, debug=True, has_free_runs=False)
-    found = proof.difference
-    assert found is not None and found.what == what and not proof.is_proven
+    found = difference(toys.Walk, kernels)
+    assert found.what == what
     if python_line:
         assert line_of(python_line) in found.python_line
     assert line_of(kernel_line) in found.kernel_line
@@ -84,7 +90,7 @@ def test_a_difference_is_told_with_its_lines(changed, what, python_line, kernel_
 
 
 def test_a_difference_is_told_where_actions_are_arrays():
-    proof = prove(toys.Slide, toys.SLIDE, minutes=0.1, debug=True, has_free_runs=False)
+    proof = prove(toys.Slide, toys.SLIDE, **BRIEF | {"minutes": 0.1})
     found = proof.difference
     assert found is not None and found.what == "reward" and len(found.actions) > 1
     assert "reward differs in step " in str(proof) and "return 0.5 if" in found.kernel_line
@@ -97,14 +103,14 @@ def test_a_part_of_an_observation_that_is_rarely_written_is_a_difference():
             out[0] = state.place
 
     kernels = dataclasses.replace(toys.WALK, observe=observe)
-    found = prove(toys.Walk, kernels, minutes=0.1, debug=True, has_free_runs=False).difference
-    assert found is not None and found.what == "observation[0]" and found.python == "8"
+    found = difference(toys.Walk, kernels)
+    assert found.what == "observation[0]" and found.python == "8"
 
 
 def test_a_draw_too_many_is_named_with_its_line():
     kernels = dataclasses.replace(toys.WALK, step=toys.step_one_more_draw)
-    found = prove(toys.Walk, kernels, **BRIEF).difference
-    assert found is not None and found.what == "draws"
+    found = difference(toys.Walk, kernels, **BRIEF)
+    assert found.what == "draws"
     assert line_of("integers(rng, 5)") in found.kernel_line
     assert "draw 3: nothing | integers(5)" in found.notes[-1]
 
@@ -115,8 +121,8 @@ def test_a_draw_too_few_is_named_with_its_line():
         state.place = min(max(state.place + action - 1, 0), 9)
         return 1.0 if state.place == 9 else -0.1, state.place == 9, False
 
-    found = prove(toys.Walk, dataclasses.replace(toys.WALK, step=still), **BRIEF).difference
-    assert found is not None and found.what == "draws"
+    found = difference(toys.Walk, dataclasses.replace(toys.WALK, step=still), **BRIEF)
+    assert found.what == "draws"
     assert line_of("if self.np_random.random() < 0.3") in found.python_line
     assert "uniform() toys.py" in found.notes[0] and "nothing" in found.notes[0]
 
@@ -132,9 +138,8 @@ def test_a_game_is_compared_agent_by_agent():
             state.rewards[:] = 0.0
         return result
 
-    wrong = dataclasses.replace(toys.TAG, step=lazy)
-    found = prove(toys.Tag, wrong, minutes=0.1, debug=True, has_free_runs=False).difference
-    assert found is not None and found.what.startswith("reward of "), found
+    found = difference(toys.Tag, dataclasses.replace(toys.TAG, step=lazy))
+    assert found.what.startswith("reward of "), found
     assert "state.rewards[:] = 0.0" in found.kernel_line
 
 
@@ -193,8 +198,8 @@ def test_kernels_must_be_some():
 
 
 def test_a_state_that_luck_does_not_reach_is_compared():
-    found = prove(toys.Lock, toys.LOCK, minutes=1.0, debug=True, has_free_runs=False).difference
-    assert found is not None and found.what == "reward", found
+    found = difference(toys.Lock, toys.LOCK, minutes=1.0)
+    assert found.what == "reward", found
     assert line_of("return 2.0, True, False") in found.kernel_line
     assert len(found.actions) >= 10  # from the seed, not from a copy
 
@@ -220,10 +225,10 @@ def test_an_env_whose_copies_fail_gives_no_false_alarm(env):
 
 
 def test_a_call_that_does_not_return_is_a_difference():
-    options: Any = {"minutes": 0.2, "debug": True, "has_free_runs": False, "timeout": 0.5}
+    options: Any = BRIEF | {"minutes": 0.2, "timeout": 0.5}
     endless = dataclasses.replace(toys.WALK, step=toys.step_endless)
-    found = prove(toys.Walk, endless, **options).difference
-    assert found is not None and found.what == "deadline" and found.actions
+    found = difference(toys.Walk, endless, **options)
+    assert found.what == "deadline" and found.actions
     assert "step of the kernels did not return within 0.5 s: `step_endless`" in found.kernels
     assert "toys.py:" in found.kernels
     try:
@@ -282,8 +287,8 @@ def test_the_command_ends_compiled_kernels_that_loop(tmp_path):
 
 
 def test_an_exception_of_the_env_is_a_difference():
-    found = prove(toys.Raising, toys.WALK, minutes=0.1, debug=True, has_free_runs=False).difference
-    assert found is not None and found.what == "exception" and "no way back" in found.python
+    found = difference(toys.Raising, toys.WALK)
+    assert found.what == "exception" and "no way back" in found.python
     assert line_of('raise RuntimeError("no way back")') in found.python_line
 
 
@@ -456,7 +461,6 @@ def test_a_skeleton_runs(env, tmp_path, monkeypatch, capsys):
     envs = JitVectorEnv(module.KERNELS, 2, debug=True)
     envs.reset(seed=0)
     envs.step(envs.action_space.sample())
-    envs.close()
     if env == "port.toys:Walk":
         assert module.FIELDS == {"place": "place", "wind": "wind"}
     capsys.readouterr()

@@ -153,23 +153,17 @@ WALK = EnvKernels(
 
 
 def step_one_more_draw(state, action, rng):
-    state.wind = 0
-    if uniform(rng) < 0.3:
-        state.wind = integers(rng, 2) * 2 - 1
+    result = step(state, action, rng)
+    if state.wind != 0:
         integers(rng, 5)
-    state.place = min(max(state.place + action - 1 + state.wind, 0), 9)
-    return 1.0 if state.place == 9 else -0.1, state.place == 9, False
+    return result
 
 
 def step_rarely_wrong(state, action, rng):
-    state.wind = 0
-    if uniform(rng) < 0.3:
-        state.wind = integers(rng, 2) * 2 - 1
-    state.place = min(max(state.place + action - 1 + state.wind, 0), 9)
-    reward = 1.0 if state.place == 9 else -0.1
+    reward, is_over, is_cut = step(state, action, rng)
     if state.place == 0 and action == 2:
         reward = 0.5
-    return reward, state.place == 9, False
+    return reward, is_over, is_cut
 
 
 def step_other_field(state, action, rng):
@@ -240,9 +234,7 @@ class Tag(Game):
         self.agents = list(self.possible_agents)
         self.places = self.rng.integers(0, 10, size=2)
         self.steps = 0
-        return {name: self.places.copy() for name in self.agents}, {
-            name: {} for name in self.agents
-        }
+        return {n: self.places.copy() for n in self.agents}, {n: {} for n in self.agents}
 
     def step(self, actions):
         acting = list(self.agents)

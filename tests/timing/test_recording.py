@@ -1,6 +1,5 @@
 """Recordings made by hand, whose shares are known."""
 
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -158,27 +157,20 @@ def test_one_env_waits_beside_no_other(num_envs):
     assert "more envs at once cost little more" in verdict
 
 
-@pytest.mark.parametrize(
-    ("load", "advice"), [(1.0, "other programs keep 1.0 of 2"), (0.1, "num_workers=4")]
-)
-def test_envs_that_seem_to_wait_may_find_no_processor(load, advice, monkeypatch):
+@pytest.mark.parametrize(("crew", "cpu_share", "load", "advice"), [
+    (TWO_WORKERS, 0.0, 1.0, "other programs keep 1.0 of 2"),
+    (TWO_WORKERS, 0.0, 0.1, "num_workers=4"),
+    (LOCAL, 1.0, 15.0, "keep 15.0 of 2 busy; measure again"),
+    (LOCAL, 1.0, 0.1, "backend='async'"),
+])  # fmt: skip
+def test_workers_are_advised_only_where_they_find_a_processor(
+    crew, cpu_share, load, advice, monkeypatch
+):
     monkeypatch.setattr("vecenv.timing.advice.usable_cores", lambda: 2)
-    envs = steps(*((k, 0, 1000, 1000) for k in range(4)))
-    verdict = report(TWO_WORKERS, calls((STEP, 0, 1000, 0, 1000)), envs, load=load).verdict
-    assert advice in verdict
-
-
-@pytest.mark.parametrize(
-    ("load", "advice"), [(15.0, "keep 15.0 of 2 busy; measure again"), (0.1, "backend='async'")]
-)
-def test_workers_are_not_advised_where_others_keep_the_processors_busy(load, advice, monkeypatch):
-    monkeypatch.setattr("vecenv.timing.advice.usable_cores", lambda: 2)
-    crew = LOCAL[0], [0, 4], LOCAL[2]
-    envs = steps(*((k, 0, 1000, 1000) for k in range(4)))
-    log = calls((STEP, 0, 1000, 0, 1000))
-    found = report(crew, log, envs, cpu_share=1.0, load=load)
+    envs, log = steps(*((k, 0, 1000, 1000) for k in range(4))), calls((STEP, 0, 1000, 0, 1000))
+    found = report(crew, log, envs, cpu_share=cpu_share, load=load)
     assert advice in found.verdict
-    assert (found.advice.backend == "async") == (load < 1)
+    assert crew is TWO_WORKERS or (found.advice.backend == "async") == (load < 1)
 
 
 def test_gains_are_bounded_by_the_envs_own_time():
@@ -191,25 +183,11 @@ def test_gains_are_bounded_by_the_envs_own_time():
     assert found.gains["env compute"] == pytest.approx(1e6 / 0.95)
 
 
-def phase(log, name):
-    """A context that is logged as a phase, or as a call."""
-    return logged(log, log.kind(name))
-
-
-@contextmanager
-def logged(log, kind):
-    log.begin(kind)
-    yield
-    log.end()
-
-
 def test_phases_may_have_names_of_ours():
     log = CallLog()
-    for name in ("step", "other", "env compute"):
-        with phase(log, name):
-            pass
-    with logged(log, STEP):
-        pass
+    for kind in (*map(log.kind, ("step", "other", "env compute")), STEP):
+        log.begin(kind)
+        log.end()
     assert log.names[7:] == ["step", "other", "env compute"]
     assert log.take()["kind"].tolist() == [7, 8, 9, STEP]
     found = report(LOCAL, calls((STEP, 0, 100, 0, 0)), steps((0, 0, 100)), log.phases_ns)

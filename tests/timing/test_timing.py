@@ -11,6 +11,7 @@ import numba
 import numpy as np
 import pytest
 from choices import fast_are
+from envs import begun
 from gymnasium.error import AlreadyPendingCallError
 from timing.test_truth import KnownEnv, measured_anew
 from workers.faulty_envs import DIE, FINE, faulty
@@ -73,8 +74,7 @@ def test_shares_add_up_and_agree_with_the_envs_own_counters(backend):
 @measured_anew
 def test_first_ready_waits_for_nobody():
     fns = [lambda k=k: timed(0.01 if k == 0 else 0.001) for k in range(4)]
-    envs = AsyncVectorEnv(fns, num_workers=4)
-    envs.reset(seed=1)
+    envs = begun(AsyncVectorEnv(fns, num_workers=4), seed=1)
     envs.send(np.zeros(4, int))
     envs.recv(4)  # compiles, the first time
     envs.timing.enable()
@@ -116,7 +116,6 @@ def test_an_env_that_another_thread_goes_on_with_is_timed_there(tmp_path):
     in_thread("new", go_on)  # it may have the ident of the first
     report = envs.timing.report()
     envs.timing.write_trace(tmp_path / "trace.json")
-    envs.close()
     assert report.num_steps == 18 and report.resets.num_steps == 4
     assert math.isclose(sum(report.shares.values()), 1.0, abs_tol=1e-9)
     # The first phase of a thread that has not called the envs yet is another thread's.
@@ -141,12 +140,10 @@ def test_disabled_timing_records_nothing_more():
     envs.timing.clear()
     with pytest.raises(RuntimeError, match="nothing has been recorded"):
         envs.timing.report()
-    envs.close()
 
 
 def test_timing_is_not_switched_while_envs_are_in_flight():
-    envs = AsyncVectorEnv([timed] * 2, num_workers=1)
-    envs.reset(seed=1)
+    envs = begun(AsyncVectorEnv([timed] * 2, num_workers=1), seed=1)
     envs.send([0, 1])
     with pytest.raises(AlreadyPendingCallError):
         envs.timing.enable()
@@ -223,7 +220,6 @@ def test_a_long_trace_is_cut_to_the_latest_steps(monkeypatch):
     monkeypatch.setattr("vecenv.timing.trace.MOST_STEPS", 10)
     events = list(trace_events(envs.timing.recording()))
     assert sum(event.get("cat") in {"env", "reset"} for event in events) == 10
-    envs.close()
 
 
 @pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="the kernel is Python")
@@ -242,7 +238,6 @@ def test_compiled_envs_are_stamped_around_their_kernel(tmp_path):
     assert '"cat":"kernel"' in (tmp_path / "trace.json").read_text()
     envs.timing.disable()
     run(envs, 3)
-    envs.close()
 
 
 def test_a_report_is_written_as_json_and_table(tmp_path):
@@ -250,7 +245,6 @@ def test_a_report_is_written_as_json_and_table(tmp_path):
     envs.timing.enable()
     run(envs, 5)
     report = envs.timing.report()
-    envs.close()
     numbers = json.loads(report.to_json(tmp_path / "report.json"))
     assert json.loads((tmp_path / "report.json").read_text()) == numbers
     assert numbers["num_steps"] == report.num_steps == 10
@@ -272,7 +266,6 @@ def test_a_report_fits_80_columns_whatever_users_name_their_phases():
         with envs.timing.phase(name):
             envs.step([0, 0])
     text = str(envs.timing.report())
-    envs.close()
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert "│ [red]:x:[/red] " in text

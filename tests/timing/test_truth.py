@@ -12,6 +12,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from envs import begun
 from gymnasium.spaces import Box, Discrete
 
 from vecenv import AsyncVectorEnv, SyncVectorEnv
@@ -113,9 +114,8 @@ def check_shares(report, expected):
 def known_shares(envs, lanes, num_rounds, wall, in_calls, phases):
     """Work out the shares of rounds in which all envs were stepped once."""
     spent = np.array([each[-num_rounds:] for each in envs.get_attr("spent_s")])  # (E, T, 2)
-    by_lane = np.array(
-        [spent[np.array(lanes) == lane].sum(axis=0) for lane in sorted(set(lanes))]
-    )  # (L, T, 2)
+    lanes = np.array(lanes)
+    by_lane = np.array([spent[lanes == lane].sum(axis=0) for lane in np.unique(lanes)])  # (L, T, 2)
     steps, resets = by_lane.mean(axis=0).sum(axis=0)
     busy = by_lane.sum(axis=2)
     stragglers = (busy.max(axis=0) - busy.mean(axis=0)).sum()
@@ -158,8 +158,7 @@ def test_shares_of_sleeping_envs_are_those_of_their_own_clocks(workload, backend
 @measured_anew
 def test_shares_are_about_the_whole_time_though_the_rings_hold_its_end(monkeypatch):
     monkeypatch.setattr("vecenv.timing.stamps._MOST", 64)
-    envs = SyncVectorEnv([KnownEnv] * 2)
-    envs.reset(seed=1)
+    envs = begun(SyncVectorEnv([KnownEnv] * 2), seed=1)
     envs.timing.enable()
     actions = np.zeros(2, int)
     with envs.timing.phase("learner"):
@@ -172,13 +171,11 @@ def test_shares_are_about_the_whole_time_though_the_rings_hold_its_end(monkeypat
     assert report.num_steps == 600
     assert report.shares["learner"] * report.wall_s == pytest.approx(slept_s, rel=0.1)
     assert report.envs.num_steps == 600 and len(envs.timing.recording().window()[2]) <= 128
-    envs.close()
 
 
 @measured_anew
 def test_reports_and_traces_are_no_part_of_the_time(tmp_path):
-    envs = SyncVectorEnv([lambda: KnownEnv((0.002,))] * 2)
-    envs.reset(seed=1)
+    envs = begun(SyncVectorEnv([lambda: KnownEnv((0.002,))] * 2), seed=1)
     envs.timing.enable()
     for _ in range(10):
         envs.step([0, 0])
@@ -186,7 +183,6 @@ def test_reports_and_traces_are_no_part_of_the_time(tmp_path):
         with envs.timing.phase("policy"):
             envs.timing.write_trace(tmp_path / "trace.json")
     shares = envs.timing.report().shares
-    envs.close()
     assert shares["env compute"] + shares["other"] > 0.9  # printing is the caller's own time
     assert shares["policy"] < POINTS
 
@@ -196,7 +192,6 @@ def test_without_steps_nothing_is_advised():
     envs.timing.enable()
     envs.reset(seed=1)
     report = envs.timing.report()
-    envs.close()
     assert report.num_steps == 0 and report.resets.num_steps == 2 and report.envs is None
     assert "nothing can be advised" in report.verdict
     assert "a reset " in str(report)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from example_files import EXAMPLES, load_example
+from gymnasium.spaces import Box, Dict, Discrete
 
 import vecenv
 from vecenv.command.trainers import load
@@ -28,12 +29,18 @@ RUNS = {
 }
 
 
-def make_run(name, folder, **given):
+def make_run(name, folder):
     algorithm, options = RUNS[name]
     trainer = load(algorithm)
-    options = trainer.Options(**{**options, **SMALL, **given}, save=folder)
+    options = trainer.Options(**options, **SMALL, save=folder)
     trainer.main(options)
     return trainer, options
+
+
+def policy_of(name, folder):
+    """The policy of a new run."""
+    make_run(name, folder)
+    return vecenv.load_policy(folder)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -57,8 +64,7 @@ def test_actions_are_those_of_the_run_played_in_its_envs(name, tmp_path):
 
 
 def test_one_env_and_a_memory_that_begins_anew(tmp_path):
-    make_run("gru", tmp_path / "run")
-    policy, env = vecenv.load_policy(tmp_path / "run"), gym.make("CartPole-v1")
+    policy, env = policy_of("gru", tmp_path), gym.make("CartPole-v1")
     obs, _ = env.reset(seed=1)
     seen = [env.step(policy(obs))[0] for _ in range(3)]
     logits = policy(np.array(seen[:1])), policy(seen[0])
@@ -72,9 +78,7 @@ def test_one_env_and_a_memory_that_begins_anew(tmp_path):
 
 
 def test_actions_can_be_sampled(tmp_path):
-    make_run("ppo", tmp_path / "ppo")
-    make_run("sac", tmp_path / "sac")
-    policy = vecenv.load_policy(tmp_path / "ppo")
+    policy = policy_of("ppo", tmp_path / "ppo")
     obs = np.zeros((200, 4), np.float32)
     assert len(set(policy(obs).tolist())) == 1
     torch.manual_seed(1)
@@ -82,20 +86,18 @@ def test_actions_can_be_sampled(tmp_path):
     assert 50 < found.sum() < 150
     torch.manual_seed(1)
     np.testing.assert_array_equal(policy(obs, sample=True), found)
-    real = vecenv.load_policy(tmp_path / "sac")
+    real = policy_of("sac", tmp_path / "sac")
     actions = real(np.zeros((50, 3), np.float32), sample=True)
     assert actions.std() > 0.1 and actions.dtype == np.float32
     with pytest.raises(ValueError, match=r"masks are given, but Box.* has none"):
         real(np.zeros(3), masks=np.ones(1))
-    make_run("dqn", tmp_path / "dqn")
+    greedy = policy_of("dqn", tmp_path / "dqn")
     with pytest.raises(TypeError, match="has values, not probabilities"):
-        vecenv.load_policy(tmp_path / "dqn")(np.zeros(4, np.float32), sample=True)
+        greedy(np.zeros(4, np.float32), sample=True)
 
 
 def test_masks_that_are_forgotten_are_missed_once(tmp_path, caplog):
-    make_run("masks", tmp_path / "run")
-    policy = vecenv.load_policy(tmp_path / "run")
-    obs = np.zeros(52, np.float32)
+    policy, obs = policy_of("masks", tmp_path), np.zeros(52, np.float32)
     policy(obs, np.ones(145))
     assert not caplog.records
     policy(obs)
@@ -106,8 +108,7 @@ def test_masks_that_are_forgotten_are_missed_once(tmp_path, caplog):
 
 
 def test_observations_and_masks_of_wrong_shapes_are_refused(tmp_path):
-    make_run("masks", tmp_path / "run")
-    policy = vecenv.load_policy(tmp_path / "run")
+    policy = policy_of("masks", tmp_path)
     with pytest.raises(ValueError, match=r"obs has the shape \(3,\), expected \(52,\)"):
         policy(np.zeros(3))
     with pytest.raises(ValueError, match=r"masks has the shape \(1, 3\), expected \(1, 145\)"):
@@ -120,13 +121,9 @@ def test_observations_and_masks_of_wrong_shapes_are_refused(tmp_path):
 
 
 def test_scaled_pictures_are_refused_where_bytes_were_trained():
-    space = gym.spaces.Dict(
-        {
-            "screen": gym.spaces.Box(0, 255, (4, 4, 1), np.uint8),
-            "speed": gym.spaces.Box(-1, 1, (2,), np.float32),
-        }
-    )
-    policy = Policy(space, gym.spaces.Discrete(2), "ppo, trained in Pictures-v0")
+    pictures = Box(0, 255, (4, 4, 1), np.uint8)
+    space = Dict({"screen": pictures, "speed": Box(-1, 1, (2,), np.float32)})
+    policy = Policy(space, Discrete(2), "ppo, trained in Pictures-v0")
     policy._make = lambda: lambda obs: obs["screen"].flatten(1).argmax(1).numpy() % 2
     screen = np.zeros((4, 4, 1), np.uint8)
     screen[0, 3] = 200
@@ -153,9 +150,8 @@ def test_code_of_a_run_is_run_only_if_it_is_named(tmp_path):
 
 
 def test_a_file_of_a_run_stands_for_its_folder(tmp_path):
-    make_run("ppo", tmp_path / "run")
     obs = np.random.default_rng(1).normal(size=(50, 4)).astype(np.float32)
-    expected = vecenv.load_policy(tmp_path / "run")(obs)
+    expected = policy_of("ppo", tmp_path / "run")(obs)
     for name in ("policy.pt", "options.json", "checkpoint/last.pt"):
         np.testing.assert_array_equal(vecenv.load_policy(tmp_path / "run" / name)(obs), expected)
     (tmp_path / "run" / "options.json").unlink()

@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 import torch
+from agents.games import Game
 from gymnasium.spaces import Box, Discrete
 
 from vecenv import load_policy
@@ -17,21 +18,12 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 SMALL = {"num_games": 3, "num_steps": 16, "num_epochs": 2, "num_minibatches": 2, "compile": "off"}
 
 
-class Game:
+class Dying(Game):
     """Agents draw their observations, earn what they chose, and die one by one."""
 
-    spaces = Box(-1, 1, (3,), np.float32), Discrete(4, start=2)
     num_acted = 0
-
-    def __init__(self, num_agents=3, mortal=True, truncates=True):
-        self.possible_agents = [f"unit_{k}" for k in range(num_agents)]
-        self.mortal, self.truncates = mortal, truncates
-
-    def observation_space(self, agent):
-        return self.spaces[0]
-
-    def action_space(self, agent):
-        return self.spaces[1]
+    possible_agents = [f"unit_{k}" for k in range(3)]
+    _spaces = dict.fromkeys(possible_agents, (Box(-1, 1, (3,), np.float32), Discrete(4, start=2)))
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
@@ -49,14 +41,13 @@ class Game:
     def step(self, actions):
         acted = list(self.agents)
         assert set(actions) == set(acted)
-        Game.num_acted += len(acted)
+        Dying.num_acted += len(acted)
         self.time += 1
         self.draw()
         rewards = {agent: self.reward(agent, actions[agent]) for agent in acted}
-        dies = [agent for agent in acted if self.mortal and self.rng.random() < 0.2]
-        is_late = self.time == 7
-        cut = dict.fromkeys(acted, is_late and self.truncates)
-        ends = {agent: not cut[agent] and (is_late or agent in dies) for agent in acted}
+        dies = [agent for agent in acted if self.rng.random() < 0.2]
+        cut = dict.fromkeys(acted, self.time == 7)
+        ends = {agent: not cut[agent] and agent in dies for agent in acted}
         self.agents = [agent for agent in acted if not ends[agent] and not cut[agent]]
         observations = {agent: self.observe(agent) for agent in acted}
         return observations, rewards, ends, cut, {}
@@ -65,18 +56,15 @@ class Game:
         assert action in self.action_space(agent)
         return float(action) * (1 + self.possible_agents.index(agent)) + float(self.seen[1, 0])
 
-    def close(self):
-        pass
-
 
 def test_steps_of_dead_agents_are_not_learned_from(as_module):
     """Rows that count, and their returns: tests/buffers/rollout/test_agent_rows.py."""
-    trainer = make_trainer(Game, env=as_module(Game), num_games=5, num_steps=40)
-    Game.num_acted = 0
+    trainer = make_trainer(env=as_module(Dying), num_games=5, num_steps=40)
+    Dying.num_acted = 0
     trainer.collect()
     trainer.compute_advantages()
     rollout = trainer.rollout
-    assert Game.num_acted == rollout.num_valid < 5 * 3 * 40 - 100, "many are dead"
+    assert Dying.num_acted == rollout.num_valid < 5 * 3 * 40 - 100, "many are dead"
     (batch,) = rollout.minibatches(1, fixed=True)
     assert batch.weights.sum() == rollout.num_valid
     scalars = trainer.gradient(batch)
@@ -86,14 +74,11 @@ def test_steps_of_dead_agents_are_not_learned_from(as_module):
     torch.testing.assert_close(scalars["loss"], trainer.gradient(own)["loss"])
 
 
-class Uneven(Game):
+class Uneven(Dying):
     """The last agent sees more and has fewer choices."""
 
-    def observation_space(self, agent):
-        return Box(-1, 1, (5 if agent == "unit_2" else 3,), np.float32)
-
-    def action_space(self, agent):
-        return Discrete(2) if agent == "unit_2" else Discrete(4)
+    _spaces = dict.fromkeys(Dying.possible_agents, (Box(-1, 1, (3,), np.float32), Discrete(4)))
+    _spaces["unit_2"] = Box(-1, 1, (5,), np.float32), Discrete(2)
 
     def observe(self, agent):
         return np.resize(self.seen[0], 5 if agent == "unit_2" else 3)
@@ -112,8 +97,8 @@ def as_module(monkeypatch):
     return make
 
 
-def make_trainer(game, **changes):
-    options = ppo.Options(**{"env": "a_game", "backend": "sync", **SMALL, **changes})
+def make_trainer(**changes):
+    options = ppo.Options(**{"backend": "sync", **SMALL, **changes})
     torch.manual_seed(options.seed)
     envs = ppo.AgentsPPO.make_envs(options, options.num_games, on_device=True)
     return ppo.AgentsPPO(options, envs)

@@ -124,8 +124,8 @@ def test_gradients_are_those_of_three_separate_losses():
     q = torch.min(*values(single_nets(agent.network), batch.obs, actions))
     parameters = list(agent.actor.parameters())
     found = torch.autograd.grad((alpha * log_probs - q).mean(), parameters)
-    for parameter, grad in zip(parameters, found, strict=True):
-        torch.testing.assert_close(parameter.grad, grad, rtol=1e-3, atol=1e-5)
+    grads = [parameter.grad for parameter in parameters]
+    torch.testing.assert_close(grads, [*found], rtol=1e-3, atol=1e-5)
     expected = -(log_probs.detach() - actions.shape[1]).mean()
     torch.testing.assert_close(agent.log_alpha.grad, expected, rtol=1e-4, atol=1e-5)
 
@@ -176,15 +176,11 @@ def test_update_ratio_is_kept_and_a_finished_run_is_not_said_to_go_on(tmp_path, 
 # ---- DQN ----------------------------------------------------------------------------------------
 
 
-def agent_of(space, **options):
-    envs = SimpleNamespace(single_observation_space=space, single_action_space=Discrete(3))
-    return dqn.Agent(envs, dqn.Options(hidden=(16,), **options))
-
-
-def agent_and_batch(space, **options):
+def agent_and_batch(space):
     """An agent whose target differs from its network, and random transitions."""
     torch.manual_seed(1)
-    agent = agent_of(space, **options)
+    envs = SimpleNamespace(single_observation_space=space, single_action_space=Discrete(3))
+    agent = dqn.Agent(envs, dqn.Options(hidden=(16,)))
     with torch.no_grad():
         for weight in agent.target.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.1)
@@ -207,9 +203,6 @@ def test_errors_are_those_of_the_definition():
         torch.testing.assert_close(errors[i], value - goal)
     loss, _ = dqn.dqn_loss(agent, batch, None)
     torch.testing.assert_close(loss, (errors**2 / 2).mean())
-
-
-# ---- envs ---------------------------------------------------------------------------------------
 
 
 # ---- R2D2 ---------------------------------------------------------------------------------------

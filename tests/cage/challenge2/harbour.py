@@ -5,21 +5,14 @@ from vecenv import cage
 SSH, WEB, SMB = "ssh", "web", "smb"
 _SSHD = cage.Service(22, SSH, "root")
 _SAMBA = cage.Service(139, SMB, "SYSTEM")
+_WEB = cage.Service(80, WEB, "www")
 
 HARBOUR = cage.Scenario(
     name="Harbour",
     subnets=("Office", "Lab", "Plant", "Vault"),
     hosts=(
         cage.Host("desk0", "Office", "Linux", 0.0, (_SSHD,)),
-        cage.Host(
-            "desk1",
-            "Office",
-            "Linux",
-            0.2,
-            (_SSHD, cage.Service(80, WEB, "www")),
-            "ann",
-            ("bench0",),
-        ),
+        cage.Host("desk1", "Office", "Linux", 0.2, (_SSHD, _WEB), "ann", ("bench0",)),
         cage.Host("desk2", "Office", "Windows", 0.2, (_SAMBA,), None, ("bench1",)),
         cage.Host("bench0", "Lab", "Linux", 0.5, (_SSHD,), "ann", ("plc0",)),
         cage.Host("bench1", "Lab", "Windows", 0.5, (_SAMBA,), None, ("plc0",)),
@@ -45,15 +38,11 @@ HARBOUR = cage.Scenario(
     b_line=cage.BLinePlan(
         steps=(
             cage.PlanStep("sweep", "Office"),
-            cage.PlanStep("scan", cage.FIRST_HOST),
-            cage.PlanStep("exploit", cage.FIRST_HOST),
-            cage.PlanStep("escalate", cage.FIRST_HOST),
-            cage.PlanStep("scan", cage.NEXT_HOST),
-            cage.PlanStep("exploit", cage.NEXT_HOST),
-            cage.PlanStep("escalate", cage.NEXT_HOST),
-            cage.PlanStep("scan", "plc0"),
-            cage.PlanStep("exploit", "plc0"),
-            cage.PlanStep("escalate", "plc0"),
+            *(
+                cage.PlanStep(action, host)
+                for host in (cage.FIRST_HOST, cage.NEXT_HOST, "plc0")
+                for action in ("scan", "exploit", "escalate")
+            ),
             cage.PlanStep("impact", "plc0"),
         ),
         on_failure=(0, 1, 2, 2, 2, 2, 5, 5, 5, 8, 9),

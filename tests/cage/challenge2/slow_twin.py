@@ -18,13 +18,8 @@ SUBNETS = {
 HOSTS = [host for hosts in SUBNETS.values() for host in hosts]
 SUBNET_OF = {host: subnet for subnet, hosts in SUBNETS.items() for host in hosts}
 WINDOWS = {"Enterprise1", "Enterprise2", "User0", "User1", "User2"}
-VALUE10 = dict.fromkeys(HOSTS, 1) | {
-    "User0": 0,
-    "Enterprise0": 10,
-    "Enterprise1": 10,
-    "Enterprise2": 10,
-    "Op_Server0": 10,
-}
+SERVERS = ["Enterprise0", "Enterprise1", "Enterprise2"]
+VALUE10 = dict.fromkeys(HOSTS, 1) | dict.fromkeys([*SERVERS, SERVER], 10) | {"User0": 0}
 PORTS = {host: [22] for host in HOSTS} | {
     "Defender": [22, 53, 53, 68],
     "Enterprise1": [22, 135, 3389, 445, 139, 80, 443],
@@ -58,13 +53,8 @@ RESULTS = {
 DECOYS = ["Apache", "Femitter", "Haraka", "Smss", "SSHD", "Svchost", "Tomcat", "Vsftpd"]
 DECOY_PORT = dict(zip(DECOYS, [80, 21, 25, 139, 22, 3389, 443, 80], strict=True))
 DECOY_OS = {"Femitter": "W", "Smss": "W", "Svchost": "W", "Haraka": "L", "Vsftpd": "L"}
-CATCHES = dict(
-    zip(
-        DECOYS,
-        ["HTTP", "FTP", "Haraka", "EternalBlue", "SSH", "BlueKeep", "HTTPS", "HTTP"],
-        strict=True,
-    )
-)
+CAUGHT = ["HTTP", "FTP", "Haraka", "EternalBlue", "SSH", "BlueKeep", "HTTPS", "HTTP"]
+CATCHES = dict(zip(DECOYS, CAUGHT, strict=True))
 FAMILIES = ["Analyse", "Remove", *DECOYS, "Restore"]
 MEMORY_PORTS = [21, 22, 25, 80, 139, 443, 3389, 3390]
 NO, YES, UNKNOWN = 0, 1, 2
@@ -166,8 +156,7 @@ class SlowCage:
     # ---- red
 
     def can_reach(self, subnet):
-        servers = ["Enterprise0", "Enterprise1", "Enterprise2"]
-        return subnet != "Operational" or any(self.sessions[h] for h in servers)
+        return subnet != "Operational" or any(self.sessions[h] for h in SERVERS)
 
     def candidates(self, host):
         """Exploits red would try, best first."""
@@ -382,7 +371,7 @@ class SlowMeander:
             else:
                 self.exploited.discard(self.last_ip)
                 lost = self.escalated & set(SUBNETS["Operational"])
-                lost = lost or self.escalated & {"Enterprise0", "Enterprise1", "Enterprise2"}
+                lost = lost or self.escalated & set(SERVERS)
                 self.escalated -= lost
                 self.exploited -= lost
             self.last_ip = None

@@ -9,18 +9,16 @@ from vecenv.core.compiling import is_jit_off
 NUM_ENVS = 8 if is_jit_off() else 40
 
 
-def play(red_agent, num_steps, *, seed=1, restores=True):
+def play(red_agent, num_steps, *, seed=1):
     """Make random choices and yield memory and envs after every step."""
     envs = Cage2VectorEnv(NUM_ENVS, red_agent=red_agent, episode_length=num_steps)
     memory = BlueMemory(NUM_ENVS)
     rng = np.random.default_rng(seed)
-    allowed = [k for k, c in enumerate(memory.choices) if restores or c.name != "Restore"]
     obs, _ = envs.reset(seed=seed)
     for _ in range(num_steps):
-        obs, *_ = envs.step(memory.act(rng.choice(allowed, NUM_ENVS)))
+        obs, *_ = envs.step(memory.act(rng.choice(len(memory.choices), NUM_ENVS)))
         memory.note(obs)
         yield memory, envs, obs
-    envs.close()
 
 
 @pytest.mark.parametrize("red_agent", ["b_line", pytest.param("meander", marks=pytest.mark.slow)])
@@ -48,7 +46,6 @@ def test_a_decoy_that_is_chosen_can_always_be_placed():
             for action in choice.actions:
                 *_, infos = envs.step([action])
                 assert infos["blue_success"][0] == 1
-            envs.close()
 
 
 @pytest.mark.parametrize("agent", ["b_line", "meander", "sleep"])
@@ -115,8 +112,6 @@ def test_envs_that_remember_are_the_plain_ones_beside_a_memory(scenario, options
         if (over := expected[2]).any():
             memory.forget(over)
             bits, obs = (made.reset(options={"reset_mask": over})[0] for made in (plain, envs))
-    envs.close()
-    plain.close()
 
 
 def test_envs_that_remember_go_on_from_a_state_and_want_fractions():

@@ -35,7 +35,6 @@ def actions_of(policy, num_envs, seed):
     for _ in range(20):
         actions.append(policy.act(obs, None))
         obs, *_ = envs.step(actions[-1])
-    envs.close()
     return np.array(actions)
 
 

@@ -8,6 +8,7 @@ import types
 import numpy as np
 import pytest
 from cage.challenge2.free_run import own_red
+from choices import needs_jit
 from rich.console import Console
 
 from vecenv import ActionError
@@ -20,15 +21,7 @@ from vecenv.cage import (
     evaluate,
     find_policy,
 )
-from vecenv.cage.challenge2.playing import (
-    EPISODE_LENGTHS,
-    EVALUATED_AGENTS,
-    cell_seed,
-    play_episode,
-)
-from vecenv.core.compiling import is_jit_off
-
-needs_jit = pytest.mark.skipif(is_jit_off(), reason="takes too long without compiled code")
+from vecenv.cage.challenge2 import playing
 
 
 def test_a_cell_is_what_one_gets_by_hand():
@@ -36,7 +29,7 @@ def test_a_cell_is_what_one_gets_by_hand():
     (cell,) = result.cells
     envs = Cage2VectorEnv(50, red_agent="meander", episode_length=30)
     policy = find_policy("obs_restore")
-    obs, _ = envs.reset(seed=cell_seed(3, "meander", 30))
+    obs, _ = envs.reset(seed=playing.cell_seed(3, "meander", 30))
     totals = np.zeros(50)
     for _ in range(30):
         obs, rewards, *_ = envs.step(policy.act(obs, envs.shell_alerts()))
@@ -53,7 +46,7 @@ def test_the_total_sums_independent_cells():
     variance = sum(cell.ci95**2 for cell in result.cells)
     assert result.total_ci95 == pytest.approx(math.sqrt(variance))
     keys = [(cell.red_agent, cell.episode_length) for cell in result.cells]
-    assert keys == [(a, n) for a in EVALUATED_AGENTS for n in EPISODE_LENGTHS]
+    assert keys == [(a, n) for a in playing.EVALUATED_AGENTS for n in playing.EPISODE_LENGTHS]
 
 
 @needs_jit
@@ -158,7 +151,9 @@ def test_names_of_policies_may_be_written_as_on_the_command_line():
 
 
 def test_an_episode_can_be_watched_step_by_step():
-    snapshots = list(play_episode("react-restore", seed=2, episode_length=20, red_agent="meander"))
+    snapshots = list(
+        playing.play_episode("react-restore", seed=2, episode_length=20, red_agent="meander")
+    )
     assert [snapshot.step for snapshot in snapshots] == list(range(21))
     assert snapshots[0].blue is snapshots[0].red is None
     assert str(snapshots[1].blue) == "Monitor"
@@ -166,9 +161,9 @@ def test_an_episode_can_be_watched_step_by_step():
     assert str(snapshots[1].red) == "DiscoverRemoteSystems User"
     totals = np.cumsum([snapshot.reward for snapshot in snapshots[1:]])
     np.testing.assert_allclose([s.total for s in snapshots[1:]], totals)
-    assert list(play_episode("react-restore", seed=2, episode_length=20, red_agent="meander")) == (
-        snapshots
-    )
+    assert list(
+        playing.play_episode("react-restore", seed=2, episode_length=20, red_agent="meander")
+    ) == (snapshots)
 
 
 class Hoarder:
@@ -196,7 +191,7 @@ def test_what_a_policy_is_given_is_its_own_to_keep():
     evaluate(policy, episodes=4, red_agents="b_line", episode_lengths=30)
     assert len(policy.kept) == 30
     assert len({obs.tobytes() for (obs, _, _), _ in policy.kept}) > 10
-    list(play_episode(policy, seed=1, episode_length=20))
+    list(playing.play_episode(policy, seed=1, episode_length=20))
     assert len(policy.kept) == 20
 
 
@@ -240,7 +235,7 @@ def test_red_agents_of_ones_own_have_rows_and_random_numbers_of_their_own(own_mo
     assert [cell.red_agent for cell in result.cells] == ["scanner", "own_red", "sleep"]
     assert result.total == 0, "they only look"
     assert "scanner" in str(result)
-    assert len({cell_seed(1, name, 30) for name in ("scanner", "own_red", "b_line")}) == 3
+    assert len({playing.cell_seed(1, name, 30) for name in ("scanner", "own_red", "b_line")}) == 3
     code = getattr(own_red, "py_func", own_red).__code__
     namesake = types.FunctionType(code, {}, "own_red")
     with pytest.raises(ValueError, match="two that are called 'own_red'"):

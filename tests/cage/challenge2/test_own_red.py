@@ -3,13 +3,11 @@
 import numpy as np
 import pytest
 from cage.challenge2.free_run import own_red
+from choices import needs_jit
 
 from vecenv.cage import Cage2VectorEnv, Cell, Evaluation
 from vecenv.cage.challenge2.tables import impossible_turns
-from vecenv.core.compiling import is_jit_off
 from vecenv.jit import KernelResultError, binding
-
-needs_jit = pytest.mark.skipif(is_jit_off(), reason="there are no trials")
 
 
 def kind_that_is_not_there(state, rng, tables):

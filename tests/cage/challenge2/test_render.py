@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cage.challenge2.harbour import HARBOUR
+from envs import begun
 from PIL import Image
 
 from vecenv.cage import Cage2Env, Cage2VectorEnv, action_index, cage2_scenario, save_episode_gif
@@ -24,16 +25,14 @@ def count(picture, color):
 
 
 def stepped(num_steps=15, seed=1, **options):
-    envs = Cage2VectorEnv(1, **options)
-    envs.reset(seed=seed)
+    envs = begun(Cage2VectorEnv(1, **options), seed=seed)
     for action in np.random.default_rng(seed).integers(0, 132, num_steps):
         envs.step([action])
     return envs
 
 
 def test_pictures_show_what_happens():
-    envs = Cage2VectorEnv(1, render_mode="rgb_array")
-    envs.reset(seed=1)
+    envs = begun(Cage2VectorEnv(1, render_mode="rgb_array"), seed=1)
     (first,) = envs.render()
     assert first.dtype == np.uint8
     assert first.ndim == 3
@@ -80,8 +79,7 @@ def test_texts_show_what_happens():
 
 @pytest.mark.parametrize("make", [Cage2Env, Cage2VectorEnv])
 def test_rendering_without_a_mode_warns(make):
-    env = make()
-    env.reset(seed=0)
+    env = begun(make())
     with pytest.warns(UserWarning, match="render_mode is None"):
         assert env.render() is None
 
@@ -112,8 +110,7 @@ def test_other_networks_are_drawn():
 
 
 def test_green_is_shown():
-    envs = Cage2VectorEnv(1, green=True, red_agent="sleep", step_infos="green_target")
-    envs.reset(seed=0)
+    envs = begun(Cage2VectorEnv(1, green=True, red_agent="sleep", step_infos="green_target"))
     seen = 0
     for _ in range(20):
         *_, infos = envs.step([0])

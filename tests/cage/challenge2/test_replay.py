@@ -5,18 +5,14 @@ import pytest
 from cage.golden import COMPACT_FIELDS, RULES_OF_TRACE, load_trace
 
 from vecenv.cage.challenge2.replay import RecordedStep, Replay, replay_episodes
-from vecenv.cage.challenge2.rules.codes import (
-    BAD_DETECTION,
-    BAD_EXPLOIT,
-    BAD_RED_ACTION,
-    BAD_SESSION,
-)
+from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.scenario import cage2_scenario
 
 COMPARED = ("obs", "reward10", "blue_success", "red_success", *COMPACT_FIELDS)
 
 
-def assert_replays(trace, result):
+def assert_replays(trace, name):
+    result = replay_episodes(trace, cage2_scenario(RULES_OF_TRACE[name]))
     for name in COMPARED:
         assert result.fields[name].dtype == trace[name].dtype
         np.testing.assert_array_equal(result.fields[name], trace[name], err_msg=name)
@@ -26,30 +22,20 @@ def assert_replays(trace, result):
 
 @pytest.mark.parametrize("name", RULES_OF_TRACE)
 def test_all_episodes_replay_in_one_batch(name):
-    trace = load_trace(name)
-
-    result = replay_episodes(trace, cage2_scenario(RULES_OF_TRACE[name]))
-
-    assert_replays(trace, result)
-
-
-def replay_singly(name, episodes):
-    trace = load_trace(name)
-    for episode in episodes:
-        single = {key: array[episode : episode + 1] for key, array in trace.items()}
-        assert_replays(single, replay_episodes(single, cage2_scenario(RULES_OF_TRACE[name])))
+    assert_replays(load_trace(name), name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RULES_OF_TRACE)
 def test_every_episode_replays_by_itself(name):
-    replay_singly(name, range(len(load_trace(name)["red_agent"])))
+    trace = load_trace(name)
+    for episode in range(len(trace["red_agent"])):
+        assert_replays({k: array[episode : episode + 1] for k, array in trace.items()}, name)
 
 
 def test_worked_example_of_the_rules():
     """Sleeping blue against B_line, every detection succeeding."""
-    ftp, https, ssh, eternal_blue = 0, 3, 7, 5
-    del ftp
+    https, ssh, eternal_blue = 3, 7, 5
     user2, enterprise1, enterprise2, server = 10, 2, 3, 7
     steps = [
         (1, 2, -1, -1, 0, {}),
@@ -96,21 +82,19 @@ def scanned_user2():
 @pytest.mark.parametrize(
     ("red_type", "outcomes", "error"),
     [
-        (3, (-1, 1, -1), BAD_EXPLOIT),
-        (3, (0, 1, -1), BAD_EXPLOIT),  # no candidate there
-        (3, (8, 1, -1), BAD_EXPLOIT),
-        (3, (2**40, 1, -1), BAD_EXPLOIT),
-        (3, (5, -1, -1), BAD_DETECTION),
-        (3, (5, 2, -1), BAD_DETECTION),
-        (9, (-1, -1, -1), BAD_RED_ACTION),
-        (-1, (-1, -1, -1), BAD_RED_ACTION),
+        (3, (-1, 1, -1), codes.BAD_EXPLOIT),
+        (3, (0, 1, -1), codes.BAD_EXPLOIT),  # no candidate there
+        (3, (8, 1, -1), codes.BAD_EXPLOIT),
+        (3, (2**40, 1, -1), codes.BAD_EXPLOIT),
+        (3, (5, -1, -1), codes.BAD_DETECTION),
+        (3, (5, 2, -1), codes.BAD_DETECTION),
+        (9, (-1, -1, -1), codes.BAD_RED_ACTION),
+        (-1, (-1, -1, -1), codes.BAD_RED_ACTION),
     ],
 )
 def test_missing_or_impossible_outcomes_are_reported(red_type, outcomes, error):
     replay = scanned_user2()
-
     result = replay.step(RecordedStep(0, red_type, 10, *outcomes))
-
     assert result.errors[0] == error
     assert result.red_success[0] == 0
     assert replay.true_state()["access"][0, 10] == 0
@@ -121,10 +105,8 @@ def test_missing_session_index_is_reported(index):
     replay = scanned_user2()
     assert replay.step(RecordedStep(0, 3, 10, 6, 1)).errors[0] == 0  # BlueKeep: a user's shell
     assert replay.true_state()["access"][0, 10] == 1
-
     result = replay.step(RecordedStep(0, 4, 10, red_pe_index=index))
-
-    assert result.errors[0] == BAD_SESSION
+    assert result.errors[0] == codes.BAD_SESSION
     assert replay.true_state()["access"][0, 10] == 1
 
 

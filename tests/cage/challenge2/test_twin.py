@@ -4,15 +4,8 @@ import random
 
 import numpy as np
 import pytest
-from cage.challenge2.slow_twin import (
-    FAMILIES,
-    HOSTS,
-    SUBNETS,
-    SlowBLine,
-    SlowCage,
-    SlowMeander,
-    draw_outcomes,
-)
+from cage.challenge2 import slow_twin
+from cage.challenge2.slow_twin import FAMILIES, HOSTS, SUBNETS
 from cage.golden import COMPACT_FIELDS
 
 from vecenv.cage.challenge2.replay import RecordedStep, Replay
@@ -69,8 +62,10 @@ def run_in_lockstep(debugged, with_green, seed):
     """Both simulators side by side; every output compared after every step."""
     rng = random.Random(seed)
     agents = [index % 3 for index in range(NUM_EPISODES)]  # random red, B_line, Meander
-    cages = [SlowCage(debugged) for _ in agents]
-    reds = [(RandomRed(rng), SlowBLine(), SlowMeander())[agent] for agent in agents]
+    cages = [slow_twin.SlowCage(debugged) for _ in agents]
+    reds = [
+        (RandomRed(rng), slow_twin.SlowBLine(), slow_twin.SlowMeander())[agent] for agent in agents
+    ]
     blues = [
         blue_moves(STYLES[(i // 3) % len(STYLES)], NUM_STEPS, rng) for i in range(NUM_EPISODES)
     ]
@@ -114,7 +109,7 @@ def run_in_lockstep(debugged, with_green, seed):
 def draw_after_blue(cage, blue_action, red_type, host, rng):
     """Draw outcomes for the sessions that are left once blue has acted."""
     if red_type != 4 or not cage.sessions.get(host):
-        return draw_outcomes(cage, red_type, host, rng)
+        return slow_twin.draw_outcomes(cage, red_type, host, rng)
     family = FAMILIES[(blue_action - 2) // 13] if blue_action >= 2 else ""
     left = cage.sessions[host]
     if blue_action >= 2 and HOSTS[(blue_action - 2) % 13] == host:
@@ -148,7 +143,7 @@ def test_many_sessions_keep_their_order_and_counts():
     """A red player that never stops attacking one host, with Remove now and then."""
     rng = random.Random(3)
     for _ in range(6):
-        cage, replay = SlowCage(), Replay(1)
+        cage, replay = slow_twin.SlowCage(), Replay(1)
         moves = [(0, 1, 2), (0, 2, 12), (0, 2, 11)]
         for _ in range(60):
             blue = rng.choice([0, 0, 0, 0, 0, 15 + 12])

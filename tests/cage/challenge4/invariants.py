@@ -9,25 +9,19 @@ def check(states):
     """Assert it of state records (N,)."""
     exists = bits(states["exists"])
     sizes = states["num_sessions"]
-    for state in states:
+    for row, state in enumerate(states):
+        held = set()
         for agent in range(codes.NUM_RED):
             size = state["num_sessions"][agent]
-            idents, hosts = (
-                state["session_ident"][agent, :size],
-                state["session_host"][agent, :size],
-            )
+            idents = state["session_ident"][agent, :size]
+            hosts = state["session_host"][agent, :size]
+            held |= set(hosts.tolist())
             assert len(set(idents)) == size and (size == 0 or 0 in idents)
             assert (codes.RED_OF_SUBNET[hosts >> 4] == agent).all()
             table = state["table"][agent, : state["num_table"][agent]]
             assert len(set(table)) == len(table) and (state["fsm"][agent, table] & 15 != 0).all()
             offered = state["offered"][agent, : state["num_offered"][agent]]
             assert len(set(offered)) == len(offered)
-    for row, state in enumerate(states):
-        held = {
-            int(host)
-            for agent in range(codes.NUM_RED)
-            for host in state["session_host"][agent, : state["num_sessions"][agent]]
-        }
         assert held == set(np.flatnonzero(bits(state["red_hosts"])))
         assert exists[row, list(held)].all()
     assert ((states["active"] == 1) == (sizes > 0)).all()

@@ -41,6 +41,21 @@ class Games:
         self.envs.close()
 
 
+def rows_by_agent(obs, num_games, pad):
+    """Observations (num_games, ...) of each of the five agents of `make_vec_agents`."""
+    if pad:
+        return [*np.asarray(obs).reshape(num_games, 5, -1).swapaxes(0, 1)]
+    return [*obs["blue_agent"].reshape(num_games, 4, -1).swapaxes(0, 1), obs["blue_agent_4"]]
+
+
+def as_rows(actions, pad):
+    """Actions (num_games, 5, ...) in the form that `make_vec_agents` takes."""
+    if pad:
+        return actions.reshape(-1, *actions.shape[2:])
+    zones = actions[:, :4].reshape(-1, *actions.shape[2:])
+    return {"blue_agent": zones, "blue_agent_4": actions[:, 4]}
+
+
 def play(games, policy, num_steps):
     """Let a policy play from the beginning of an episode; yield after each step."""
     policy.reset(games.masks)

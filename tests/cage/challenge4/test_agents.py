@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from cage.challenge4.lockstep import as_rows
+from envs import begun
 from gymnasium.error import ResetNeeded
 
 from vecenv import make_vec_agents
@@ -22,20 +24,11 @@ def episode():
     for action in actions:
         obs, rewards, terminations, truncations, _ = envs.step(action)
         seen.append((obs, envs.agent_masks(), (rewards, terminations, truncations)))
-    envs.close()
     return actions, seen
 
 
 def vectors_of(whole):
     return np.split(whole, [92, 184, 276, 368], axis=1)
-
-
-def by_group(action, messages):
-    """Actions of the team (3, 10) as those of the groups' rows."""
-    pairs = np.stack([action[:, :5], action[:, 5:]], axis=2)
-    if not messages:
-        pairs = pairs[:, :, 0]
-    return {ZONES: pairs[:, :4].reshape(12, *pairs.shape[2:]), HEADQUARTERS: pairs[:, 4]}
 
 
 @pytest.mark.slow
@@ -65,10 +58,10 @@ def test_rows_of_agents_are_the_games_of_the_team(episode):
                 is_reset = step == STEPS
                 assert (envs.groups[name].valid == (not is_reset)).all()
         if step < len(actions):
-            results = envs.step(by_group(actions[step], messages=True))
+            pairs = np.stack(np.split(actions[step], 2, axis=1), axis=2)
+            results = envs.step(as_rows(pairs, pad=False))
             obs = results[0]
     assert envs.games.states["t"].tolist() == [len(actions) - STEPS] * 3
-    envs.close()
 
 
 def test_rows_of_agents_are_drawn_and_tell_rewards_by_zone():
@@ -77,7 +70,6 @@ def test_rows_of_agents_are_drawn_and_tell_rewards_by_zone():
     picture = envs.render()[0]
     assert picture.dtype == np.uint8 and picture.ndim == 3 and picture.std() > 0
     assert envs.games.zone_rewards().shape == (1, 8, 3)
-    envs.close()
 
 
 @pytest.mark.slow
@@ -103,7 +95,6 @@ def test_the_parallel_env_plays_one_of_these_games(episode):
     assert env.agents == [] and all(terminations.values()) and all(truncations.values())
     with pytest.raises(ResetNeeded, match="call reset"):
         env.step({})
-    env.close()
 
 
 def test_agents_with_get_action_play():
@@ -127,7 +118,6 @@ def test_agents_with_get_action_play():
     for message in ([0.99] * 8, [0, 1], None, "1" * 8):
         with pytest.raises(ValueError, match=r"message of blue_agent_1 is .*, expected 8 bits"):
             env.step({}, messages={"blue_agent_1": message})
-    env.close()
 
 
 @pytest.mark.slow
@@ -136,7 +126,6 @@ def test_pettingzoo_s_own_test_passes(pad):
     testing = pytest.importorskip("pettingzoo.test")
     env = Cage4ParallelEnv(steps=STEPS, pad_spaces=pad)
     testing.parallel_api_test(env, num_cycles=100)
-    env.close()
 
 
 @pytest.mark.slow
@@ -151,7 +140,6 @@ def test_labels_say_what_actions_do():
     mask = env.action_mask("blue_agent_4")
     is_valid = [not label.startswith("[Invalid]") for label in env.action_labels("blue_agent_4")]
     assert is_valid == mask and not all(mask)
-    env.close()
 
 
 def test_labels_say_what_values_are():
@@ -176,7 +164,6 @@ def test_labels_say_what_values_are():
     assert "blue_agent_1: operational_zone_a_subnet: zone is operational_zone_a_subnet" in told
     assert not any("zone is restricted" in label for label in told if "agent_4" in label)
     assert any("event on" in label for label in told)
-    env.close()
 
 
 @pytest.mark.slow
@@ -190,18 +177,15 @@ def test_labels_say_what_values_are():
     ],
 )
 def test_wrong_arguments_are_refused(call, match):
-    env = Cage4ParallelEnv(steps=STEPS)
-    env.reset(seed=0)
+    env = begun(Cage4ParallelEnv(steps=STEPS))
     with pytest.raises(ValueError, match=match):
         call(env)
-    env.close()
 
 
 @pytest.mark.slow
 def test_rewards_by_zone_add_up(episode):
     actions, _ = episode
-    envs = Cage4VectorEnv(3, messages=True, steps=STEPS, phishing_rate=0.5)
-    envs.reset(seed=1)
+    envs = begun(Cage4VectorEnv(3, messages=True, steps=STEPS, phishing_rate=0.5), seed=1)
     total = 0
     for action in actions[: STEPS - 1]:
         _, rewards, *_ = envs.step(action)
@@ -211,4 +195,3 @@ def test_rewards_by_zone_add_up(episode):
         cost = envs.states["reward_parts"][:, 3]
         np.testing.assert_array_equal(parts.sum(axis=(1, 2)) + cost, rewards)
     assert total > 50
-    envs.close()

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from cage.challenge4.invariants import bits
 from cage.challenge4.lockstep import Games
 from cage.golden import FOLDER4
 
@@ -14,10 +15,6 @@ from vecenv.cage.challenge4.rules import codes
 REFERENCE = json.loads((FOLDER4 / "reference_returns.json").read_text())
 CELLS = [("fsm", name) for name in REFERENCE["policies"]]
 CELLS += [("discovery", name) for name in REFERENCE["policies_discovery_variant"]]
-
-
-def bits(masks):
-    return masks.astype(np.int64)[..., None] >> np.arange(16) & 1
 
 
 def chi2(counts, shares):
@@ -33,7 +30,7 @@ def test_networks_are_drawn_as_the_original_draws_them():
     users, servers = states["num_users"], states["num_servers"]
     assert chi2(np.bincount(users.ravel())[3:], [1] * 8) < 4 and users.min() == 3
     assert chi2(np.bincount(servers.ravel())[1:], [1] * 6) < 4 and servers.min() == 1
-    exists = bits(states["exists"]).reshape(-1, 128).astype(bool)
+    exists = bits(states["exists"]).astype(bool)
     extras = states["services"] // codes.WEB
     shares = [1 / 4, 1 / 12, 1 / 12, 1 / 12, 1 / 12, 1 / 12, 1 / 12, 1 / 4]  # by set of extras
     assert chi2(np.bincount(extras[exists])[[0, 1, 2, 4, 3, 5, 6, 7]], shares) < 4
@@ -67,14 +64,12 @@ def count_greens(one_by_one, num_games, num_steps, seed):
     states["blocks"] = blocks
     ways = blocks[:, :8, None] >> np.arange(8) & 1
     states["barred"] = ((ways | ways.transpose(0, 2, 1)) << np.arange(8)).sum(axis=2)
-    exists = bits(states["exists"]).reshape(num_games, 128)
+    exists = bits(states["exists"])
     low = (rng.random((num_games, 128)) < 0.3) & (exists == 1)
     states["svc"] = np.where(low, states["svc"] - rng.integers(1, 6, low.shape), states["svc"])
     with_decoy = low & (rng.random(low.shape) < 0.5)
-    states["decoys"][with_decoy], states["decoy_order"][with_decoy] = (
-        1 << codes.VSFTPD,
-        codes.VSFTPD,
-    )
+    states["decoys"][with_decoy] = 1 << codes.VSFTPD
+    states["decoy_order"][with_decoy] = codes.VSFTPD
     states["svc"][with_decoy] |= codes.FULL << 13
     states["degraded"] = (low.reshape(-1, 8, 16) << np.arange(16)).sum(axis=2)
     names = ("work_failed", "access_failed", "process_events", "connection_events")
@@ -82,9 +77,8 @@ def count_greens(one_by_one, num_games, num_steps, seed):
     for _ in range(num_steps):
         games.step(np.tile([49, 49, 49, 49, 145], (num_games, 1)))
         for name in names:
-            counts[name] += bits(states[name]).reshape(num_games, 128)
+            counts[name] += bits(states[name])
     sessions = states["num_sessions"].astype(float)
-    games.close()
     return counts, sessions
 
 

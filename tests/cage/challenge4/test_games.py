@@ -85,15 +85,10 @@ def test_actions_that_do_not_exist_are_refused(actions, messages, match):
 
 
 def test_options_out_of_range_are_refused():
-    for wrong in (
-        {"phishing_rate": 1.1},
-        {"phishing_rate": None},
-        {"alarm_rate": -0.1},
-        {"red": "b_line"},
-        {"steps": 1},
-    ):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            Cage4Options(**wrong)
+    rates = [("phishing_rate", 1.1), ("phishing_rate", None), ("alarm_rate", -0.1)]
+    for name, value in [*rates, ("red", "b_line"), ("steps", 1)]:
+        with pytest.raises(ValueError, match=name):
+            Cage4Options(**{name: value})
 
 
 @pytest.mark.parametrize("red", ["fsm", "discovery", "sleep"])
@@ -140,4 +135,3 @@ def test_a_red_agent_of_ones_own_plays(debug):
         assert (states["choice_type"][:, 0] == (codes.AGGRESSIVE if step < 10 else 255)).all()
         assert (states["done_success"][:, 0] == (codes.SUCCEEDED if step < 10 else 255)).all()
     assert (states["num_memory"][:, 0] == 1).all()
-    games.close()

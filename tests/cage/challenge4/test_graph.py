@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from cage.challenge4.lockstep import Games
+from cage.challenge4.lockstep import Games, as_rows, rows_by_agent
 
 from vecenv import make_vec_agents
 from vecenv.cage import Cage4Env, Cage4Graph, Cage4ParallelEnv, Cage4VectorEnv, evaluate_cage4
@@ -142,7 +142,6 @@ def test_a_graph_has_what_an_agent_is_told_and_has_done():
         assert envs.single_observation_space.contains(obs[0])
         obs, rewards, *_ = envs.step(np.concatenate(lockstep.step(), axis=1))
         np.testing.assert_array_equal(rewards, lockstep.games.rewards)
-    envs.close()
 
 
 @pytest.mark.slow
@@ -154,21 +153,9 @@ def test_compiled_graphs_of_agents_have_what_agents_are_told(pad):
     envs = make_vec_agents("Cage4-v0", 8, pad=pad, **options)
     obs, _ = envs.reset(seed=5)
     for _ in range(240):
-        if pad:
-            rows = obs.reshape(8, 5, -1)
-            parts = [rows[:, agent] for agent in range(5)]
-        else:
-            zones = obs["blue_agent"].reshape(8, 4, -1)
-            parts = [*(zones[:, agent] for agent in range(4)), obs["blue_agent_4"]]
-        for agent, part in enumerate(parts):
+        for agent, part in enumerate(rows_by_agent(obs, 8, pad)):
             lockstep.check(agent, part, 3 if pad else None)
-        pairs = np.stack(lockstep.step(), axis=2)
-        if pad:
-            obs, *_ = envs.step(pairs.reshape(-1, 2))
-        else:
-            actions = {"blue_agent": pairs[:, :4].reshape(-1, 2), "blue_agent_4": pairs[:, 4]}
-            obs, *_ = envs.step(actions)
-    envs.close()
+        obs, *_ = envs.step(as_rows(np.stack(lockstep.step(), axis=2), pad))
 
 
 def test_graphs_are_taken_apart_without_copies_and_only_graphs():

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from choices import needs_jit
+from envs import begun
 
 import vecenv
 from vecenv.cage import Cage4VectorEnv, evaluate_cage4
@@ -9,10 +11,7 @@ from vecenv.cage.challenge4.env import impossible_turns
 from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.challenge4.rules.actions import checked_choice
 from vecenv.cage.challenge4.rules.state import STATE_DTYPE
-from vecenv.core.compiling import is_jit_off
 from vecenv.jit import KernelResultError, binding
-
-needs_jit = pytest.mark.skipif(is_jit_off(), reason="there are no trials")
 
 
 def kind_that_is_not_there(state, agent, rng):
@@ -56,16 +55,14 @@ def test_a_red_agent_that_does_what_does_not_exist_is_refused(red, told, is_team
 
 @pytest.mark.parametrize("red", [waiting, unknown_host])
 def test_a_red_agent_may_wait_and_may_be_wrong(red):
-    envs = Cage4VectorEnv(1, red=red, debug=True)
-    envs.reset(seed=0)
+    envs = begun(Cage4VectorEnv(1, red=red, debug=True))
     for _ in range(3):
         envs.step(np.zeros((1, 5), np.int64))
     assert not impossible_turns(envs.states).any()
 
 
 def test_while_games_are_played_it_waits_and_that_is_noted():
-    envs = Cage4VectorEnv(2, red=kind_that_is_not_there, debug=True)
-    envs.reset(seed=0)
+    envs = begun(Cage4VectorEnv(2, red=kind_that_is_not_there, debug=True))
     envs.step(np.zeros((2, 5), np.int64))
     found = impossible_turns(envs.states)
     np.testing.assert_array_equal(found, envs.states["choice_type"] != codes.INACTIVE)

@@ -34,14 +34,8 @@ PLAYER = Path(player_module.__file__)
 def random_weights(width=8, seed=0):
     rng = np.random.default_rng(seed)
     hosts, units = Cage4Memory.num_host_features, Cage4Memory.num_unit_features
-    shapes = {
-        "host": (width, hosts),
-        "unit": (width, units),
-        "again": (width, width),
-        "pooled": (width, 2 * width),
-        "act": (4, width),
-        "direct": (4, hosts),
-    }
+    shapes = {"host": (width, hosts), "unit": (width, units), "again": (width, width)}
+    shapes |= {"pooled": (width, 2 * width), "act": (4, width), "direct": (4, hosts)}
     weights = {f"{name}.weight": rng.normal(size=shape) for name, shape in shapes.items()}
     return weights | {f"{name}.bias": rng.normal(size=shape[0]) for name, shape in shapes.items()}
 
@@ -100,9 +94,8 @@ def test_the_score_leaves_out_the_last_reward(tmp_path):
 def test_episodes_do_not_depend_on_how_many_are_played_at_a_time(monkeypatch):
     whole = play_episodes("react-restore", 5, seed=2, steps=60).rewards
     monkeypatch.setattr("vecenv.cage.challenge4.playing._BATCH", 2)
-    np.testing.assert_array_equal(
-        play_episodes("react-restore", 5, seed=2, steps=60).rewards, whole
-    )
+    parts = play_episodes("react-restore", 5, seed=2, steps=60).rewards
+    np.testing.assert_array_equal(parts, whole)
 
 
 def test_policies_are_found_by_name_file_module_object_and_function(defender, monkeypatch):
@@ -111,9 +104,8 @@ def test_policies_are_found_by_name_file_module_object_and_function(defender, mo
         return np.tile(codes.SLEEPS, (len(observations[0]), 1)), np.full((2, 5), 255)
 
     assert evaluate_cage4(function, episodes=2, steps=20).policy == "function"
-    for policy in (defender, str(defender), Cage4Player(defender), Cage4Player):
-        if policy is not Cage4Player:
-            assert evaluate_cage4(policy, episodes=2, steps=20).episodes == 2
+    for policy in (defender, str(defender), Cage4Player(defender)):
+        assert evaluate_cage4(policy, episodes=2, steps=20).episodes == 2
     monkeypatch.syspath_prepend(str(defender.parent))
     (defender.parent / "my_cage4.py").write_text(
         "from vecenv.cage import Cage4Player\n"
@@ -174,7 +166,6 @@ def test_the_version_of_the_rules_is_raised_when_they_change():
         obs, rewards, *_ = envs.step(np.stack(actions, axis=1))
         digest.update(obs.tobytes() + rewards.astype(np.int32).tobytes())
     assert (CAGE4_RULES_VERSION, digest.hexdigest()[:16]) == (1, "0ac928506715a4ea")
-    envs.close()
 
 
 def test_results_and_defenders_carry_the_version_of_the_rules(defender, tmp_path):
@@ -315,7 +306,6 @@ def test_the_memory_says_what_has_happened():
     assert {codes.ANALYSE, codes.REMOVE, codes.RESTORE, codes.DECOY} <= kinds and seen.all()
     with pytest.raises(ValueError, match=r"agent 0 has shape \(3, 92\), expected \(3, 726\)"):
         memory.note([np.zeros((3, 92))] * 5)
-    envs.close()
 
 
 @pytest.mark.parametrize("changed", range(5))

@@ -7,6 +7,8 @@ import pickle
 
 import numpy as np
 import pytest
+from cage.challenge4.lockstep import as_rows, rows_by_agent
+from cage.challenge4.test_replay import changed
 from cage.golden import FOLDER4
 
 from vecenv import make_vec_agents
@@ -26,17 +28,6 @@ from vecenv.cage.challenge4.rules.codes import action_labels
 RECORDINGS = [FOLDER4 / f"raw_{name}_80.npz" for name in ("mix_discovery", "hunt_fsm")]
 NAMES = Cage4Events.NODE_FEATURES
 RATES = {"phishing_rate": 0.1, "alarm_rate": 0.05}
-
-
-def changed(tmp_path, change):
-    """A recording in which `change` has changed arrays and observations."""
-    with np.load(RECORDINGS[0]) as file:
-        arrays = {key: file[key].copy() for key in file.files}
-    raw = json.loads(arrays["raw"].tobytes())
-    raw = change(arrays, raw) or raw
-    arrays["raw"] = np.frombuffer(json.dumps(raw).encode(), np.uint8)
-    np.savez(tmp_path / "changed.npz", **arrays)
-    return tmp_path / "changed.npz"
 
 
 def test_agents_read_what_they_read_in_the_original():
@@ -80,12 +71,14 @@ def put(name, value, dtype=np.uint8):
     ],
 )
 def test_a_damaged_recording_is_refused(tmp_path, change, message):
-    def first(arrays, raw):
+    def in_json(arrays):
+        raw = json.loads(arrays["raw"].tobytes())
         found = change(arrays, raw)
-        return found if isinstance(found, list) else raw
+        raw = found if isinstance(found, list) else raw
+        arrays["raw"] = np.frombuffer(json.dumps(raw).encode(), np.uint8)
 
     with pytest.raises(TraceError, match=message):
-        replay_traces([changed(tmp_path, first)])
+        replay_traces([changed(tmp_path, "raw_mix_discovery_80", in_json)])
 
 
 def random_actions(env, rng):
@@ -215,7 +208,6 @@ def test_the_space_of_raw_observations_has_all_dicts():
     for name, told in obs.items():
         space = pickle.loads(pickle.dumps(env.observation_space(name)))
         assert told in space and [told] not in space
-    env.close()
 
 
 def test_raw_is_true_or_false():
@@ -224,6 +216,17 @@ def test_raw_is_true_or_false():
 
 
 # --- events ---
+
+
+def readers_of(told, steps):
+    """What makes events of the dicts of each agent: it knows hosts by the first ones."""
+    hosts = {
+        entry["Interface"][0]["ip_address"]: name
+        for observation in told.values()
+        for name, entry in observation.items()
+        if isinstance(entry, dict)
+    }
+    return [RawEvents(agent, hosts, steps=steps) for agent in range(5)]
 
 
 @pytest.mark.parametrize(("red", "seed"), [("fsm", 0), ("discovery", 1)])
@@ -235,13 +238,7 @@ def test_events_say_what_the_dicts_say(red, seed):
     rng = np.random.default_rng(seed)
     told, _ = env.reset(seed=seed)
     rows, vectors = envs.reset(seed=seed)[0], flat.reset(seed=seed)[0]
-    hosts = {
-        entry["Interface"][0]["ip_address"]: name
-        for observation in told.values()
-        for name, entry in observation.items()
-        if isinstance(entry, dict)
-    }
-    twins = [RawEvents(agent, hosts, steps=200) for agent in range(5)]
+    twins = readers_of(told, steps=200)
     foreign = [NAMES.index(name) for name in NAMES if name == "source" or name[:5] == "from_"]
     seen = np.zeros(len(NAMES), bool)
     while True:
@@ -267,8 +264,6 @@ def test_events_say_what_the_dicts_say(red, seed):
         rows, vectors = envs.step(row)[0], flat.step(row)[0]
     unseen = {name for name, is_seen in zip(NAMES, seen, strict=True) if not is_seen}
     assert unseen <= {"local_drawn"}  # of exploits that a decoy caught
-    envs.close()
-    flat.close()
 
 
 @pytest.mark.parametrize("pad", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -277,14 +272,8 @@ def test_agents_rows_are_the_events_of_the_team(pad):
     team = Cage4VectorEnv(3, messages=True, observation="events", steps=50)
     found, expected = agents.reset(seed=2)[0], team.reset(seed=2)[0]
     for _ in range(20):
-        parts = [Cage4Events.of(one) for one in team.agent_obs(expected)]
-        for agent, part in enumerate(parts):
-            if pad:
-                row = Cage4Events.of(np.asarray(found).reshape(3, 5, -1)[:, agent])
-            elif agent < 4:
-                row = Cage4Events.of(found["blue_agent"].reshape(3, 4, -1)[:, agent])
-            else:
-                row = Cage4Events.of(found["blue_agent_4"])
+        pairs = zip(team.agent_obs(expected), rows_by_agent(found, 3, pad), strict=True)
+        for part, row in (map(Cage4Events.of, pair) for pair in pairs):
             num = part.vector.shape[1]
             np.testing.assert_array_equal(row.vector[:, :num], part.vector)
             assert not row.vector[:, num:].any()
@@ -296,13 +285,7 @@ def test_agents_rows_are_the_events_of_the_team(pad):
             np.testing.assert_array_equal(row.nodes[:, room : room + routers], part.nodes[:, own:])
         actions = np.tile([3, 3, 3, 3, 9], (3, 1))  # Analyse
         expected = team.step(np.pad(actions, ((0, 0), (0, 5))))[0]  # nobody says anything
-        if pad:
-            found = agents.step(actions.ravel())[0]
-        else:
-            both = {"blue_agent": actions[:, :4].ravel(), "blue_agent_4": actions[:, 4]}
-            found = agents.step(both)[0]
-    agents.close()
-    team.close()
+        found = agents.step(as_rows(actions, pad))[0]
 
 
 def test_rows_of_another_length_are_no_events():
@@ -314,14 +297,7 @@ def test_a_player_acts_on_dicts_as_it_does_on_rows():
     env = Cage4ParallelEnv(raw=True, steps=100, **RATES)
     envs = Cage4VectorEnv(1, messages=True, observation="events", steps=100, **RATES)
     told, rows = env.reset(seed=4)[0], envs.reset(seed=4)[0]
-    entries = {
-        name: entry
-        for observation in told.values()
-        for name, entry in observation.items()
-        if isinstance(entry, dict)
-    }
-    hosts = {entry["Interface"][0]["ip_address"]: name for name, entry in entries.items()}
-    readers = [RawEvents(agent, hosts, steps=100) for agent in range(5)]
+    readers = readers_of(told, steps=100)
     of_dicts, of_rows = find_policy("defender"), find_policy("defender")
     of_dicts.reset([env.action_mask(name) for name in env.agents])
     of_rows.reset(envs.agent_masks())
@@ -334,4 +310,3 @@ def test_a_player_acts_on_dicts_as_it_does_on_rows():
         told, *_ = env.step(dict(zip(env.agents, actions.tolist(), strict=True)))
         rows = envs.step(np.array([[*actions, 0, 0, 0, 0, 0]]))[0]
     assert {"Analyse", "DeployDecoy"} <= families
-    envs.close()

@@ -186,22 +186,15 @@ def play(number, num_steps):
     return record(game, actions, messages)
 
 
-def differences(tmp_path, numbers, num_steps):
-    paths = []
-    for number in numbers:
-        paths.append(tmp_path / f"{number}.npz")
-        np.savez(paths[-1], **play(number, num_steps))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("numbers", "num_steps"), [(range(8), 40), (range(100, 112), 300)], ids=["short", "long"]
+)
+def test_compiled_rules_play_the_episodes_of_the_twin(numbers, num_steps, tmp_path):
+    paths = [tmp_path / f"{number}.npz" for number in numbers]
+    for number, path in zip(numbers, paths, strict=True):
+        np.savez(path, **play(number, num_steps))
     result = replay_traces(paths)
     assert result.num_steps == len(paths) * num_steps
     assert result.num_compared > 37 * result.num_steps
-    return [str(found) for found in result.differences]
-
-
-@pytest.mark.slow
-def test_compiled_rules_play_the_episodes_of_the_twin(tmp_path):
-    assert differences(tmp_path, range(8), 40) == []
-
-
-@pytest.mark.slow
-def test_compiled_rules_play_long_episodes_of_the_twin(tmp_path):
-    assert differences(tmp_path, range(100, 112), 300) == []
+    assert [str(found) for found in result.differences] == []

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+import vecenv
 from vecenv.core.compiling import cached_njit
 from vecenv.jit.random import next_word, open_block, to_integer, to_uniform
 
@@ -38,6 +39,14 @@ class Draws:
         return low + int(to_integer.py_func(next(self.words), high - low))
 
     randint = integers
+
+
+def disabled(name, num_envs, debug, **options):
+    """Make a vector env whose episodes the test begins, and begin its streams."""
+    vector_kwargs = {"debug": debug, "autoreset_mode": "Disabled"}
+    envs = vecenv.make_vec(name, num_envs, vector_kwargs=vector_kwargs, **options)
+    envs.np_random_seed  # noqa: B018
+    return envs
 
 
 def feed(envs, draws, count):

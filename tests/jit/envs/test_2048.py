@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from jit.envs.draws import Draws, feed
-
-import vecenv
+from jit.envs.draws import Draws, disabled, feed
 
 
 class Slow2048:
@@ -51,12 +49,9 @@ class Slow2048:
 
 
 def check_equal(num_envs, num_steps, debug):
-    envs = vecenv.make_vec(
-        "Jit2048-v0", num_envs, vector_kwargs={"debug": debug, "autoreset_mode": "Disabled"}
-    )
+    envs = disabled("Jit2048-v0", num_envs, debug)
     draws = [Draws() for _ in range(num_envs)]
     references = [Slow2048(one) for one in draws]
-    envs.np_random_seed  # noqa: B018  # begins the streams
     rng, over, num_episodes = np.random.default_rng(0), np.ones(num_envs, np.bool_), 0
     for _ in range(num_steps):
         if over.any():
@@ -88,9 +83,7 @@ def test_a_hundred_thousand_steps_equal_the_slow_rules():
 
 
 def test_a_game_without_moves_is_over_and_its_mask_allows_all():
-    envs = vecenv.make_vec(
-        "Jit2048-v0", 1, vector_kwargs={"debug": True, "autoreset_mode": "Disabled"}
-    )
+    envs = disabled("Jit2048-v0", 1, debug=True)
     envs.reset(seed=0)
     envs.states.board[0] = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 9, 9]
     rewards = envs.step([3])[1]

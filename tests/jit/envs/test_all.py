@@ -8,6 +8,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from jit.toy_rolls import bundled_ids
 
 import vecenv
 from vecenv.check import check_vector_env
@@ -23,11 +24,7 @@ from vecenv.make import COMPILED_TWINS
 from vecenv.page.names import action_names
 
 TABLE = Path(__file__).parents[3] / "docs" / "compiled_envs.md"
-NAMES = sorted(
-    name
-    for name, spec in gym.registry.items()
-    if str(spec.vector_entry_point).startswith("vecenv.jit.")
-)
+NAMES = bundled_ids("vecenv.jit.")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,9 +3,8 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from jit.envs.draws import Draws, feed
+from jit.envs.draws import Draws, disabled, feed
 
-import vecenv
 from vecenv.jit.envs.tables import FrozenLakeVectorEnv, TaxiVectorEnv
 
 OWN_MAP = ["SFFFF", "FHSFG", "FFFHF"]  # two starts, not square
@@ -29,15 +28,9 @@ CASES = [pytest.param(*case, marks=MARKS.get(case[0], ())) for case in CASES]
 
 def check_equal(name, options, num_envs, num_steps, debug):
     """Step both with the same actions and draws; return the number of episodes."""
-    envs = vecenv.make_vec(
-        f"Jit{name}",
-        num_envs,
-        vector_kwargs={"debug": debug, "autoreset_mode": "Disabled"},
-        **options,
-    )
+    envs = disabled(f"Jit{name}", num_envs, debug, **options)
     references = [gym.make(name, **options) for _ in range(num_envs)]
     draws, rng = [Draws() for _ in references], np.random.default_rng(0)
-    envs.np_random_seed  # noqa: B018  # begins the streams
     over, num_episodes = np.ones(num_envs, np.bool_), 0
 
     def start():

@@ -51,6 +51,17 @@ def use(monkeypatch, device):
     return device
 
 
+def same(found, expected, what=""):
+    """Require equal numbers of a device and of the CPU, of whatever dtype the latter are."""
+    found = np.asarray(found)
+    np.testing.assert_array_equal(found, np.asarray(expected).astype(found.dtype), what)
+
+
+def all_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+
+
 # What reads a tensor on the host; of a device each of them waits.
 _READS = ("numpy", "cpu", "tolist", "item", "__array__", "__bool__", "__float__")
 

@@ -8,15 +8,19 @@ import pytest
 import torch
 from agents.toy_games import CHASE, NUM_CATS, WALK, PythonGame, mask
 from choices import fast_are, product
+from envs import begun
 from gymnasium.error import ClosedEnvironmentError, ResetNeeded
 from gymnasium.spaces import Box
-from jit.on_device.host_device import HostDevice, use
+from jit.on_device.bundled import check_states
+from jit.on_device.host_device import all_same, same
 
 import vecenv
 from vecenv import ActionError, ObservationError, make_vec_agents
 from vecenv.agents import AgentRowsVecEnv, AgentSlot
 from vecenv.core.errors import NoActionMaskError, SlotError
 from vecenv.core.masks import sample_actions
+
+pytestmark = pytest.mark.usefixtures("host_device")
 
 MODES = ("NextStep", "SameStep", "Disabled")
 GAMES = 3
@@ -30,11 +34,6 @@ def mask_of_dead_and_alive(state, agent, out):
 
 MASKED = dataclasses.replace(CHASE, action_mask=mask_of_dead_and_alive)
 KINDS = {"two groups": MASKED, "one group": WALK}
-
-
-@pytest.fixture(autouse=True)
-def host_device(monkeypatch):
-    return use(monkeypatch, HostDevice())
 
 
 def pair(kernels, **changes):
@@ -77,11 +76,6 @@ def draw(envs, rng, rows=None) -> dict[str, Any]:
     return found
 
 
-def same(found, expected, what=""):
-    found = np.asarray(found)
-    np.testing.assert_array_equal(found, np.asarray(expected).astype(found.dtype), what)
-
-
 def assert_same(device, cpu, found, expected, mode, rows=None):
     for part, other in zip(found[:4], expected[:4], strict=True):
         assert part.keys() == other.keys()
@@ -122,12 +116,9 @@ def slots_of(envs):
 
 def assert_same_state(device, cpu):
     found, expected = device.state_dict(), cpu.state_dict()
-    for part in ("states", "runs"):
-        for field in expected["games"][part].dtype.names:
-            same(found["games"][part][field], expected["games"][part][field], field)
+    check_states(found["games"], expected["games"])
     for name in expected["groups"]:
-        for one, other in zip(found["groups"][name][:2], expected["groups"][name][:2], strict=True):
-            same(one, other)
+        all_same(found["groups"][name][:2], expected["groups"][name][:2])
 
 
 # Each mode with one kind of game; the other pairs are slow.
@@ -156,7 +147,7 @@ def test_steps_rows_and_the_living_are_those_of_the_cpu(kind, mode):
         expected = call(cpu, "step", {name: np.asarray(part) for name, part in actions.items()})
         assert_same(device, cpu, found, expected, mode)
         finals = [(n, x["final_obs"]) for n, x in found[4].items() if "final_obs" in x]
-        held += [(step, name, final, copied(final)) for name, final in finals]
+        held += [(step, name, final, np.asarray(final).copy()) for name, final in finals]
         for name, slot in slots.items():
             if given:
                 assert found[0][name] is slot.obs
@@ -181,12 +172,6 @@ def test_steps_rows_and_the_living_are_those_of_the_cpu(kind, mode):
         same(final, before, f"{name}, step {step}: they are the caller's")
     assert_same_state(device, cpu)
     device.check()
-    device.close()
-    cpu.close()
-
-
-def copied(values):
-    return np.asarray(values).copy()
 
 
 @pytest.mark.parametrize(
@@ -197,9 +182,7 @@ def copied(values):
     ),
 )
 def test_games_sent_and_received_are_those_of_the_cpu(kind, mode):
-    cpu, device = pair(KINDS[kind], autoreset_mode=mode)
-    cpu.reset(seed=1)
-    device.reset(seed=1)
+    cpu, device = (begun(one, seed=1) for one in pair(KINDS[kind], autoreset_mode=mode))
     rng, num_final = np.random.default_rng(1), 0
     for _ in range(16):
         order = rng.permutation(GAMES)
@@ -229,9 +212,9 @@ def central_state(state, out):
 def test_central_states_are_those_of_the_cpu(mode):
     space = Box(-np.inf, np.inf, (3,), np.float32)
     kernels = dataclasses.replace(WALK, central_state=central_state, state_space=space)
-    cpu, device = pair(kernels, autoreset_mode=mode, central_state=True)
-    cpu.reset(seed=2)
-    device.reset(seed=2)
+    cpu, device = (
+        begun(one, seed=2) for one in pair(kernels, autoreset_mode=mode, central_state=True)
+    )
     rng = np.random.default_rng(2)
     for _ in range(20):
         expected, found = cpu.state(), device.state()
@@ -273,9 +256,7 @@ def test_saved_games_go_on_from_one_side_to_the_other():
 
 
 def test_an_action_out_of_bounds_steps_no_agent_of_its_game_and_is_told_later():
-    cpu, device = pair(MASKED)
-    cpu.reset(seed=4)
-    device.reset(seed=4)
+    cpu, device = (begun(one, seed=4) for one in pair(MASKED))
     rng = np.random.default_rng(0)
     actions = draw(cpu, rng)
     cpu.step(actions)

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from envs import begun
 from gymnasium.error import ResetNeeded
 from gymnasium.spaces import Box, MultiDiscrete
 from jit.on_device.bundled import check_infos
-from jit.on_device.host_device import HostDevice, use
+from jit.on_device.host_device import all_same, same
 from jit.on_device.recorded import count_differences, load_trace
 from jit.toy_env import PARAMS, TOY
+from jit.toy_rolls import assert_same_states
 
 import vecenv
 from vecenv import StepSlot
@@ -17,13 +19,10 @@ from vecenv.core.errors import ActionError, ActionTypeError, NoActionMaskError, 
 from vecenv.jit import EnvKernels, JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv, open_device
 
+pytestmark = pytest.mark.usefixtures("host_device")
+
 MODES = ("NextStep", "SameStep", "Disabled")
 N = 5
-
-
-@pytest.fixture(autouse=True)
-def host_device(monkeypatch):
-    return use(monkeypatch, HostDevice())
 
 
 def pair(**options):
@@ -32,61 +31,45 @@ def pair(**options):
     return JitVectorEnv(TOY, N, **options), CudaVectorEnv(TOY, N, **options)
 
 
-def assert_same(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        one = np.asarray(one)
-        np.testing.assert_array_equal(one, np.asarray(other).astype(one.dtype))
-
-
-def assert_same_state(on_device, on_cpu):
-    found, expected = on_device.state_dict(), on_cpu.state_dict()
-    assert found.keys() == expected.keys()
-    for name in expected:
-        for field in expected[name].dtype.names or ():  # not the bytes between them
-            np.testing.assert_array_equal(found[name][field], expected[name][field], field)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_steps_episodes_and_statistics_are_those_of_the_cpu(mode):
     cpu, device = pair(autoreset_mode=mode, episode_infos=True, mask_infos=True)
     expected, infos = cpu.reset(seed=3)
     found, infos_there = device.reset(seed=3)
-    assert_same([found, infos_there["action_mask"]], [expected, infos["action_mask"]])
+    all_same([found, infos_there["action_mask"]], [expected, infos["action_mask"]])
     rng = np.random.default_rng(0)
     num_ended = 0
     for _ in range(24):
         actions = rng.integers(-1, 2, N)
         expected, found = cpu.step(actions), device.step(torch.from_numpy(actions))
-        assert_same(found[:4], expected[:4])
+        all_same(found[:4], expected[:4])
         assert found[1].dtype == torch.float32
         over = expected[2] | expected[3]
-        assert_same([found[4]["action_mask"]], [expected[4]["action_mask"]])
-        assert_same([found[4]["_episode"]], [over])
+        same(found[4]["action_mask"], expected[4]["action_mask"])
+        same(found[4]["_episode"], over)
         if over.any():
             num_ended += 1
             for name in "rl":
-                assert_same([found[4]["episode"][name]], [expected[4]["episode"][name]])
+                same(found[4]["episode"][name], expected[4]["episode"][name])
         if mode == "SameStep":
-            assert_same([found[4]["_final_obs"]], [over])
+            same(found[4]["_final_obs"], over)
             for row in np.flatnonzero(over):
-                assert_same([found[4]["final_obs"][row]], [expected[4]["final_obs"][row]])
+                same(found[4]["final_obs"][row], expected[4]["final_obs"][row])
         if mode == "Disabled" and over.any():
             # One mask from the host, one that never leaves the device.
             mask = over if num_ended % 2 else torch.from_numpy(over)
             found = device.reset(options={"reset_mask": mask})
-            assert_same([found[0]], [cpu.reset(options={"reset_mask": over})[0]])
+            same(found[0], cpu.reset(options={"reset_mask": over})[0])
     assert num_ended > 3
-    assert_same_state(device, cpu)
+    assert_same_states(device.state_dict(), cpu.state_dict())
     names = ("last_returns", "last_lengths", "num_episodes", "episode_lengths", "episode_over")
-    assert_same([getattr(device, name) for name in names], [getattr(cpu, name) for name in names])
-    assert_same([device.state_field("trail"), device.observe()], [cpu.states.trail, cpu.observe()])
+    all_same([getattr(device, name) for name in names], [getattr(cpu, name) for name in names])
+    all_same([device.state_field("trail"), device.observe()], [cpu.states.trail, cpu.observe()])
     assert device.np_random_seed == cpu.np_random_seed
 
 
 def test_sends_and_receives_are_those_of_the_cpu():
-    cpu, device = pair(episode_infos=True)
-    cpu.reset(seed=1)
-    device.reset(seed=1)
+    cpu, device = (begun(one, seed=1) for one in pair(episode_infos=True))
     rng, num_ended = np.random.default_rng(1), 0
     for _ in range(12):
         order = rng.permutation(N)
@@ -99,11 +82,11 @@ def test_sends_and_receives_are_those_of_the_cpu():
         while cpu._calls.num_in_flight:
             most = int(rng.integers(1, N + 1))
             expected, found = cpu.recv(max_envs=most), device.recv(max_envs=most)
-            assert_same([*found[:4], found.env_ids], [*expected[:4], expected.env_ids])
+            all_same([*found[:4], found.env_ids], [*expected[:4], expected.env_ids])
             check_infos(found.infos, expected.infos)
             num_ended += len(expected.infos)
     assert num_ended
-    assert_same_state(device, cpu)
+    assert_same_states(device.state_dict(), cpu.state_dict())
 
 
 def test_recorded_episodes_replay_and_a_wrong_step_is_noticed(monkeypatch):
@@ -162,8 +145,8 @@ def test_an_action_out_of_bounds_steps_the_others_and_is_told_by_a_later_call():
     found = device.step([0, 1, 7, -1, 0])
     expected = cpu.step([0, 1, 0, -1, 0])
     others = [0, 1, 3, 4]
-    assert_same([part[others] for part in found[:4]], [part[others] for part in expected[:4]])
-    assert_same([found[0][2], found[1][2]], [before[2], np.float32(0)])
+    all_same([part[others] for part in found[:4]], [part[others] for part in expected[:4]])
+    all_same([found[0][2], found[1][2]], [before[2], np.float32(0)])
     assert device.episode_lengths.tolist() == [1, 1, 0, 1, 1]
     with pytest.raises(ActionError, match="env 2 was given an action out of bounds"):
         device.step([0] * N)
@@ -195,8 +178,7 @@ def never(state, action, rng):
 )
 def test_every_element_of_an_action_is_checked(space, good, bad):
     kernels = EnvKernels([("x", np.int64)], Box(-1, 1, (1,)), space, noop, never, zeros)
-    envs = CudaVectorEnv(kernels, 3, debug=True)
-    envs.reset(seed=0)
+    envs = begun(CudaVectorEnv(kernels, 3, debug=True))
     envs.step([good] * 3)
     envs.check()
     envs.step([good, bad, good])
@@ -220,14 +202,14 @@ def test_states_go_from_the_cpu_to_the_device_and_back():
     for _ in range(5):
         cpu.step([1] * N)
     device.load_state_dict(cpu.state_dict())
-    assert_same([device.observe()], [cpu.observe()])
+    same(device.observe(), cpu.observe())
     for _ in range(15):
-        assert_same(device.step([1] * N)[:4], cpu.step([1] * N)[:4])
+        all_same(device.step([1] * N)[:4], cpu.step([1] * N)[:4])
     saved = device.state_dict()
     device.step([0] * N)
     cpu.load_state_dict(saved)
     device.load_state_dict(saved)
-    assert_same(device.step([1] * N)[:4], cpu.step([1] * N)[:4])
+    all_same(device.step([1] * N)[:4], cpu.step([1] * N)[:4])
     with pytest.raises(KeyError, match="no entry 'runs'"):
         device.load_state_dict({"states": saved["states"]})
     with pytest.raises(ValueError, match="5 envs of the same kind"):
@@ -253,7 +235,7 @@ def test_envs_made_under_modes_of_torch_are_those_made_without():
     on_cpu, _ = pair()
     with torch.inference_mode(), torch.device("meta"):
         _, on_device = pair()
-        assert_same([on_device.reset(seed=2)[0]], [on_cpu.reset(seed=2)[0]])
+        same(on_device.reset(seed=2)[0], on_cpu.reset(seed=2)[0])
     on_device.last_lengths.add_(0)
     with torch.device("meta"):
         on_device.reset(seed=3)
@@ -261,8 +243,8 @@ def test_envs_made_under_modes_of_torch_are_those_made_without():
     actions = np.stack([on_cpu.single_action_space.sample() for _ in range(N)])
     with torch.device("meta"):
         found = on_device.step(actions)[:4]
-    assert_same(found, on_cpu.step(actions)[:4])
-    assert_same_state(on_device, on_cpu)
+    all_same(found, on_cpu.step(actions)[:4])
+    assert_same_states(on_device.state_dict(), on_cpu.state_dict())
 
 
 def test_without_numba_cuda_it_is_said_how_to_install_it(monkeypatch):
@@ -276,22 +258,19 @@ def test_without_numba_cuda_it_is_said_how_to_install_it(monkeypatch):
 
 
 def test_masks_are_those_of_the_cpu():
-    cpu, device = pair()
-    cpu.reset(seed=8)
-    device.reset(seed=8)
+    cpu, device = (begun(one, seed=8) for one in pair())
     ids = np.array([3, 1])
-    assert_same(
+    all_same(
         [device.action_masks(), device.action_masks(ids)],
         [cpu.action_masks(), cpu.action_masks(ids)],
     )
     out = torch.zeros(N, 3, dtype=torch.bool)
     assert device.action_masks(out=out) is out
-    assert_same([out], [cpu.action_masks()])
+    same(out, cpu.action_masks())
     kernels = EnvKernels(
         [("x", np.int64)], Box(-1, 1, (1,)), MultiDiscrete([2]), noop, never, zeros
     )
-    envs = CudaVectorEnv(kernels, 3, debug=True)
-    envs.reset(seed=0)
+    envs = begun(CudaVectorEnv(kernels, 3, debug=True))
     with pytest.raises(NoActionMaskError, match="no action_mask kernel"):
         envs.action_masks()
 
@@ -307,8 +286,6 @@ def test_other_arrays_of_the_device_are_taken_through_dlpack():
         def __dlpack_device__(self):
             return self.tensor.__dlpack_device__()
 
-    cpu, device = pair()
-    cpu.reset(seed=1)
-    device.reset(seed=1)
+    cpu, device = (begun(one, seed=1) for one in pair())
     found = device.step(Foreign(torch.ones(N, dtype=torch.int64)))
-    assert_same(found[:4], cpu.step([1] * N)[:4])
+    all_same(found[:4], cpu.step([1] * N)[:4])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from choices import fast_are
-from jit.on_device.host_device import HostDevice, refuse_host, use
+from jit.on_device.host_device import refuse_host
 from jit.toy_env import PARAMS, TOY
 
 from buffers import BufferMisuseError, RolloutBuffer
@@ -14,18 +14,14 @@ from buffers.rollout.storage import UNWRITTEN
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
 
+pytestmark = pytest.mark.usefixtures("host_device")
+
 T, N = 8, 5
 
 
-@pytest.fixture(autouse=True)
-def host_device(monkeypatch):
-    return use(monkeypatch, HostDevice())
-
-
-def pair(mode, *, most_steps=9):
+def pair(mode):
     """Envs and a rollout of them, on the CPU and on the "device"."""
-    options = {"params": PARAMS, "max_episode_steps": most_steps}
-    options |= {"debug": True, "autoreset_mode": mode}
+    options = {"params": PARAMS, "max_episode_steps": 9, "debug": True, "autoreset_mode": mode}
     found = []
     for kind in (JitVectorEnv, CudaVectorEnv):
         envs = kind(TOY, N, **options)

@@ -3,20 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from jit.on_device.host_device import HostDevice, use
+from jit.on_device.host_device import all_same
 from jit.toy_env import PARAMS, TOY
 
 from vecenv.jit import JitVectorEnv
 from vecenv.jit.cuda.env import CudaVectorEnv
 
+pytestmark = pytest.mark.usefixtures("host_device")
+
 N = 5
 OWN = TOY.having(params=PARAMS)
 COSTS = np.linspace(0.05, 0.9, N)
-
-
-@pytest.fixture(autouse=True)
-def host_device(monkeypatch):
-    return use(monkeypatch, HostDevice())
 
 
 def pair(**options):
@@ -29,8 +26,7 @@ def assert_same(cpu, device, steps=20, seed=0):
     for _ in range(steps):
         actions = rng.integers(-1, 2, N)
         expected, found = cpu.step(actions), device.step(torch.from_numpy(actions))
-        for one, other in zip(found[:4], expected[:4], strict=True):
-            np.testing.assert_array_equal(np.asarray(one), other.astype(np.asarray(one).dtype))
+        all_same(found[:4], expected[:4])
     np.testing.assert_array_equal(np.asarray(device.params_of()), cpu.params_of())
 
 

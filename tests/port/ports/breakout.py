@@ -30,9 +30,8 @@ def reset(state, rng):
     side = integers(rng, 2)
     state.ball_y, state.ball_x, state.ball_dir = 3, 9 * side, 2 + side
     state.pos = 4
-    for row in range(10):
-        for column in range(10):
-            state.bricks[row, column] = 1 if 1 <= row < 4 else 0
+    state.bricks[:] = 0
+    state.bricks[1:4] = 1
     state.strike = False
     state.last_x, state.last_y, state.last_action = state.ball_x, state.ball_y, 0
 
@@ -65,14 +64,8 @@ def step(state, action, rng):
             y = state.last_y
             state.ball_dir = TURN_Y[state.ball_dir]
     elif y == 9:
-        num_bricks = 0
-        for row in range(1, 4):
-            for column in range(10):
-                num_bricks += state.bricks[row, column]
-        if num_bricks == 0:
-            for row in range(1, 4):
-                for column in range(10):
-                    state.bricks[row, column] = 1
+        if not state.bricks.any():
+            state.bricks[1:4] = 1
         if state.ball_x == state.pos:
             state.ball_dir = TURN_Y[state.ball_dir]
             y = state.last_y

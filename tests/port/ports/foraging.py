@@ -147,11 +147,7 @@ def step(state, actions, rng):
                     state.rewards[other] = share / float(together * state.spawned)
         if together >= food:
             state.field[place // SIZE, place % SIZE] = 0
-    left = 0
-    for row in range(SIZE):
-        for col in range(SIZE):
-            left += state.field[row, col]
-    return 0.0, left == 0 or state.steps >= LIMIT, False
+    return 0.0, not state.field.any() or state.steps >= LIMIT, False
 
 
 def observe(state, agent, out):
