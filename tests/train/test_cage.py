@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vecenv import cage
-from vecenv.cage.challenge4.play.player import defender_logits
+from vecenv.cage.challenge4.player import defender_logits
 from vecenv.command import demo
 from vecenv.core.compiling import is_jit_off
 from vecenv.learn import Run

@@ -29,7 +29,7 @@ from vecenv.cage.challenge2.scenario import (
     blue_choices,
     cage2_scenario,
 )
-from vecenv.cage.challenge4.play.player import Cage4Memory, Cage4Player, save_cage4_defender
+from vecenv.cage.challenge4.player import Cage4Memory, Cage4Player, save_cage4_defender
 from vecenv.cage.challenge4.rules.codes import CAGE4_RULES_VERSION
 
 if TYPE_CHECKING:

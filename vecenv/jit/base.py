@@ -10,7 +10,7 @@ CompiledVecEnv      calls, seeds, infos, parameters, copies, saved states
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -372,6 +372,10 @@ class CompiledVecEnv(VecEnv):
         if self.render_mode is None:
             logger.warn("render_mode is None: make the vector env with 'rgb_array' or 'ansi'")
             return None
+        return tuple(self._frames())
+
+    def _frames(self) -> Iterator[Any]:
+        """Return the frames of all envs, see `render`."""
         if self.kernels.render is None:
             raise NotImplementedError(
                 f"{self.kernels.name} can't be drawn: give EnvKernels a `render` function, or a "
@@ -380,7 +384,7 @@ class CompiledVecEnv(VecEnv):
         self._calls.require_ready("render")
         names = [name for name in ("states", "params") if name in self._rows]
         each = zip(*(self._read(name).view(np.recarray) for name in names), strict=True)
-        return tuple(draw(self.kernels, self.render_mode, *one) for one in each)
+        return (draw(self.kernels, str(self.render_mode), *one) for one in each)
 
     # -- parameters ---------------------------------------------------------------------------
 

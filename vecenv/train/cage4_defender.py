@@ -23,7 +23,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from vecenv import cage
-from vecenv.cage.challenge4.play.player import HOST_FEATURES
+from vecenv.cage.challenge4.player import HOST_FEATURES
 from vecenv.learn import Adam, Run, evaluating
 from vecenv.train.options import OptionsError, RunOptions
 from vecenv.train.trainer import Trainer

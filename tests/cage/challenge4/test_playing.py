@@ -21,7 +21,7 @@ from vecenv.cage import (
     evaluate_cage4,
     save_cage4_defender,
 )
-from vecenv.cage.challenge4.play import player as player_module
+from vecenv.cage.challenge4 import player as player_module
 from vecenv.cage.challenge4.playing import find_policy, play_episodes, seated
 from vecenv.cage.challenge4.rules import codes
 from vecenv.command.cli import main

@@ -21,7 +21,7 @@ from vecenv.cage import (
     evaluate_cage4,
     replay_traces,
 )
-from vecenv.cage.challenge4.play.raw_events import RawEvents
+from vecenv.cage.challenge4.player import RawEvents
 from vecenv.cage.challenge4.playing import find_policy
 from vecenv.cage.challenge4.rules.codes import action_labels
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import logger
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode
 
@@ -31,11 +30,11 @@ from vecenv.cage.challenge2.scenario import (
     describe_identity,
     warn_of_other,
 )
-from vecenv.cage.challenge2.snapshot import Snapshot, take_snapshot, to_text
+from vecenv.cage.challenge2.snapshot import Snapshot, draw_snapshot, take_snapshot, to_text
 from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables, decode
 from vecenv.cage.playing import choice_problem, compiled_red, outside
 from vecenv.core.arguments import check_choice, import_object, read_count
-from vecenv.core.base import StepBatch, StepResult
+from vecenv.core.rows import StepSlot
 from vecenv.files import read_entry
 from vecenv.jit import EnvKernels, JitEnv, JitVectorEnv, checked_in_trials
 
@@ -475,12 +474,8 @@ class Cage2VectorEnv(JitVectorEnv):
         listed = feature_columns if self._observation == "memory" else observation_labels
         return list(listed(self.scenario))
 
-    def render(self) -> tuple[Any, ...] | None:
-        """Return a text or a picture of every env, depending on `render_mode`."""
-        if self.render_mode is None:
-            logger.warn(f"render_mode is None: make the env with one of {', '.join(RENDER_MODES)}")
-            return None
-        return tuple(self.render_env(env_id) for env_id in range(self.num_envs))
+    def _frames(self) -> Iterator[Any]:
+        return map(self.render_env, range(self.num_envs))
 
     def render_env(self, env_id: int = 0, mode: str | None = None) -> Any:
         """Return a text (str) or a picture (uint8, height x width x 3) of one env.
@@ -496,27 +491,14 @@ class Cage2VectorEnv(JitVectorEnv):
         mode = mode or self.render_mode or "ansi"
         check_choice("mode", mode, RENDER_MODES)
         snapshot = self.in_words(env_id)
-        if mode == "ansi":
-            return to_text(snapshot)
-        from vecenv.cage.challenge2.snapshot import draw_snapshot
+        return to_text(snapshot) if mode == "ansi" else draw_snapshot(snapshot).to_array()
 
-        return draw_snapshot(snapshot).to_array()
-
-    def _step(self, actions: Any, out: Any) -> StepResult:
-        result = super()._step(actions, out)
-        if self.step_infos:
-            return *result[:4], self._with_facts(result[4], self._true_state)
-        return result
-
-    def _recv(self, count: int, most: int, timeout: float | None) -> StepBatch:
-        batch = super()._recv(count, most, timeout)
-        if self.step_infos:
-            rows = self._true_state[batch.env_ids]
-            return batch._replace(infos=self._with_facts(batch.infos, rows))
-        return batch
-
-    def _with_facts(self, infos: dict[str, Any], states: np.ndarray) -> dict[str, Any]:
-        """Return infos with the step infos added; their masks are False where no step was made."""
+    def _step_rows(self, actions: Any, outputs: StepSlot, env_ids: np.ndarray | None) -> dict:
+        """Add the step infos; their masks are False where no step was made."""
+        infos = super()._step_rows(actions, outputs, env_ids)
+        if not self.step_infos:
+            return infos
+        states = self._true_state if env_ids is None else self._true_state[env_ids]
         has_stepped = states["step"] > 0
         facts = {name: states[name].copy() for name in self.step_infos}
         return {**infos, **facts, **{f"_{name}": has_stepped.copy() for name in facts}}

@@ -14,7 +14,7 @@ from gymnasium.spaces import Box, Discrete
 from numba import njit
 
 from vecenv.cage.challenge2.rules import codes
-from vecenv.cage.challenge2.rules.bits import ONE, ZERO, count, every_fourth
+from vecenv.cage.challenge2.rules.actions import ONE, ZERO, count, every_fourth
 from vecenv.cage.challenge2.scenario import Scenario, blue_choices, cage2_scenario
 from vecenv.cage.challenge2.tables import STATE_DTYPE, compile_tables
 from vecenv.jit import EnvKernels, cached_njit, write_bits
@@ -215,23 +215,23 @@ def choice_mask(state, out, tables):
 
 @cached_njit
 def act_rows(states, choices, actions, tables):
-    """Write the env's actions int64 (N,) for choices int64 (N,)."""
-    for row in range(states.shape[0]):
-        actions[row] = choice_of(states[row], choices[row], tables)[2]
-
-
-@cached_njit
-def note_rows(states, choices, bits, tables):
-    """Update the memories with choices, int64 (N,), and the next observations, uint64 (N,)."""
+    """Update the memories with choices, int64 (N,); write the env's actions, int64 (N,)."""
     for row in range(states.shape[0]):
         state = states[row]
-        kind, host, _ = choice_of(state, choices[row], tables)
+        kind, host, actions[row] = choice_of(state, choices[row], tables)
         note_own(state, kind, host, tables)
         placed = num_placed(state, host)
         if kind == _RESTORE:
             state.decoys[host] = ZERO
         elif kind == _DECOY and placed < np.uint64(tables.num_placeable[host]):
             state.decoys[host] = (ONE << (placed + ONE)) - ONE  # only their number matters
+
+
+@cached_njit
+def note_rows(states, bits, tables):
+    """Update the memories with the next observations, uint64 (N,)."""
+    for row in range(states.shape[0]):
+        state = states[row]
         state.obs_bits = bits[row]
         state.step = np.uint64(state.step) + ONE
         note_red(state, tables)
@@ -301,7 +301,6 @@ class BlueMemory:
         self._bits = np.uint64(1) << np.arange(
             codes.BITS_PER_HOST * len(scenario.hosts), dtype=np.uint64
         )
-        self._chosen = np.zeros(num_envs, np.int64)
         self.num_features = memory_space(scenario).shape[0]
         self.step_column = self.num_features - _STEP_COLUMNS
 
@@ -310,10 +309,12 @@ class BlueMemory:
         self._states[... if begins is None else begins] = np.zeros((), MEMORY_STATE_DTYPE)
 
     def act(self, choices: np.ndarray) -> np.ndarray:
-        """Return the env's actions int64 (N,) for choices int64 (N,); Sleep for a missing decoy."""
-        self._chosen = np.array(choices, np.int64)  # `note` needs them after the caller's step
-        actions = np.empty_like(self._chosen)
-        act_rows(self._states, self._chosen, actions, self._tables)
+        """Record choices int64 (N,), and return the env's actions int64 (N,) for them.
+
+        A choice of a decoy where none is left is Sleep.
+        """
+        actions = np.empty(len(self._states), np.int64)
+        act_rows(self._states, np.array(choices, np.int64), actions, self._tables)
         return actions
 
     def useless(self) -> np.ndarray:
@@ -324,7 +325,7 @@ class BlueMemory:
 
     def note(self, obs: np.ndarray) -> None:
         """Record the result of the latest choices: obs (N, 4 * hosts), numbers 0 and 1."""
-        note_rows(self._states, self._chosen, self._packed(obs), self._tables)
+        note_rows(self._states, self._packed(obs), self._tables)
 
     def features(self, obs: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return the features, float32 (N, F): the latest obs (N, 4 * hosts) and the memory.

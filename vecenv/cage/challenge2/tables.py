@@ -160,17 +160,15 @@ def _compiled(
 
 
 def _fill_choices(tables: np.record, scenario: Scenario) -> None:
-    kinds = {"Sleep": codes.SLEEP, "Analyse": codes.ANALYSE, "Remove": codes.REMOVE}
-    kinds |= {"Restore": codes.RESTORE, "Decoy": codes.DECOY}
     choices = blue_choices(scenario)
     tables.num_choices = len(choices)
     for number, choice in enumerate(choices):
-        tables.choice_kind[number] = kinds[choice.name]
-        tables.choice_actions[number, : len(choice.actions)] = choice.actions
-        if choice.host is not None:
-            host = tables.choice_host[number] = scenario.host_index(choice.host)
-            if choice.name == "Decoy":
-                tables.num_placeable[host] = len(choice.actions)
+        first, num_actions = choice.actions[0], len(choice.actions)
+        host = tables.choice_host[number] = tables.action_host[first]
+        tables.choice_kind[number] = min(tables.action_kind[first], codes.DECOY)
+        tables.choice_actions[number, :num_actions] = choice.actions
+        if choice.name == "Decoy":
+            tables.num_placeable[host] = num_actions
 
 
 def _bits(indices: Iterable[int]) -> int:

@@ -6,6 +6,7 @@ First the options of a game, with the record that kernels read, and the kernels.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.spaces import Discrete, MultiDiscrete
-from gymnasium.vector import AutoresetMode
 from numba import njit
 
 from vecenv.cage.challenge4.observations import (
@@ -31,7 +31,7 @@ from vecenv.cage.challenge4.rules import codes, dynamics
 from vecenv.cage.challenge4.rules.codes import ZONE_NAMES, action_labels, host_name
 from vecenv.cage.challenge4.rules.state import STATE_DTYPE
 from vecenv.cage.playing import choice_problem, compiled_red, outside
-from vecenv.core.arguments import check_choice, import_object, read_count, take_options
+from vecenv.core.arguments import check_choice, import_object, read_count
 from vecenv.jit import AgentsOf, EnvKernels, JitEnv, JitVectorEnv, checked_in_trials, pack_record
 
 _MAX_STEPS = 65535  # steps are counted in 16 bits
@@ -301,17 +301,19 @@ class _Games(JitVectorEnv):
         self,
         make: Callable[..., EnvKernels],
         num_envs: int,
-        options: Cage4Options,
         observation: str,
-        **rest: Any,
+        options: dict[str, Any],
     ) -> None:
+        known = inspect.signature(JitVectorEnv).parameters.keys() & options.keys()
+        rest = {name: options.pop(name) for name in known}
+        chosen = Cage4Options(**options)
         check_choice("observation", observation, tuple(KINDS))
         # Games keep what this kind of observation shows.
-        self.options = replace(options, log=options.log or observation == EVENTS)
+        self.options = replace(chosen, log=chosen.log or observation == EVENTS)
         self._observation = observation
         rest.setdefault("params", compile_rules(self.options))
-        is_tried = callable(options.red) and not rest.get("debug")
-        kernels = make(own_red=options.own_red, observation=observation)
+        is_tried = callable(chosen.red) and not rest.get("debug")
+        kernels = make(own_red=chosen.own_red, observation=observation)
         super().__init__(kernels, num_envs, dry_run=is_tried, **rest)
 
     def world(self, **changed: Any) -> np.record:
@@ -376,9 +378,8 @@ class Cage4AgentsVectorEnv(_Games):
         observation: str = FLAT,
         **options: Any,
     ) -> None:
-        chosen = take_options(Cage4Options, Cage4Options.__dataclass_fields__, options)
         make = functools.partial(game_kernels, bool(pad), bool(messages))
-        super().__init__(make, num_envs, chosen, observation, **options)
+        super().__init__(make, num_envs, observation, options)
 
 
 class Cage4VectorEnv(_Games):
@@ -394,13 +395,8 @@ class Cage4VectorEnv(_Games):
         observation: Kind of observation. "flat": the original's vectors. "graph": these plus the
             agent's own decoys and its pending action, as rows of a `Cage4Graph`. "events": the
             vectors plus the content of the original's raw observations, as rows of a `Cage4Events`.
-        steps, red, phishing_rate, alarm_rate, greens_one_by_one, log: See `Cage4Options`.
-        autoreset_mode: "NextStep", "SameStep" or "Disabled".
-        num_threads: Maximum number of threads; None for one per processor.
-        episode_infos: Whether infos["episode"] has the return and length of each ended episode.
-        mask_infos: Whether infos["action_mask"] has the result of `action_masks`.
-        render_mode: "rgb_array" or None.
-        debug: Whether kernels run as plain Python with every index checked, which is slow.
+        **options: `steps`, `red`, `phishing_rate`, `alarm_rate`, `greens_one_by_one`, `log`, see
+            `Cage4Options`; and options of `JitVectorEnv`, with the `render_mode` "rgb_array".
 
     Fields of `states` about the latest step, and their codes:
 
@@ -439,26 +435,9 @@ class Cage4VectorEnv(_Games):
         *,
         messages: bool = False,
         observation: str = FLAT,
-        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
-        num_threads: int | None = None,
-        episode_infos: bool = False,
-        mask_infos: bool = False,
-        render_mode: str | None = None,
-        debug: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(
-            functools.partial(team_kernels, messages),
-            num_envs,
-            Cage4Options(**options),
-            observation,
-            autoreset_mode=autoreset_mode,
-            num_threads=num_threads,
-            episode_infos=episode_infos,
-            mask_infos=mask_infos,
-            render_mode=render_mode,
-            debug=debug,
-        )
+        super().__init__(functools.partial(team_kernels, messages), num_envs, observation, options)
 
     def agent_masks(self) -> list[np.ndarray]:
         """Return masks of actions that have an effect, by agent: bool (num_envs, 82) or (.., 242).

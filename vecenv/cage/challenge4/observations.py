@@ -228,9 +228,7 @@ def _write_context(state, agent, out, start):
     start += FIRST_MESSAGE
     for sender in range(codes.NUM_BLUE):
         if sender != agent:
-            message = np.int64(state.messages[sender])
-            for bit in range(codes.MESSAGE_BITS):
-                out[start + bit] = (message >> bit) & 1
+            _write(out, start, np.int64(state.messages[sender]), codes.MESSAGE_BITS)
             start += codes.MESSAGE_BITS
 
 

@@ -30,7 +30,7 @@ from vecenv.cage.challenge4.env import (
 )
 from vecenv.cage.challenge4.observations import FLAT
 from vecenv.cage.challenge4.original import RawNetwork, raw_observations
-from vecenv.cage.challenge4.play.player import Cage4Memory, Cage4Player
+from vecenv.cage.challenge4.player import Cage4Memory, Cage4Player
 from vecenv.cage.challenge4.rules import codes
 from vecenv.cage.challenge4.rules.codes import CAGE4_RULES_VERSION
 from vecenv.cage.playing import (

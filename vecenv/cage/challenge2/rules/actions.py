@@ -10,15 +10,27 @@ them shows a reverse shell; and an error flag if an outcome it needed was missin
 
 The observation has four bits per host: two of activity, which last one step, and two of blue's
 belief, which persist.
+
+First come sets as the bits of a word. All masks and indices are uint64: Numba then needs no
+wraparound checks, and never converts mixed signed and unsigned operands to floating point.
 """
 
 import numpy as np
 from numba import njit
 
 from vecenv.cage.challenge2.rules import codes
-from vecenv.cage.challenge2.rules.bits import ONE, TWO, ZERO, count, only
 from vecenv.jit import write_bits
 
+ZERO, ONE, TWO, _FOUR, _EIGHT = map(np.uint64, (0, 1, 2, 4, 8))
+_SEVEN, _BYTE, _TOP_BYTE = map(np.uint64, (7, 255, 56))
+_THREE, _SIX, _TWELVE, _TWENTY_FOUR = map(np.uint64, (3, 6, 12, 24))
+_EVERY_OTHER, _EVERY_PAIR = np.uint64(0x5555555555555555), np.uint64(0x3333333333333333)
+_EVERY_NIBBLE, _EVERY_BYTE = np.uint64(0x0F0F0F0F0F0F0F0F), np.uint64(0x0101010101010101)
+_EVERY_FOURTH, _TWO_PER_BYTE = np.uint64(0x1111111111111111), np.uint64(0x0303030303030303)
+_FOUR_PER_PAIR, _EIGHT_PER_HALF = np.uint64(0x000F000F000F000F), np.uint64(0x000000FF000000FF)
+_SIXTEEN = np.uint64(0xFFFF)
+_MEMBERS = [[bit for bit in range(8) if byte >> bit & 1] for byte in range(256)]
+_NTH_MEMBER = np.array([[*members, *[0] * 8][:8] for members in _MEMBERS], np.uint8)
 _FULL = np.uint64(codes.MAX_COUNT)
 _NUM_ORDERED = np.uint64(16)
 _DECOY = np.uint64(codes.DECOY)
@@ -29,6 +41,47 @@ _MAX_EXPLOITS = np.uint64(codes.MAX_EXPLOITS)
 _DECOY_EVENTS = np.uint64(2)  # events of an attack on a decoy
 _GUESSING_EVENTS = np.uint64(10)  # events of guessing a password, before it succeeds
 _NO_ERROR = 0
+
+
+@njit
+def only(index):
+    """Return the set uint64 with the single member `index` uint64."""
+    return ONE << index
+
+
+@njit
+def lowest(members):
+    """Return the set uint64 of the lowest member; empty if there is none."""
+    return members & ~(members - (ONE if members != ZERO else ZERO))
+
+
+@njit
+def count(members):
+    """Return the number uint64 of set bits; compilers turn this pattern into one instruction."""
+    members = members - ((members >> ONE) & _EVERY_OTHER)
+    members = (members & _EVERY_PAIR) + ((members >> TWO) & _EVERY_PAIR)
+    members = (members + (members >> _FOUR)) & _EVERY_NIBBLE
+    return np.multiply(members, _EVERY_BYTE) >> _TOP_BYTE
+
+
+@njit
+def every_fourth(bits):
+    """Return the bits 0, 4, 8 ... of a uint64 as a set uint64 of at most 16 members."""
+    bits &= _EVERY_FOURTH
+    bits = (bits | (bits >> _THREE)) & _TWO_PER_BYTE
+    bits = (bits | (bits >> _SIX)) & _FOUR_PER_PAIR
+    bits = (bits | (bits >> _TWELVE)) & _EIGHT_PER_HALF
+    return (bits | (bits >> _TWENTY_FOUR)) & _SIXTEEN
+
+
+@njit
+def nth(members, n):
+    """Return member n (from 0) of a set of at most 16, uint64; 0..15 for any arguments."""
+    low = members & _BYTE
+    num_low = count(low)
+    if n < num_low:
+        return np.uint64(_NTH_MEMBER[low, n & _SEVEN])
+    return np.uint64(_NTH_MEMBER[(members >> _EIGHT) & _BYTE, (n - num_low) & _SEVEN]) + _EIGHT
 
 
 @njit

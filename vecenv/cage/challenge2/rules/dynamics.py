@@ -20,17 +20,22 @@ from numba import njit
 from vecenv.cage.challenge2.rules import codes
 from vecenv.cage.challenge2.rules.actions import (
     ALL_BELIEFS,
+    ONE,
+    ZERO,
     blue_turn,
+    count,
     exploit_candidates,
     listeners,
+    lowest,
+    nth,
     num_user_sessions,
+    only,
     placeable_decoys,
     red_action,
     show_activity,
     show_found,
     with_sessions,
 )
-from vecenv.cage.challenge2.rules.bits import ONE, ZERO, count, lowest, nth, only
 from vecenv.jit.random import integers_at, word_at
 
 _BYTE = np.uint64(255)

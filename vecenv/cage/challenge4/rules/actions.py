@@ -38,6 +38,7 @@ from vecenv.cage.challenge4.rules.sessions import (
     note_connection,
     note_suspicious,
     num_genuine,
+    num_sessions_on,
     open_ports,
     place_decoy,
     remember_ports,
@@ -71,15 +72,6 @@ def _scan(state, agent, index, host, detection, chance):
         note_connection(state, host)
         log_scan(state, chance, agent, source, host, value <= detection)
     return True
-
-
-@njit
-def _num_sessions_on(state, agent, host):
-    num = np.int64(0)
-    for index in range(np.int64(state.num_sessions[agent])):
-        if state.session_host[agent, index] == host:
-            num += 1
-    return num
 
 
 @njit
@@ -126,7 +118,7 @@ def _probe(state, host, chance, actor):
         subnet = host >> 4
         for agent in range(codes.NUM_RED):
             if state.num_foreign > 0 or agent == codes.RED_OF_SUBNET[subnet]:
-                others += _num_sessions_on(state, agent, host)
+                others += num_sessions_on(state, agent, host)
         missed = 1.0
         for _ in range(num_decoys):
             missed *= 1.0 - codes.DECEPTION_HIT
@@ -266,7 +258,7 @@ def _exploit(state, agent, index, host, chance):
 @njit
 def _escalate(state, agent, index, host, chance):
     """Do PrivilegeEscalate with the session at `index`, -1 if it is gone."""
-    num = _num_sessions_on(state, agent, host)
+    num = num_sessions_on(state, agent, host)
     if num == 0:
         return False
     if not is_privileged_on(state, agent, host):
@@ -581,24 +573,15 @@ def submit(state, agent, action):
 
 
 @njit
-def _find_session_by_pid(state, agent, host, pid):
-    """Index int64 in the agent's list of its session on `host` with process id `pid`, or -1."""
-    for index in range(np.int64(state.num_sessions[agent])):
-        is_there = state.session_host[agent, index] == host
-        if is_there and state.session_pid[agent, index] == pid:
-            return np.int64(index)
-    return np.int64(-1)
-
-
-@njit
 def _remove_process(state, host, pid, chance, actor):
     """Do Remove for one suspicious process id (SPEC 5.1)."""
     agent = codes.RED_OF_SUBNET[host >> 4]
-    index = _find_session_by_pid(state, agent, host, pid)
-    if index >= 0:
-        if not np.int64(state.session_flags[agent, index]) & codes.PRIVILEGED:
-            end_session(state, agent, index)
-        return
+    for index in range(np.int64(state.num_sessions[agent])):
+        is_there = state.session_host[agent, index] == host
+        if is_there and state.session_pid[agent, index] == pid:
+            if not np.int64(state.session_flags[agent, index]) & codes.PRIVILEGED:
+                end_session(state, agent, index)
+            return
     for decoy in range(codes.NUM_DECOYS):
         if state.decoy_pid[host, decoy] == pid:
             state.decoy_pid[host, decoy] = 0
@@ -659,22 +642,16 @@ def blue_effects(state, chance):
         if state.blue_left[agent] != 0:
             continue
         family, host = np.int64(state.blue_family[agent]), np.int64(state.blue_target[agent])
-        if family == codes.SLEEP:
-            state.blue_success[agent] = codes.UNKNOWN
-        elif family == codes.MONITOR:
-            state.blue_success[agent] = codes.SUCCEEDED
-        elif family == codes.ANALYSE:
+        if family in (codes.ALLOW, codes.BLOCK):
+            continue
+        state.blue_success[agent] = codes.UNKNOWN if family == codes.SLEEP else codes.SUCCEEDED
+        if family == codes.ANALYSE:
             log_analyse(state, agent, host)
-            state.blue_success[agent] = codes.SUCCEEDED
         elif family == codes.REMOVE:
             _remove(state, host, chance, agent)
-            state.blue_success[agent] = codes.SUCCEEDED
         elif family == codes.RESTORE:
             end_sessions_on(state, host)
             end_decoys(state, host)
             log_restore(state, host)
-            state.blue_success[agent] = codes.SUCCEEDED
         elif family == codes.DECOY:
-            decoy = place_decoy(state, host, chance, agent)
-            log_decoy(state, agent, host, decoy)
-            state.blue_success[agent] = codes.SUCCEEDED
+            log_decoy(state, agent, host, place_decoy(state, host, chance, agent))

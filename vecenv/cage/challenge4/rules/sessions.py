@@ -277,17 +277,18 @@ def end_session(state, agent, index):
     host = np.int64(state.session_host[agent, index])
     take_session(state, agent, index)
     find_max_pid(state, host)
-    if not is_on_host(state, agent, host):
+    if num_sessions_on(state, agent, host) == 0:
         drop_host(state.red_hosts, host)
 
 
 @njit
-def is_on_host(state, agent, host):
-    """Whether the agent has a session on a host."""
+def num_sessions_on(state, agent, host):
+    """Number of the agent's sessions on a host, int64."""
+    num = np.int64(0)
     for index in range(np.int64(state.num_sessions[agent])):
         if state.session_host[agent, index] == host:
-            return True
-    return False
+            num += 1
+    return num
 
 
 @njit
@@ -386,7 +387,7 @@ def _agents_on(state, host):
     if state.num_foreign == 0:
         return np.int64(1) << codes.RED_OF_SUBNET[host >> 4]
     for agent in range(codes.NUM_RED):
-        agents |= np.int64(is_on_host(state, agent, host)) << agent
+        agents |= np.int64(num_sessions_on(state, agent, host) > 0) << agent
     return agents
 
 

@@ -1,1 +1,0 @@
-"""Blue policies of the reference returns."""
