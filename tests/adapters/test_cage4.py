@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from vecenv import make_vec_agents
-from vecenv.adapters.sb3 import SB3VecEnv
 
 pytest.importorskip("stable_baselines3")
 contrib = pytest.importorskip("sb3_contrib")
+
+from vecenv.adapters.sb3 import SB3VecEnv
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

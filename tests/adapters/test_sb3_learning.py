@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from vecenv.adapters.sb3 import make_sb3_env
-
 pytest.importorskip("stable_baselines3")
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
+
+from vecenv.adapters.sb3 import make_sb3_env
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
