@@ -6,7 +6,8 @@ import pytest
 from vecenv import make_vec_agents
 
 pytest.importorskip("stable_baselines3")
-contrib = pytest.importorskip("sb3_contrib")
+pytest.importorskip("sb3_contrib")
+import sb3_contrib as contrib
 
 from vecenv.adapters.sb3 import SB3VecEnv
 
