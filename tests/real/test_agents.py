@@ -120,7 +120,7 @@ def test_the_registry_and_its_near_names():
     ]:
         with pytest.raises(ValueError, match=message):
             make_vec_agents(name, 2)
-    with pytest.raises(ModuleNotFoundError, match=r"pettingzoo.sisl has no such .*pursuit_v5"):
+    with pytest.raises(ModuleNotFoundError, match=r"sisl has no such .*did you mean pursuit_v5"):
         make_vec_agents("pettingzoo.sisl.pursiut_v5")
 
 

@@ -7,6 +7,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import pkgutil
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -315,10 +316,15 @@ def _module(name: str) -> types.ModuleType:
                 "in the packages pettingzoo and mpe2: pip install 'vecenv[agents]'",
                 name=root,
             ) from None
-        if error.name == name:
-            told = f"env is {name!r}, but {root} has no such module"
-            raise ModuleNotFoundError(told, name=name) from None
-        raise
+        if error.name != name:
+            raise
+        package, _, last = name.rpartition(".")
+        paths = getattr(import_module(package), "__path__", ())
+        there = [one.name for one in pkgutil.iter_modules(paths)]
+        near = difflib.get_close_matches(last, there, 1)
+        told = f"env is {name!r}, but {package} has no such module"
+        told += f"; did you mean {near[0]}?" if near else ""
+        raise ModuleNotFoundError(told, name=name) from None
 
 
 def _parallel_env(module: Any) -> Callable[..., Any]:
