@@ -33,7 +33,7 @@ from vecenv.core.errors import (
 from vecenv.core.pickling import dumps, loads
 from vecenv.core.replacing import with_restarts
 from vecenv.core.spaces import BatchedSpaces, require_spaces
-from vecenv.machine import forked_with_one_openblas_thread
+from vecenv.machine import forked_with_one_openblas_thread, usable_cores
 from vecenv.timing.stamps import EnvStamps
 from vecenv.workers.channel import HEAD, Kind, ask, frame
 from vecenv.workers.chunk import Answer, Chunk, EnvSpaces, close_envs, make_envs
@@ -215,7 +215,7 @@ class Pool:
                 dict(about.published if plan.publish is None else plan.publish),
                 plan.autoreset_mode,
                 plan.restart_envs,
-                count > 0,
+                len(self.seats) <= usable_cores(),
             )
             if count:
                 tables = Tables(self.memory, layout, 0, count)

@@ -26,7 +26,7 @@ class Layout(NamedTuple):
         observation_space, action_space: Spaces of one env.
         published: Named spaces of arrays that envs publish.
         autoreset_mode, restart_envs: As in `Plan`.
-        caller_steps: Whether the caller steps envs too.
+        is_patient: Whether workers poll for a while before they sleep, see `patient`.
     """
 
     begin: int
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
     published: dict[str, Space]
     autoreset_mode: AutoresetMode
     restart_envs: bool
-    caller_steps: bool
+    is_patient: bool
 
 
 class Tables:

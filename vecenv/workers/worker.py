@@ -135,7 +135,7 @@ class _Worker:
 
     def lay_out(self, layout: Layout, lost: tuple[str, list[Any]] | None, is_stamped: bool) -> None:
         """Allocate the tables and set up the chunk; `lost` says what a former worker has left."""
-        if layout.caller_steps:
+        if layout.is_patient:
             self._recv = patient(self._channel)
         first, last = self._first, self._first + len(self._envs)
         tables = Tables(self._memory, layout, first, last)
